@@ -1,0 +1,31 @@
+"""Averages of iterates, in the forms the rates are proved for, kept in one running value."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from proxsps.core.array import Array, array_namespace
+
+
+class Average(NamedTuple):
+    """A running weighted mean: the mean so far and the sum of its weights."""
+
+    mean: Array
+    weight: Array | float
+
+
+def start_average(x: Array) -> Average:
+    """Nothing averaged yet."""
+    return Average(array_namespace(x).zeros_like(x), 0.0)
+
+
+def update_average(average: Average, x: Array, weight: Array | float = 1.0) -> Average:
+    """Take in x with a positive weight: 1 for the uniform mean, alpha_k or k + 1 for the theorems' weighted ones."""
+    total = average.weight + weight
+    return Average(average.mean + (weight / total) * (x - average.mean), total)
+
+
+def draw_iterate(drawn: Array, x: Array, k: int, uniform: Array | float) -> Array:
+    """Uniform draw from x^0 ... x^k, given one from x^0 ... x^{k-1} and a fresh number `uniform` in [0, 1)."""
+    xp = array_namespace(x)
+    return xp.where(xp.asarray(uniform * (k + 1) < 1), x, drawn)

@@ -1,0 +1,47 @@
+"""The choice of alpha_k. k counts from 0: steps or epochs, whichever the caller advances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from statistics import median
+
+
+def constant(k: int, alpha: float) -> float:
+    """alpha_k = alpha (the paper's `constant`)."""
+    return alpha
+
+
+def sqrt_decay(k: int, alpha: float) -> float:
+    """alpha_k = alpha / sqrt(k + 1).
+
+    With k the epoch this is the paper's `sqrt` schedule, alpha_0 / sqrt(j) in epoch j = 1, 2, ...; with k the step it is
+    that of the theorems on the smooth convex case (b) and on the weakly convex case.
+    """
+    return alpha / math.sqrt(k + 1)
+
+
+def horizon(k: int, alpha: float, K: int) -> float:
+    """alpha_k = alpha / sqrt(K) for a number K of steps known beforehand (smooth weakly convex theorem, drawn iterate)."""
+    return alpha / math.sqrt(K)
+
+
+def strongly_convex(k: int, lam: float, k_0: float = 1.0) -> float:
+    """alpha_k = 1 / (lam (k + k_0)) for a lam-strongly convex regulariser (smooth convex theorem, part a)."""
+    return 1 / (lam * (k + k_0))
+
+
+def strongly_convex_bounded(k: int, lam: float) -> float:
+    """alpha_k = 2 / (lam (k + 1)) for bounded subgradients and a lam-strongly convex regulariser (corollary)."""
+    return 2 / (lam * (k + 1))
+
+
+def adaptive(zetas: Iterable[float], fallback: float) -> float:
+    """alpha for the next epoch: the median adaptive step zeta of the last one, as the paper's discussion suggests.
+
+    It keeps shrinkage and gradient step in proportion where zeta has fallen far below alpha. Without a positive finite
+    median (no step yet, or a model that was truncated throughout) alpha stays at `fallback`.
+    """
+    values = list(zetas)
+    middle = median(values) if values else 0.0
+    return middle if 0 < middle < math.inf else fallback

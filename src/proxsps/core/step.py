@@ -1,0 +1,110 @@
+"""Steps with a closed form: ProxSPS with the squared l2 norm, SPS, SPS_max, DecSPS, and the update they share.
+
+Each step minimises the truncated linear model of the loss plus regulariser plus proximity,
+
+    max{m + <d, y - x>, C} + sum_j [ lam_j/2 ||y_j - c_j||^2 + ||y_j - x_j||^2 / (2 alpha_j) ],
+
+over all blocks j jointly. Its solution moves along one ray, y_j(u) = a_j x_j - b_j u d_j + ..., and u in [0, 1] is the
+multiplier of the two pieces of the max. Reductions of the blocks enter as arrays with the blocks on the last axis.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from proxsps.core.array import Array, array_namespace
+
+
+class Dual(NamedTuple):
+    """The dual variable of a step, before and after it is clipped to [0, 1]."""
+
+    root: Array  # where the linear model reaches C: below 0 the model is truncated at once, above 1 never
+    u: Array
+
+
+class Line(NamedTuple):
+    """h(u) = start - fall u: height of the linear model above C along the ray, where every prox is affine."""
+
+    start: Array
+    fall: Array
+
+
+def l2_line(gap: Array, d_sq: Array, d_dot_x: Array, alpha: Array, lam: Array) -> Line:
+    """Height of the linear model above C at y(u), for phi_j = lam_j/2 ||. - c_j||^2.
+
+    h(u) = gap - sum_j a_j (lam_j <d_j, x_j - c_j> + u ||d_j||^2) with a_j = alpha_j / (1 + alpha_j lam_j).
+
+    Args:
+        gap: m - C, shape (...).
+        d_sq: ||d_j||^2, shape (..., blocks).
+        d_dot_x: <d_j, x_j - c_j>, shape (..., blocks).
+        alpha: caps alpha_j >= 0, shape (..., blocks).
+        lam: strengths lam_j >= 0, shape (..., blocks).
+    """
+    xp = array_namespace(d_sq)
+    a = alpha / (1 + alpha * lam)
+    return Line(gap - xp.sum(a * lam * d_dot_x, axis=-1), xp.sum(a * d_sq, axis=-1))
+
+
+def line_dual(line: Line) -> Dual:
+    """The root of an affine h, clipped to [0, 1]; 0 where h is flat, as then y does not depend on u."""
+    xp = array_namespace(line.fall)
+    flat = line.fall <= 0
+    root = line.start / xp.where(flat, xp.ones_like(line.fall), line.fall)
+    root = xp.where(flat, xp.zeros_like(root), root)
+    return Dual(root, xp.clip(root, 0.0, 1.0))
+
+
+def l2_dual(gap: Array, d_sq: Array, d_dot_x: Array, alpha: Array, lam: Array) -> Dual:
+    """Dual variable of the ProxSPS step for the squared l2 norm (Lemma on the l2 update, over blocks); see `l2_line`.
+
+    With one block, tau+ = alpha u = min{alpha, zeta} with zeta = alpha max(root, 0).
+    """
+    return line_dual(l2_line(gap, d_sq, d_dot_x, alpha, lam))
+
+
+def sps_dual(gap: Array, d_sq: Array, alpha: Array, c: float = 1.0) -> Dual:
+    """Dual variable of SPS (Algorithm 1, c = 1) and of SPS_max: min{alpha, gap / (c ||d||^2)} = alpha u with one block."""
+    xp = array_namespace(d_sq)
+    return line_dual(Line(gap, c * xp.sum(alpha * d_sq, axis=-1)))
+
+
+def dec_sps_dual(gap: Array, d_sq: Array, alpha: Array, c: Array, previous: Array) -> Dual:
+    """Dual variable of DecSPS, whose step c_k gamma_k never grows (Orvieto, Lacoste-Julien and Loizou, 2022).
+
+    With one block alpha u = min{gap / (c_k ||d||^2), c_{k-1} gamma_{k-1} / c_k, alpha}: the published rule, where alpha
+    is the bound gamma_b of its first step and, if it is lowered later, of all others.
+
+    Args:
+        gap: m - C, shape (...).
+        d_sq: ||d_j||^2, shape (..., blocks).
+        alpha: bounds on the step, shape (..., blocks).
+        c: c_k, of an increasing sequence.
+        previous: c_{k-1} tau_j of the step before, shape (..., blocks); infinity at the first.
+    """
+    xp = array_namespace(d_sq)
+    dual = sps_dual(gap, d_sq, alpha, c)
+    resting = alpha <= 0  # such a block does not move, whatever u is
+    memory = xp.where(resting, xp.full_like(alpha, math.inf), previous / (c * xp.where(resting, 1.0, alpha)))
+    return Dual(dual.root, xp.minimum(dual.u, xp.min(memory, axis=-1)))
+
+
+class Affine(NamedTuple):
+    """Coefficients of an update x+ = keep x + move d + pull center, a number each a block."""
+
+    keep: Array
+    move: Array
+    pull: Array
+
+
+def prox_coefficients(u: Array, alpha: Array, lam: Array) -> Affine:
+    """x+ = (x - alpha u d + alpha lam c) / (1 + alpha lam): the prox of the squared l2 norm after a step of length alpha u."""
+    shrink = 1 / (1 + alpha * lam)
+    return Affine(shrink, -(alpha * shrink) * u, (alpha * lam) * shrink)
+
+
+def coupled_coefficients(u: Array, alpha: Array, lam: Array) -> Affine:
+    """x+ = x - alpha u (g + lam (x - c)): a step along the gradient of loss and regulariser together."""
+    tau = alpha * u
+    return Affine(1 - tau * lam, -tau, tau * lam)

@@ -1,0 +1,19 @@
+"""Optimizers for torch: `ProxSPS`, `SPS`, `DecSPS`, `ProxSGD`, and schedulers for their step."""
+
+from proxsps.optim.base import LastStep, PolyakOptimizer
+from proxsps.optim.prox_sps import ProxSGD, ProxSPS
+from proxsps.optim.schedulers import AdaptiveLR, HorizonLR, SqrtLR, StronglyConvexLR
+from proxsps.optim.sps import SPS, DecSPS
+
+__all__ = [
+    "SPS",
+    "AdaptiveLR",
+    "DecSPS",
+    "HorizonLR",
+    "LastStep",
+    "PolyakOptimizer",
+    "ProxSGD",
+    "ProxSPS",
+    "SqrtLR",
+    "StronglyConvexLR",
+]

@@ -1,0 +1,336 @@
+"""Where the numbers of a step live: on the host, as NumPy doubles, or on the device, as tensors that are never read back.
+
+Both do the same things for the optimizers, which do not know which of the two they have: make scalars, reduce blocks to
+sums, move parameters, and drive the search for the dual variable.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.core.dual import Loop, Search, fixed_loop
+from proxsps.core.step import Affine
+from proxsps.optim.blocks import Block
+
+DOT = 1 << 18  # entries of one dot product; longer ones lose digits of f32 on the CPU
+BUCKET = 1 << 24  # entries that small tensors are joined up to, so that an accelerator is not asked for each of them
+
+
+class Sums(NamedTuple):
+    """Reductions over the blocks, an entry a block."""
+
+    d_sq: Array  # ||d||^2
+    d_dot_x: Array  # <d, x - center>
+    x_sq: Array  # ||x - center||^2; only where `coupled`
+
+
+class Arithmetic(ABC):
+    """Scalars, reductions and updates over the blocks of one step."""
+
+    limit: int  # evaluations in a search
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks = blocks
+
+    @abstractmethod
+    def scalar(self, value: Tensor | float) -> Array:
+        """A number, from a tensor or a Python float."""
+
+    @abstractmethod
+    def vector(self, values: Sequence[Tensor | float]) -> Array:
+        """Numbers on one axis, one a block."""
+
+    @abstractmethod
+    def factor(self, value: Array | float) -> Tensor | float:
+        """A number in the form that multiplies parameters."""
+
+    @abstractmethod
+    def tensor(self, value: Array) -> Tensor:
+        """A number or vector for the user to look at."""
+
+    @abstractmethod
+    def total(self, parts: Sequence[Tensor]) -> Array:
+        """Sum of 0-d tensors."""
+
+    @abstractmethod
+    def sums(self, coupled: bool) -> Sums:
+        """The sums for d = g, or for d = g + lam (x - center) where `coupled`."""
+
+    @abstractmethod
+    def move(self, update: Affine, ok: Array) -> None:
+        """x <- keep x + move g + pull center where `ok`."""
+
+    @abstractmethod
+    def assign(self, block: Block, new: Sequence[Tensor], ok: Array) -> None:
+        """x <- the given tensors where `ok`."""
+
+    @abstractmethod
+    def restricted(self, indices: Sequence[int]) -> Arithmetic:
+        """The same arithmetic over some of the blocks."""
+
+    @abstractmethod
+    def refuses(self, ok: Array) -> bool:
+        """Whether to stop here because `ok` is false; a device does not ask, and masks what it writes."""
+
+    @property
+    @abstractmethod
+    def loop(self) -> Loop:
+        """The loop of the search."""
+
+    def dot(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> Array:
+        """Inner product of two lists of tensors."""
+        return self.total([part for a, b in zip(left, right, strict=True) for part in dots(a, b)])
+
+
+class Host(Arithmetic):
+    """Numbers as NumPy doubles, for CPU tensors, where a look at a number costs nothing."""
+
+    limit = 64  # pure bisection down to the last bit of a double takes fewer
+
+    def __init__(self, blocks: Sequence[Block], fused: bool | None) -> None:
+        super().__init__(blocks)
+        self._owner = np.repeat(np.arange(len(blocks)), [len(block.params) for block in blocks])
+        self._fused = fused
+        self._memory = self._kernel_memory()
+
+    def _kernel_memory(self) -> Any:
+        """Addresses for the compiled kernels, or None where they are not wanted or do not apply."""
+        if self._fused is False:
+            return None
+        params = [x for block in self.blocks for x in block.params]
+        grads = [g for block in self.blocks for g in block.grads]
+        centered = any(block.centers is not None for block in self.blocks)
+        kernels = load_kernels()
+        memory = None if centered or kernels is None else kernels.memory(params, grads)
+        if memory is None and self._fused:
+            raise RuntimeError(
+                "fused=True needs numba (pip install 'proxsps[fast]') and dense f32 or f64 CPU tensors of one dtype, "
+                "contiguous or channels-last, without centres. fused=None falls back to torch where this does not hold."
+            )
+        return memory
+
+    def scalar(self, value: Tensor | float) -> Array:
+        return np.float64(float(value))
+
+    def vector(self, values: Sequence[Tensor | float]) -> Array:
+        return np.array([float(value) for value in values])
+
+    def factor(self, value: Array | float) -> float:
+        return float(value)
+
+    def tensor(self, value: Array) -> Tensor:
+        return torch.as_tensor(value)
+
+    def total(self, parts: Sequence[Tensor]) -> Array:
+        return np.float64(torch.stack(list(parts)).double().sum()) if parts else np.float64(0.0)
+
+    def sums(self, coupled: bool) -> Sums:
+        if self._memory is not None:
+            lam = np.array([block.lam if coupled else 0.0 for block in self.blocks])
+            out = np.zeros((len(self.blocks), 3))
+            np.add.at(out, self._owner, load_kernels().sums(self._memory, lam[self._owner]))
+            return Sums(*out.T)
+        sums = self._torch_sums(coupled, exact=False)
+        if not np.isfinite(sums.d_sq).all():  # squares of entries above 1e19 overflow in f32, not in f64
+            sums = self._torch_sums(coupled, exact=True)
+        return sums
+
+    def _torch_sums(self, coupled: bool, exact: bool) -> Sums:
+        pairs = [list(displaced(block, coupled)) for block in self.blocks]
+        if exact:
+            pairs = [[(x.double(), d.double()) for x, d in block] for block in pairs]
+        rows = [[self.total(parts) for parts in pair_sums(block, coupled)] for block in pairs]
+        return Sums(*np.array(rows).T)
+
+    def move(self, update: Affine, ok: Array) -> None:
+        if not ok:
+            return
+        if self._memory is not None:
+            load_kernels().write(self._memory, update.keep[self._owner], update.move[self._owner])
+            return
+        for block, *coefficients in zip(self.blocks, *update, strict=True):
+            keep, move, pull = (float(c) for c in coefficients)
+            if block.centers is not None or not block.aligned:
+                for x, y in zip(block.params, combined(block, keep, move, pull), strict=True):
+                    x.copy_(y)
+            elif move == 0:
+                torch._foreach_mul_(block.params, keep)
+            else:
+                fused_sgd(block, lr=-move, weight_decay=(keep - 1) / move, found_inf=None)
+
+    def assign(self, block: Block, new: Sequence[Tensor], ok: Array) -> None:
+        if ok:
+            for x, y in zip(block.params, new, strict=True):
+                x.copy_(y)
+
+    def restricted(self, indices: Sequence[int]) -> Host:
+        return Host([self.blocks[i] for i in indices], self._fused)
+
+    def refuses(self, ok: Array) -> bool:
+        return not ok
+
+    @property
+    def loop(self) -> Loop:
+        return _host_loop
+
+
+class Device(Arithmetic):
+    """Numbers as tensors on the parameters' device; nothing is read back, so that a step can be captured and replayed."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        super().__init__(blocks)
+        params = [x for block in blocks for x in block.params]
+        double = any(x.dtype is torch.float64 for x in params)
+        self._device, self._dtype = params[0].device, torch.float64 if double else torch.float32
+        self.limit = 20 if double else 10
+
+    def scalar(self, value: Tensor | float) -> Array:
+        return torch.as_tensor(value, dtype=self._dtype, device=self._device)
+
+    def vector(self, values: Sequence[Tensor | float]) -> Array:
+        return torch.stack([self.scalar(value) for value in values])
+
+    def factor(self, value: Array | float) -> Tensor | float:
+        return value
+
+    def tensor(self, value: Array) -> Tensor:
+        return value
+
+    def total(self, parts: Sequence[Tensor]) -> Array:
+        return torch.stack(list(parts)).to(self._dtype).sum() if parts else self.scalar(0.0)
+
+    def sums(self, coupled: bool) -> Sums:
+        rows = []
+        for block in self.blocks:
+            parts = pair_sums(bucketed(displaced(block, coupled)), coupled)
+            rows.append(torch.stack([self.total(part) for part in parts]))
+        return Sums(*torch.stack(rows, dim=1))
+
+    def move(self, update: Affine, ok: Array) -> None:
+        for block, keep, move, pull in zip(self.blocks, *update, strict=True):
+            if block.centers is None and block.aligned and not torch.compiler.is_compiling():
+                torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
+                fused_sgd(block, lr=-move, weight_decay=0.0, found_inf=1 - ok.to(torch.float32))
+            else:
+                self.assign(block, combined(block, keep, move, pull), ok)
+
+    def assign(self, block: Block, new: Sequence[Tensor], ok: Array) -> None:
+        for x, y in zip(block.params, new, strict=True):
+            x.copy_(torch.where(ok, y.to(x.dtype), x))
+
+    def restricted(self, indices: Sequence[int]) -> Device:
+        return Device([self.blocks[i] for i in indices])
+
+    def refuses(self, ok: Array) -> bool:
+        return False
+
+    @property
+    def loop(self) -> Loop:
+        return fixed_loop(self.limit)
+
+
+@cache
+def load_kernels() -> ModuleType | None:
+    """The compiled kernels, or None without numba or without a place for its cache."""
+    try:
+        from proxsps.optim import kernels
+    except (ImportError, RuntimeError):
+        return None
+    return kernels
+
+
+def choose(blocks: Sequence[Block], fused: bool | None, capturable: bool) -> Arithmetic:
+    """The arithmetic for a step over these blocks, of which at least one has tensors."""
+    on_cpu = all([x.is_cpu for block in blocks for x in block.params])
+    if capturable or not on_cpu or torch.compiler.is_compiling():
+        return Device(blocks)
+    return Host(blocks, fused)
+
+
+def widened(x: Tensor) -> Tensor:
+    """Half precision as f32; other tensors as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def dots(a: Tensor, b: Tensor) -> list[Tensor]:
+    """<a, b> as a list of 0-d tensors to be added up."""
+    a, b = widened(a).reshape(-1), widened(b).reshape(-1)
+    if a.numel() <= DOT or not a.is_cpu:
+        return [torch.dot(a, b)]
+    return [torch.dot(p, q) for p, q in zip(a.split(DOT), b.split(DOT), strict=True)]
+
+
+def displaced(block: Block, coupled: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs (x - center, d) of a block."""
+    for x, g, c in zip(block.params, block.grads, block.centers or [None] * len(block.params), strict=True):
+        x, d = widened(x), widened(g)
+        x = x if c is None else x - c
+        yield x, torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
+
+
+def pair_sums(pairs: Iterator[tuple[Tensor, Tensor]], coupled: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """||d||^2, <d, x> and, where `coupled`, ||x||^2 over pairs (x, d), each as a list of 0-d tensors to be added up."""
+    d_sq, d_dot_x, x_sq = [], [], []
+    for x, d in pairs:  # one tensor at a time, so that d is still in the cache for its second product
+        d_sq += dots(d, d)
+        d_dot_x += dots(d, x)
+        if coupled:
+            x_sq += dots(x, x)
+    return d_sq, d_dot_x, x_sq
+
+
+def bucketed(pairs: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same pairs, flat, with small ones joined."""
+    xs, ds, size = [], [], 0
+    for x, d in pairs:
+        if xs and (size + x.numel() > BUCKET or x.dtype is not xs[0].dtype):
+            yield torch.cat(xs), torch.cat(ds)
+            xs, ds, size = [], [], 0
+        xs.append(x.reshape(-1))
+        ds.append(d.reshape(-1))
+        size += x.numel()
+    if len(xs) == 1:
+        yield xs[0], ds[0]
+    elif xs:
+        yield torch.cat(xs), torch.cat(ds)
+
+
+def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:
+    """keep x + move g + pull center, tensor by tensor, in any memory layout."""
+    for x, g, c in zip(block.params, block.grads, block.centers or [None] * len(block.params), strict=True):
+        y = keep * widened(x) + move * widened(g)
+        yield y if c is None else y + pull * c
+
+
+def fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: Tensor | None) -> None:
+    """x <- x - lr (g + weight_decay x) in one pass over memory; not at all where found_inf is 1."""
+    if block.params:
+        torch._fused_sgd_(
+            block.params,
+            block.grads,
+            [],
+            weight_decay=weight_decay,
+            momentum=0.0,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=True,
+            grad_scale=None,
+            found_inf=found_inf,
+        )
+
+
+def _host_loop(condition: Callable[[Search], Array], body: Callable[[Search], Search], state: Search) -> Search:
+    while condition(state):
+        state = body(state)
+    return state

@@ -1,0 +1,116 @@
+"""ProxSPS, and proximal SGD, which is ProxSPS without a lower bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.core.dual import search_dual, unclipped_root
+from proxsps.core.step import l2_line, line_dual, prox_coefficients
+from proxsps.optim.arithmetic import Arithmetic, Sums
+from proxsps.optim.base import PolyakOptimizer, Solution, check_bound
+from proxsps.optim.search import ProxRay
+from proxsps.regularizers import Regularizer
+
+
+class ProxSPS(PolyakOptimizer):
+    r"""Stochastic proximal Polyak step size (Schaipp, Gower and Ulbrich, 2023; Algorithms 2 and 3).
+
+    Minimises in every step the truncated model of the loss plus the regulariser itself,
+
+    $$x^{k+1} = \arg\min_y \; \max\{f(x^k) + \langle g_k, y - x^k\rangle, C\} + \varphi(y)
+    + \tfrac{1}{2\alpha_k}\|y - x^k\|^2,$$
+
+    jointly over all parameter groups, each with its own $\alpha_k$ and $\varphi$. The squared l2 norm has a closed form;
+    other regularisers cost a few evaluations of their prox. There is no optimizer state.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: $\alpha_k$, the cap on the step. 1 is a good start; the loss sets the step below it.
+        weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
+        regularizer: any other regulariser, instead of `weight_decay`.
+        lower_bound: $C$, which the loss never falls below. 0 is right for losses that are never negative.
+        fused: True for the compiled CPU kernels, False for plain torch, None for the first where it applies.
+        capturable: never read a number back to the host, also on the CPU (on accelerators this is so anyway).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1.0,
+        weight_decay: float = 0.0,
+        regularizer: Regularizer | None = None,
+        lower_bound: float = 0.0,
+        *,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        check_bound(lower_bound)
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "regularizer": regularizer,
+            "lower_bound": lower_bound,
+            "fused": fused,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+
+    def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
+        if all(block.affine for block in arithmetic.blocks):
+            line = l2_line(gap, sums.d_sq, sums.d_dot_x, alpha, lam)
+            dual = line_dual(line)
+            arithmetic.move(prox_coefficients(dual.u, alpha, lam), ok)
+            return Solution(ok, gap, dual.root, dual.u, line.start - line.fall * dual.u)
+        ray = ProxRay(arithmetic, gap, sums, alpha, lam)
+        found = search_dual(ray, gap, ray.tolerance(), arithmetic.limit, arithmetic.loop)
+        ray.write(found.u, alpha, lam, ok)
+        return Solution(ok, gap, unclipped_root(found), found.u, found.h, found.evaluations)
+
+
+class ProxSGD(PolyakOptimizer):
+    r"""Proximal stochastic gradient descent: ProxSPS with the linear model, whose step is always the cap.
+
+    $x^{k+1} = \mathrm{prox}_{\alpha_k\varphi}(x^k - \alpha_k g_k)$. It needs no loss value. With `weight_decay` it is SGD
+    with step $\alpha_k / (1 + \alpha_k\lambda)$ (appendix of the paper on the equivalence for SGD).
+
+    Args:
+        params: parameters or parameter groups.
+        lr: $\alpha_k$, the step.
+        weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
+        regularizer: any other regulariser, instead of `weight_decay`.
+        fused: as in `ProxSPS`.
+        capturable: as in `ProxSPS`.
+    """
+
+    needs_loss = False
+    bounded = False
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-2,
+        weight_decay: float = 0.0,
+        regularizer: Regularizer | None = None,
+        *,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "regularizer": regularizer,
+            "fused": fused,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+
+    def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
+        one = arithmetic.scalar(1.0)
+        ray = ProxRay(arithmetic, gap, sums, alpha, lam)
+        height, _ = ray(one)
+        ray.write(one, alpha, lam, ok)
+        return Solution(ok, gap, one, one, height)

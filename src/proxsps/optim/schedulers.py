@@ -1,0 +1,126 @@
+"""Every alpha_k of the paper as an ordinary torch scheduler: call `step()` once an epoch, or once a step.
+
+The formulas are those of `proxsps.core.schedules`; a scheduler only keeps count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from proxsps.core import schedules
+from proxsps.optim.base import PolyakOptimizer
+
+
+class SqrtLR(LRScheduler):
+    r"""$\alpha_k = \alpha_0 / \sqrt{k+1}$.
+
+    Stepped once an epoch it is the paper's `sqrt` schedule, stepped once a step that of its theorems.
+    """
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The values for the current count."""
+        return [schedules.sqrt_decay(self.last_epoch, base) for base in self.base_lrs]
+
+
+class HorizonLR(LRScheduler):
+    r"""$\alpha_k = \alpha_0 / \sqrt{K}$ throughout, for a number $K$ of steps known beforehand."""
+
+    def __init__(self, optimizer: Optimizer, total_steps: int, last_epoch: int = -1) -> None:
+        if total_steps < 1:
+            raise ValueError(f"total_steps must be at least 1, got {total_steps}.")
+        self.total_steps = total_steps
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The values for the current count."""
+        return [schedules.horizon(self.last_epoch, base, self.total_steps) for base in self.base_lrs]
+
+
+class StronglyConvexLR(LRScheduler):
+    r"""$\alpha_k = 1/(\lambda(k+k_0))$, or with `bounded=True` $\alpha_k = 2/(\lambda(k+1))$; the base lr does not matter.
+
+    Args:
+        optimizer: the optimizer.
+        lam: strong convexity of the regulariser, for instance `weight_decay`.
+        k_0: offset of the first form; large enough that alpha_0 meets the step condition of the smooth convex theorem.
+        bounded: take the second form, for losses with bounded subgradients.
+        last_epoch: count to start after.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, lam: float, k_0: float = 1.0, bounded: bool = False, last_epoch: int = -1
+    ) -> None:
+        if not lam > 0:
+            raise ValueError(f"lam must be positive (the schedule is for strongly convex regularisers), got {lam}.")
+        if k_0 < 1:
+            raise ValueError(f"k_0 must be at least 1, got {k_0}.")
+        self.lam, self.k_0, self.bounded = lam, k_0, bounded
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The values for the current count."""
+        if self.bounded:
+            alpha = schedules.strongly_convex_bounded(self.last_epoch, self.lam)
+        else:
+            alpha = schedules.strongly_convex(self.last_epoch, self.lam, self.k_0)
+        return [alpha for _ in self.base_lrs]
+
+
+class AdaptiveLR(LRScheduler):
+    r"""$\alpha$ of the next epoch = median adaptive step $\zeta_k$ of the last one, at most the base lr.
+
+    The paper's remedy for a $\zeta_k$ that has fallen far below $\alpha_k$, where every step shrinks the weights much more
+    than it moves them along the gradient. Call `step()` once an epoch; the steps in between are observed by a hook.
+
+    Args:
+        optimizer: one of this package's.
+        factor: multiplies the median.
+        last_epoch: count to start after.
+    """
+
+    def __init__(self, optimizer: PolyakOptimizer, factor: float = 1.0, last_epoch: int = -1) -> None:
+        if not isinstance(optimizer, PolyakOptimizer):
+            raise TypeError(f"AdaptiveLR reads last_step.zeta, which {type(optimizer).__name__} does not report.")
+        if not factor > 0:
+            raise ValueError(f"factor must be positive, got {factor}.")
+        self.factor = factor
+        self.zetas: list[Tensor] = []
+        optimizer.register_step_post_hook(self._observe)
+        super().__init__(optimizer, last_epoch)
+
+    def _observe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        last = optimizer.last_step
+        if last is not None:
+            self.zetas.append(last.zeta)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The values for the next epoch."""
+        current = [group["lr"] for group in self.optimizer.param_groups]
+        if not self.zetas:
+            return current
+        columns = torch.stack(self.zetas).cpu().double().T
+        self.zetas = []
+        return [
+            min(base, self.factor * schedules.adaptive(_finite(column), lr / self.factor))
+            for base, lr, column in zip(self.base_lrs, map(float, current), columns, strict=True)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch; what was observed in an unfinished epoch is part of it."""
+        state = {key: value for key, value in super().state_dict().items() if key != "zetas"}
+        return {**state, "zetas": [zeta.tolist() for zeta in self.zetas]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch."""
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "zetas"})
+        self.zetas = [torch.tensor(zeta) for zeta in state_dict["zetas"]]
+
+
+def _finite(column: Tensor) -> list[float]:
+    """The zetas of steps that were taken; a skipped one reports NaN."""
+    return column[~column.isnan()].tolist()

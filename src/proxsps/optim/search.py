@@ -1,0 +1,83 @@
+"""The dual variable of a step in which some blocks have a prox that is not affine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.core.step import l2_line, prox_coefficients
+from proxsps.optim.arithmetic import Arithmetic, Sums, widened
+from proxsps.optim.blocks import Block
+from proxsps.regularizers.base import prox_all, prox_jvp_all
+
+# Duality gap at which to stop, relative to the gap m - C of the loss.
+RELATIVE_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+class ProxRay:
+    """The curve u -> y(u) of a step and the height h(u) of the linear model above C along it.
+
+    Affine blocks enter by their sums; the others are evaluated, and the points of the last evaluation kept.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array) -> None:
+        self._arithmetic = arithmetic
+        self._gap = gap
+        affine = arithmetic.vector([float(block.affine) for block in arithmetic.blocks])
+        self._line = l2_line(gap, sums.d_sq, sums.d_dot_x, affine * alpha, lam)
+        self.blocks = [block for block in arithmetic.blocks if not block.affine]
+        self._xs = [[widened(x) for x in block.params] for block in self.blocks]
+        self._ds = [[widened(g) for g in block.grads] for block in self.blocks]
+        self.points: list[list[Tensor]] = []
+
+    def __call__(self, u: Array) -> tuple[Array, Array]:
+        """h(u) and h'(u), the latter NaN where some prox has no cheap derivative."""
+        h, slope = self._line.start - self._line.fall * u, -self._line.fall
+        self.points = []
+        for block, xs, ds in zip(self.blocks, self._xs, self._ds, strict=True):
+            tau = self._arithmetic.factor(u * block.alpha)
+            ys, tangents = _prox_along(block, xs, ds, tau)
+            h = h + self._arithmetic.dot(ds, [y - x for x, y in zip(xs, ys, strict=True)])
+            slope = slope - (math.nan if tangents is None else block.alpha * self._arithmetic.dot(ds, tangents))
+            self.points.append(ys)
+        return h, slope
+
+    def write(self, u: Array, alpha: Array, lam: Array, ok: Array) -> None:
+        """Move the affine blocks to u, the others to the points of the last evaluation, which was at u."""
+        rest = [i for i, block in enumerate(self._arithmetic.blocks) if block.affine and block.params]
+        if rest:
+            self._arithmetic.restricted(rest).move(prox_coefficients(u, alpha[rest], lam[rest]), ok)
+        for block, ys in zip(self.blocks, self.points, strict=True):
+            self._arithmetic.assign(block, ys, ok)
+
+    def tolerance(self) -> Array:
+        """The duality gap at which to stop: the one asked for, but not below the rounding of h itself.
+
+        Each entry of y(u) carries a rounding error of eps |x_i|, which reaches h as eps ||d * x||.
+        """
+        out = abs(self._gap) * max(RELATIVE_TOLERANCE[x.dtype] for xs in self._xs for x in xs)
+        for xs, ds in zip(self._xs, self._ds, strict=True):
+            products = [x * d for x, d in zip(xs, ds, strict=True)]
+            out = out + 2 * torch.finfo(xs[0].dtype).eps * self._arithmetic.dot(products, products) ** 0.5
+        return out
+
+
+def _prox_along(
+    block: Block, xs: Sequence[Tensor], ds: Sequence[Tensor], tau: Tensor | float
+) -> tuple[list[Tensor], list[Tensor] | None]:
+    """prox(x - tau d) and its derivative along d; x itself where alpha = 0."""
+    alpha, resting = block.alpha, block.alpha == 0
+    if resting is True:
+        return list(xs), [torch.zeros_like(d) for d in ds]
+    if isinstance(alpha, Tensor):
+        alpha = torch.where(resting, torch.ones_like(alpha), alpha)
+    zs = [x - tau * d for x, d in zip(xs, ds, strict=True)]
+    ys = prox_all(block.phi, zs, alpha, block.indices)
+    tangents = prox_jvp_all(block.phi, zs, ys, ds, alpha, block.indices)
+    if isinstance(alpha, Tensor):
+        ys = [torch.where(resting, x, y) for x, y in zip(xs, ys, strict=True)]
+    return ys, tangents

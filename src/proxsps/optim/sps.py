@@ -1,0 +1,168 @@
+"""SPS and DecSPS: the regulariser, if there is one, is part of the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from proxsps.core.array import Array, array_namespace
+from proxsps.core.step import Dual, coupled_coefficients, dec_sps_dual, sps_dual
+from proxsps.optim.arithmetic import Arithmetic, Sums, widened
+from proxsps.optim.base import PolyakOptimizer, Solution, check_bound
+from proxsps.optim.blocks import Block
+from proxsps.regularizers import Regularizer, Zero
+from proxsps.regularizers.base import value_all
+
+
+class CoupledPolyak(PolyakOptimizer):
+    """Steps along the gradient of loss plus regulariser, with one length for both."""
+
+    coupled = True
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        phi = group["regularizer"]
+        if phi is not None and type(phi).subgradient is Regularizer.subgradient:
+            raise ValueError(
+                f"{type(self).__name__} puts the regulariser into the loss and needs its subgradient, which {phi!r} does not "
+                "have. Use ProxSPS or ProxSGD, which need only its prox."
+            )
+
+    def _couple(self, blocks: list[Block]) -> list[Tensor]:
+        """Add value and subgradient of regularisers other than the squared l2 norm, which the sums take care of."""
+        penalties = []
+        for block in blocks:
+            if block.affine or not block.params:
+                continue
+            xs = [widened(x) for x in block.params]
+            penalties.append(value_all(block.phi, xs, block.indices))
+            slopes = [block.phi.at(i).subgradient(x) for i, x in zip(block.indices, xs, strict=True)]
+            block.grads = [widened(g) + s for g, s in zip(block.grads, slopes, strict=True)]
+            block.phi = Zero()
+        return penalties
+
+    def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
+        dual = self._dual(arithmetic, gap, sums, alpha, ok)
+        arithmetic.move(coupled_coefficients(dual.u, alpha, lam), ok)
+        return Solution(ok, gap, dual.root, dual.u, gap - dual.u * (alpha * sums.d_sq).sum())
+
+    def _dual(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, ok: Array) -> Dual:
+        raise NotImplementedError
+
+
+class SPS(CoupledPolyak):
+    r"""Stochastic Polyak step size (Algorithm 1 of the paper; SPS_max of Loizou et al., 2021, with `c`).
+
+    With $\ell = f + \varphi$ the regularised loss and $d$ its gradient,
+
+    $$x^{k+1} = x^k - \min\Big\{\alpha_k, \frac{\ell(x^k) - C}{c\,\|d_k\|^2}\Big\}\, d_k.$$
+
+    This is the paper's baseline: the regulariser is part of the loss, and `lower_bound` bounds their sum. `ProxSPS`
+    treats the two apart.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: $\alpha_k$, the cap on the step (gamma_b of SPS_max).
+        weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
+        regularizer: another regulariser with a subgradient, instead of `weight_decay`.
+        lower_bound: $C$, which the regularised loss never falls below.
+        c: divides the adaptive step; 1 is the truncated model's own.
+        fused: as in `ProxSPS`.
+        capturable: as in `ProxSPS`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1.0,
+        weight_decay: float = 0.0,
+        regularizer: Regularizer | None = None,
+        lower_bound: float = 0.0,
+        c: float = 1.0,
+        *,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        check_bound(lower_bound)
+        check_positive("c", c)
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "regularizer": regularizer,
+            "lower_bound": lower_bound,
+            "c": c,
+            "fused": fused,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+
+    def _dual(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, ok: Array) -> Dual:
+        return sps_dual(gap, sums.d_sq, alpha, self.param_groups[0]["c"])
+
+
+class DecSPS(CoupledPolyak):
+    r"""Decreasing stochastic Polyak step size (Orvieto, Lacoste-Julien and Loizou, 2022).
+
+    $$\gamma_k = \frac{1}{c_k}\min\Big\{\frac{\ell(x^k) - C}{\|d_k\|^2},\; c_{k-1}\gamma_{k-1}\Big\},
+    \qquad c_k = c_0\sqrt{k+1}.$$
+
+    It converges without interpolation and without a schedule. Its memory, one number a group, is kept in `param_groups`.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: bound on the first step (gamma_b); lowering it later bounds later steps.
+        weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$, part of the loss.
+        regularizer: another regulariser with a subgradient, instead of `weight_decay`.
+        lower_bound: $C$, which the regularised loss never falls below.
+        c0: $c_0$.
+        fused: as in `ProxSPS`.
+        capturable: as in `ProxSPS`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 10.0,
+        weight_decay: float = 0.0,
+        regularizer: Regularizer | None = None,
+        lower_bound: float = 0.0,
+        c0: float = 1.0,
+        *,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        check_bound(lower_bound)
+        check_positive("c0", c0)
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "regularizer": regularizer,
+            "lower_bound": lower_bound,
+            "c0": c0,
+            "k": 0.0,
+            "memory": math.inf,
+            "fused": fused,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+
+    def _dual(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, ok: Array) -> Dual:
+        xp = array_namespace(alpha)
+        groups = self.param_groups
+        k = arithmetic.vector([group["k"] for group in groups])
+        memory = arithmetic.vector([group["memory"] for group in groups])
+        c = groups[0]["c0"] * (k[0] + 1) ** 0.5
+        dual = dec_sps_dual(gap, sums.d_sq, alpha, c, memory)
+        k, memory = xp.where(ok, k + 1, k), xp.where(ok, c * dual.u * alpha, memory)
+        for i, group in enumerate(groups):
+            group["k"], group["memory"] = arithmetic.factor(k[i]), arithmetic.factor(memory[i])
+        return dual
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a constant that is not a positive finite number."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive number, got {value!r}.")

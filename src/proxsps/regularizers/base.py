@@ -1,0 +1,111 @@
+"""What a regulariser is: a convex function phi with a value and a proximal operator.
+
+A regulariser acts on one array of any array-API library and returns arrays of the same library, shape and dtype.
+Front ends apply it tensor by tensor (`prox_all`, `value_all`), or, where `joint` is set, to all tensors of a parameter
+group as one flat vector.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from proxsps.core.array import Array, array_namespace
+
+
+class Regularizer(ABC):
+    """A closed convex function phi with a known proximal operator.
+
+    Subclasses are frozen dataclasses that implement `value` and `prox`. `prox_jvp` makes the search for the step cheaper,
+    `subgradient` lets `SPS` put phi inside the loss; both are optional.
+    """
+
+    # Whether all tensors of a parameter group form one vector, instead of each tensor standing for itself.
+    joint: bool = False
+    # Whether value and prox can be traced (jax.jit, CUDA graphs): no loop or shape that depends on data.
+    traceable: ClassVar[bool] = True
+
+    @property
+    def strong_convexity(self) -> float:
+        """Largest mu with phi - mu/2 ||.||^2 convex."""
+        return 0.0
+
+    @abstractmethod
+    def value(self, x: Array) -> Array:
+        """phi(x) as a 0-d array; infinity outside the domain."""
+
+    @abstractmethod
+    def prox(self, z: Array, alpha: Array | float) -> Array:
+        """argmin_y phi(y) + ||y - z||^2 / (2 alpha), alpha > 0."""
+
+    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array | None:
+        """Derivative of the prox at z, where y = prox(z, alpha), in the direction v; None where it is not cheap."""
+        return None
+
+    def subgradient(self, x: Array) -> Array:
+        """One element of the subdifferential of phi at x."""
+        raise TypeError(f"{type(self).__name__} has no subgradient everywhere; use ProxSPS or ProxSGD, which need only its prox.")
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise ValueError where phi does not fit a tensor of this shape."""
+
+    def at(self, index: int) -> Regularizer:
+        """The regulariser of the index-th tensor of a group, where tensors differ (for instance by their centre)."""
+        return self
+
+
+def value_all(phi: Regularizer, xs: Sequence[Array], indices: Sequence[int] | None = None) -> Array:
+    """phi over the tensors of a group, of which `indices` says which they are: a sum, or one value of the joint vector."""
+    if phi.joint:
+        return phi.value(flatten(xs))
+    return sum(phi.at(i).value(x) for i, x in zip(indices or range(len(xs)), xs, strict=True))
+
+
+def prox_all(phi: Regularizer, zs: Sequence[Array], alpha: Array | float, indices: Sequence[int] | None = None) -> list[Array]:
+    """Proximal operator of phi over the tensors of a group."""
+    if phi.joint:
+        return unflatten(phi.prox(flatten(zs), alpha), zs)
+    return [phi.at(i).prox(z, alpha) for i, z in zip(indices or range(len(zs)), zs, strict=True)]
+
+
+def prox_jvp_all(
+    phi: Regularizer,
+    zs: Sequence[Array],
+    ys: Sequence[Array],
+    vs: Sequence[Array],
+    alpha: Array | float,
+    indices: Sequence[int] | None = None,
+) -> list[Array] | None:
+    """Directional derivative of `prox_all`, or None where it is not cheap."""
+    if phi.joint:
+        flat = phi.prox_jvp(flatten(zs), flatten(ys), flatten(vs), alpha)
+        return None if flat is None else unflatten(flat, zs)
+    out = []
+    for i, z, y, v in zip(indices or range(len(zs)), zs, ys, vs, strict=True):
+        tangent = phi.at(i).prox_jvp(z, y, v, alpha)
+        if tangent is None:
+            return None
+        out.append(tangent)
+    return out
+
+
+def flatten(xs: Sequence[Array]) -> Array:
+    """All entries of all arrays as one vector, in order."""
+    xp = array_namespace(*xs)
+    return xp.concat([xp.reshape(x, (-1,)) for x in xs])
+
+
+def unflatten(flat: Array, like: Sequence[Array]) -> list[Array]:
+    """Inverse of `flatten`."""
+    xp = array_namespace(flat)
+    out, start = [], 0
+    for x in like:
+        stop = start + math.prod(x.shape)
+        out.append(xp.reshape(flat[start:stop], x.shape))
+        start = stop
+    return out
+
+
+__all__ = ["Regularizer", "flatten", "prox_all", "prox_jvp_all", "unflatten", "value_all"]

@@ -1,0 +1,294 @@
+"""Constraints as regularisers: phi is 0 on a convex set and infinite outside; the prox is the projection.
+
+Projections are rounded, so `value` allows a relative slack of (8 + sqrt(size)) eps of the tensor's dtype on the
+bounds: value(prox(z)) is always 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import array_api_compat
+
+from proxsps.core.array import Array, array_namespace
+from proxsps.regularizers._support import (
+    check_radius,
+    clip,
+    guarded,
+    indicator,
+    sign,
+    tolerance,
+    where_or_zero,
+    wide,
+    widened,
+)
+from proxsps.regularizers.base import Regularizer
+
+
+@widened
+def project_box(z: Array, lower: Array | float, upper: Array | float) -> Array:
+    """The nearest point with lower <= y <= upper, entry by entry."""
+    return clip(z, lower, upper)
+
+
+@widened
+def project_box_jvp(z: Array, v: Array, lower: Array | float, upper: Array | float) -> Array:
+    """Derivative of `project_box` at z along v: v strictly inside, 0 elsewhere."""
+    return where_or_zero((z > lower) & (z < upper), v)
+
+
+@widened
+def project_l2_ball(z: Array, radius: Array | float) -> Array:
+    """The nearest point with ||y|| <= radius: z min(1, radius / ||z||)."""
+    xp = array_namespace(z)
+    norm = xp.sqrt(xp.sum(z * z))
+    outside = norm > radius
+    return xp.where(outside, z * (radius / guarded(outside, norm)), z)
+
+
+@widened
+def project_l2_ball_jvp(z: Array, v: Array, radius: Array | float) -> Array:
+    """Derivative of `project_l2_ball` at z along v: v inside, radius/||z|| (v - <e, v> e) with e = z/||z|| outside."""
+    xp = array_namespace(z)
+    norm = xp.sqrt(xp.sum(z * z))
+    outside = norm > radius
+    norm = guarded(outside, norm)
+    unit = z / norm
+    return xp.where(outside, (radius / norm) * (v - xp.sum(unit * v) * unit), v)
+
+
+@widened
+def project_simplex(z: Array, radius: Array | float) -> Array:
+    """The nearest point with y >= 0 and sum(y) = radius: max(z - theta, 0) with the theta that makes the sum right.
+
+    With z sorted downwards, theta = max_k (z_1 + ... + z_k - radius) / k: the quotient grows with k as long as z_{k+1}
+    lies above it, and falls from then on. No index depends on data.
+    """
+    xp = array_namespace(z)
+    # The projection does not feel a common shift; with the largest entry at 0, sums have no large part to cancel.
+    z = z - xp.max(z)
+    ordered = xp.sort(xp.reshape(z, (-1,)), descending=True)
+    if array_api_compat.is_numpy_array(ordered):
+        # NumPy rounds a running sum at every entry; torch and JAX add up in blocks or in a wider type.
+        ordered = xp.astype(ordered, xp.float64)
+    count = xp.cumulative_sum(xp.ones_like(ordered), axis=0)
+    theta = xp.max((xp.cumulative_sum(ordered, axis=0) - radius) / count)
+    theta = xp.astype(theta, z.dtype, copy=False)
+    y = where_or_zero(z > theta, z - theta)
+    # The rounding of theta counts once for each entry that is left.
+    return y * (radius / xp.sum(y))
+
+
+@widened
+def project_simplex_jvp(z: Array, y: Array, v: Array) -> Array:
+    """Derivative of `project_simplex` at z along v, y the projection: v minus its mean where y > 0, 0 elsewhere."""
+    xp = array_namespace(z)
+    active = y > 0
+    mean = xp.sum(where_or_zero(active, v)) / xp.sum(xp.astype(active, v.dtype))
+    return where_or_zero(active, v - mean)
+
+
+@widened
+def project_l1_ball(z: Array, radius: Array | float) -> Array:
+    """The nearest point with ||y||_1 <= radius: z itself, or |z| projected onto the simplex, with the signs of z."""
+    xp = array_namespace(z)
+    if 0 in z.shape:
+        return z
+    size = xp.abs(z)
+    return xp.where(xp.sum(size) > radius, sign(z) * project_simplex(size, radius), z)
+
+
+@widened
+def project_l1_ball_jvp(z: Array, y: Array, v: Array, radius: Array | float) -> Array:
+    """Derivative of `project_l1_ball` at z along v: v inside; outside, v minus its mean growth of |y| where y != 0."""
+    xp = array_namespace(z)
+    signs = sign(y)
+    outside = xp.sum(xp.abs(z)) > radius
+    count = xp.sum(signs * signs)
+    growth = xp.sum(signs * v) / guarded(count > 0, count)
+    return xp.where(outside, where_or_zero(y != 0, v - growth * signs), v)
+
+
+@dataclass(frozen=True)
+class NonNegative(Regularizer):
+    """phi = indicator of {x >= 0}; prox(z) = max(z, 0). Acts per entry."""
+
+    def value(self, x: Array) -> Array:
+        """0 where all entries are >= 0, else infinity."""
+        return indicator(array_namespace(x).all(x >= 0), x)
+
+    def prox(self, z: Array, alpha: Array | float) -> Array:
+        """max(z, 0)."""
+        return project_box(z, 0.0, math.inf)
+
+    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
+        """The entries of v where z > 0, 0 elsewhere."""
+        return project_box_jvp(z, v, 0.0, math.inf)
+
+
+@dataclass(frozen=True)
+class Box(Regularizer):
+    """phi = indicator of {lower <= x <= upper}; prox(z) = min(max(z, lower), upper). Acts per entry.
+
+    Args:
+        lower: lower bound of all entries, -inf for none.
+        upper: upper bound of all entries, inf for none.
+    """
+
+    lower: float
+    upper: float
+
+    def __post_init__(self) -> None:
+        if not (self.lower <= self.upper and self.lower < math.inf and self.upper > -math.inf):
+            raise ValueError(
+                f"Box: needs lower <= upper and room between them, got lower={self.lower!r}, upper={self.upper!r}; "
+                "give the smaller bound first, and -inf or inf where a side is open."
+            )
+
+    def value(self, x: Array) -> Array:
+        """0 where all entries lie between the bounds, else infinity."""
+        slack = tolerance(x)
+        lower, upper = self.lower - slack * abs(self.lower), self.upper + slack * abs(self.upper)
+        x = wide(x)
+        return indicator(array_namespace(x).all((x >= lower) & (x <= upper)), x)
+
+    def prox(self, z: Array, alpha: Array | float) -> Array:
+        """Each entry brought between the bounds."""
+        return project_box(z, self.lower, self.upper)
+
+    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
+        """The entries of v where lower < z < upper, 0 elsewhere."""
+        return project_box_jvp(z, v, self.lower, self.upper)
+
+
+@dataclass(frozen=True)
+class LInfBall(Regularizer):
+    """phi = indicator of {max |x_i| <= radius}; prox(z) = min(max(z, -radius), radius). Acts per entry."""
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        check_radius(self, self.radius)
+
+    def value(self, x: Array) -> Array:
+        """0 where no entry exceeds the radius, else infinity."""
+        xp = array_namespace(x)
+        return indicator(xp.all(xp.abs(wide(x)) <= self.radius * (1 + tolerance(x))), x)
+
+    def prox(self, z: Array, alpha: Array | float) -> Array:
+        """Each entry brought between -radius and radius."""
+        return project_box(z, -self.radius, self.radius)
+
+    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
+        """The entries of v where |z| < radius, 0 elsewhere."""
+        return project_box_jvp(z, v, -self.radius, self.radius)
+
+
+@dataclass(frozen=True)
+class L2Ball(Regularizer):
+    """phi = indicator of {||x|| <= radius}; prox(z) = z min(1, radius / ||z||).
+
+    Acts per tensor, or with joint=True on the whole parameter group as one vector.
+    """
+
+    radius: float
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        check_radius(self, self.radius)
+
+    def value(self, x: Array) -> Array:
+        """0 where the Euclidean norm is at most the radius, else infinity."""
+        xp = array_namespace(x)
+        work = wide(x)
+        return indicator(xp.sqrt(xp.sum(work * work)) <= self.radius * (1 + tolerance(x)), x)
+
+    def prox(self, z: Array, alpha: Array | float) -> Array:
+        """Projection onto the ball."""
+        return project_l2_ball(z, self.radius)
+
+    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
+        """Derivative of the projection."""
+        return project_l2_ball_jvp(z, v, self.radius)
+
+
+@dataclass(frozen=True)
+class L1Ball(Regularizer):
+    """phi = indicator of {||x||_1 <= radius}; prox(z) = sign(z) max(|z| - theta, 0), theta >= 0 such that it fits.
+
+    Acts per tensor, or with joint=True on the whole parameter group as one vector.
+    """
+
+    radius: float
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        check_radius(self, self.radius)
+
+    def value(self, x: Array) -> Array:
+        """0 where the sum of absolute values is at most the radius, else infinity."""
+        xp = array_namespace(x)
+        return indicator(xp.sum(xp.abs(wide(x))) <= self.radius * (1 + tolerance(x)), x)
+
+    def prox(self, z: Array, alpha: Array | float) -> Array:
+        """Projection onto the ball."""
+        return project_l1_ball(z, self.radius)
+
+    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
+        """Derivative of the projection."""
+        return project_l1_ball_jvp(z, y, v, self.radius)
+
+
+@dataclass(frozen=True)
+class Simplex(Regularizer):
+    """phi = indicator of {x >= 0, sum(x) = radius}; prox(z) = max(z - theta, 0), theta such that the sum is right.
+
+    Acts per tensor, or with joint=True on the whole parameter group as one vector.
+    """
+
+    radius: float = 1.0
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        check_radius(self, self.radius)
+
+    def value(self, x: Array) -> Array:
+        """0 where no entry is negative and the sum is the radius, else infinity."""
+        xp = array_namespace(x)
+        work = wide(x)
+        off = xp.abs(xp.sum(work) - self.radius)
+        return indicator(xp.all(work >= 0) & (off <= self.radius * tolerance(x)), x)
+
+    def prox(self, z: Array, alpha: Array | float) -> Array:
+        """Projection onto the simplex."""
+        return project_simplex(z, self.radius)
+
+    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
+        """Derivative of the projection."""
+        return project_simplex_jvp(z, y, v)
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse a tensor without entries: nothing can sum to the radius."""
+        if 0 in shape:
+            raise ValueError(
+                f"Simplex: needs a tensor with at least one entry, got shape {tuple(shape)}; leave this tensor out."
+            )
+
+
+__all__ = [
+    "Box",
+    "L1Ball",
+    "L2Ball",
+    "LInfBall",
+    "NonNegative",
+    "Simplex",
+    "project_box",
+    "project_box_jvp",
+    "project_l1_ball",
+    "project_l1_ball_jvp",
+    "project_l2_ball",
+    "project_l2_ball_jvp",
+    "project_simplex",
+    "project_simplex_jvp",
+]
