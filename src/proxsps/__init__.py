@@ -33,7 +33,7 @@ _HOME = {
     ),
 }
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604 - names of the table above
+__all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from proxsps.optim import *  # noqa: F403

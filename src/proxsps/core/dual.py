@@ -3,9 +3,9 @@
     y_j(u) = prox_{alpha_j phi_j}(x_j - u alpha_j d_j),    h(u) = m - C + sum_j <d_j, y_j(u) - x_j>
 
 h is continuous and non-increasing. u = 1 if h(1) >= 0, u = 0 if h(0) <= 0, else h(u) = 0 (Lemma on the general update).
-One evaluation of h costs one prox of everything, so evaluations are what the search saves: it starts at u = 1, which has
-to be tried anyway, and goes on by Hermite interpolation of the inverse of h where slopes are known, by secants where not,
-inside a bracket that halves at the latest when progress stops.
+One evaluation of h costs one prox of everything, so evaluations are what the search saves: it starts at u = 1, which
+has to be tried anyway, and goes on by Hermite interpolation of the inverse of h where slopes are known, by secants
+where not, inside a bracket that halves at the latest when progress stops.
 
 A point u is good enough when its duality gap, (1 - u) h(u) where h > 0 and -u h(u) where h < 0, is: that is how far
 the model at y(u) can be from its minimum.

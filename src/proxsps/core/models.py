@@ -1,7 +1,8 @@
 """Models of the loss around x, and the step of the one that has no truncation in it: the full model.
 
-A model-based method minimises model + phi + ||y - x||^2 / (2 alpha). The linear model gives (proximal) SGD, the truncated
-one SPS and ProxSPS, the full one stochastic proximal point (Asi and Duchi, 2019; Davis and Drusvyatskiy, 2019).
+A model-based method minimises model + phi + ||y - x||^2 / (2 alpha). The linear model gives (proximal) SGD, the
+truncated one SPS and ProxSPS, the full one stochastic proximal point (Asi and Duchi, 2019; Davis and Drusvyatskiy,
+2019).
 All arrays of one call have one shape (the point's); values are 0-d, or have the shape of the runs.
 """
 
@@ -46,9 +47,7 @@ def full_squared_step(x: Array, a: Array, b: Array, alpha: Array, lam: Array | f
     return shrink * x - (alpha * shrink * residual / (1 + alpha * shrink * inner(a, a))) * a
 
 
-def full_logistic_step(
-    x: Array, a: Array, b: Array, alpha: Array, lam: Array | float = 0.0, rounds: int = 40
-) -> Array:
+def full_logistic_step(x: Array, a: Array, b: Array, alpha: Array, lam: Array | float = 0.0, rounds: int = 40) -> Array:
     """Stochastic proximal point on log(1 + exp(-b <a, y>)) + lam/2 ||y||^2, with a label b of -1 or 1.
 
     y = (x + alpha b p a) / (1 + alpha lam) with p in (0, 1) the root of p = sigmoid(-b <a, y(p)>): the right-hand side

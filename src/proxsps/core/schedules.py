@@ -15,14 +15,14 @@ def constant(k: int, alpha: float) -> float:
 def sqrt_decay(k: int, alpha: float) -> float:
     """alpha_k = alpha / sqrt(k + 1).
 
-    With k the epoch this is the paper's `sqrt` schedule, alpha_0 / sqrt(j) in epoch j = 1, 2, ...; with k the step it is
-    that of the theorems on the smooth convex case (b) and on the weakly convex case.
+    With k the epoch this is the paper's `sqrt` schedule, alpha_0 / sqrt(j) in epoch j = 1, 2, ...; with k the step it
+    is that of the theorems on the smooth convex case (b) and on the weakly convex case.
     """
     return alpha / math.sqrt(k + 1)
 
 
 def horizon(k: int, alpha: float, K: int) -> float:
-    """alpha_k = alpha / sqrt(K) for a number K of steps known beforehand (smooth weakly convex theorem, drawn iterate)."""
+    """alpha_k = alpha / sqrt(K) for a number K of steps known beforehand (smooth weakly convex theorem)."""
     return alpha / math.sqrt(K)
 
 

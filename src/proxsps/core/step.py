@@ -53,7 +53,7 @@ def line_dual(line: Line) -> Dual:
     flat = line.fall <= 0
     root = line.start / xp.where(flat, xp.ones_like(line.fall), line.fall)
     root = xp.where(flat, xp.zeros_like(root), root)
-    return Dual(root, xp.clip(root, 0.0, 1.0))
+    return Dual(root, xp.minimum(xp.maximum(root, xp.zeros_like(root)), xp.ones_like(root)))
 
 
 def l2_dual(gap: Array, d_sq: Array, d_dot_x: Array, alpha: Array, lam: Array) -> Dual:
@@ -65,7 +65,7 @@ def l2_dual(gap: Array, d_sq: Array, d_dot_x: Array, alpha: Array, lam: Array) -
 
 
 def sps_dual(gap: Array, d_sq: Array, alpha: Array, c: float = 1.0) -> Dual:
-    """Dual variable of SPS (Algorithm 1, c = 1) and of SPS_max: min{alpha, gap / (c ||d||^2)} = alpha u with one block."""
+    """Dual variable of SPS (Algorithm 1, c = 1) and SPS_max; with one block alpha u = min{alpha, gap / (c ||d||^2)}."""
     xp = array_namespace(d_sq)
     return line_dual(Line(gap, c * xp.sum(alpha * d_sq, axis=-1)))
 
@@ -99,7 +99,7 @@ class Affine(NamedTuple):
 
 
 def prox_coefficients(u: Array, alpha: Array, lam: Array) -> Affine:
-    """x+ = (x - alpha u d + alpha lam c) / (1 + alpha lam): the prox of the squared l2 norm after a step of length alpha u."""
+    """x+ = (x - alpha u d + alpha lam c) / (1 + alpha lam): a step of length alpha u, then the prox of the l2 term."""
     shrink = 1 / (1 + alpha * lam)
     return Affine(shrink, -(alpha * shrink) * u, (alpha * lam) * shrink)
 

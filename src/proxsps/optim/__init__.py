@@ -1,7 +1,8 @@
 """Optimizers for torch: `ProxSPS`, `SPS`, `DecSPS`, `ProxSGD`, and schedulers for their step."""
 
-from proxsps.optim.base import LastStep, PolyakOptimizer
+from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.prox_sps import ProxSGD, ProxSPS
+from proxsps.optim.report import LastStep
 from proxsps.optim.schedulers import AdaptiveLR, HorizonLR, SqrtLR, StronglyConvexLR
 from proxsps.optim.sps import SPS, DecSPS
 

@@ -1,4 +1,4 @@
-"""Where the numbers of a step live: on the host, as NumPy doubles, or on the device, as tensors that are never read back.
+"""Where the numbers of a step live: on the host, as NumPy doubles, or on the device, as tensors never read back.
 
 Both do the same things for the optimizers, which do not know which of the two they have: make scalars, reduce blocks to
 sums, move parameters, and drive the search for the dual variable.
@@ -184,7 +184,7 @@ class Host(Arithmetic):
 
 
 class Device(Arithmetic):
-    """Numbers as tensors on the parameters' device; nothing is read back, so that a step can be captured and replayed."""
+    """Numbers as tensors on the parameters' device; nothing is read back, so that a step can be captured."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         super().__init__(blocks)

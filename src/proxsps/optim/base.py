@@ -1,14 +1,11 @@
-"""What all optimizers here share: validated groups, the loss that belongs to the gradient, one step, one report of it."""
+"""What all optimizers here share: checked groups, the loss that belongs to the gradient, one step, checkpoints."""
 
 from __future__ import annotations
 
-import difflib
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,50 +14,18 @@ from torch.optim import Optimizer
 from proxsps.core.array import Array, array_namespace
 from proxsps.optim.arithmetic import Arithmetic, Sums, choose
 from proxsps.optim.blocks import Block, gather
-from proxsps.regularizers import Regularizer
+from proxsps.optim.checks import check_bound, check_keys, check_loss, check_nonnegative, check_regularizer
+from proxsps.optim.report import LastStep, Solution, report
 
-BRANCHES = {-1: "skipped", 0: "truncated", 1: "inside", 2: "capped"}
-
-
-@dataclass(frozen=True)
-class LastStep:
-    """What the last step did, as tensors on the device it ran on; reading `branch_name` waits for the device."""
-
-    tau: Tensor  # step alpha_j u along the gradient, an entry a parameter group
-    zeta: Tensor  # the step that the loss alone would have allowed, before the cap alpha_j; an entry a group
-    u: Tensor  # dual variable in [0, 1]
-    gap: Tensor  # m - C: how far the loss was above its lower bound
-    model_gap: Tensor  # how far the linear model is above C at the new point; 0 inside, negative where truncated
-    branch: Tensor  # -1 skipped, 0 truncated (u = 0), 1 inside, 2 capped (u = 1)
-    evaluations: Tensor  # prox evaluations of a search; 0 where the step has a closed form
-
-    @property
-    def branch_name(self) -> str:
-        """The branch in a word."""
-        return BRANCHES[int(self.branch)]
-
-
-class Solution(NamedTuple):
-    """A step that was solved and written."""
-
-    ok: Array  # whether loss and gradients allowed a step
-    gap: Array
-    root: Array
-    u: Array
-    model_gap: Array
-    evaluations: Array | float = 0.0
-
-    @classmethod
-    def skipped(cls, gap: Array) -> Solution:
-        """No step."""
-        return cls(False, gap, math.nan, math.nan, math.nan)
+# Options of the loss or of the whole step, which one group cannot have for itself.
+SHARED = ("lower_bound", "c", "c0", "fused", "capturable")
 
 
 class PolyakOptimizer(Optimizer):
     """Base of the optimizers that set their step from the loss value.
 
-    A subclass says how a step is solved and written (`_solve`). Everything a later step depends on is in `param_groups`
-    (no per-parameter state), so that checkpoints are complete.
+    A subclass says how a step is solved and written (`_solve`). Everything a later step depends on is in `param_groups`,
+    and nothing is kept per parameter, so that checkpoints are small and complete.
     """
 
     needs_loss = True
@@ -68,16 +33,25 @@ class PolyakOptimizer(Optimizer):
     coupled = False  # whether the regulariser is part of the loss and its gradient
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
-        self._watched: list[tuple[Tensor | float, float]] = []
-        self._warned: set[str] = set()
-        self._taken: tuple[Array, Solution] | None = None
+        check_bound(defaults.get("lower_bound", 0.0))
+        self._forget()
         super().__init__(params, defaults)
 
-    # -- groups -----------------------------------------------------------------------------------------------------
+    def _forget(self) -> None:
+        """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
+        self._watched: list[tuple[Tensor | float, float]] = []
+        self._taken: tuple[Array, Solution] | None = None
+        self._warned: set[str] = set()
+
+    # Groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with their own `lr`, `weight_decay` or `regularizer`; one joint step is solved over all groups."""
-        self._check_keys(param_group)
+        """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step."""
+        name = type(self).__name__
+        check_keys(name, param_group, {*self.defaults, "params", "param_names", "initial_lr"})
+        for key in SHARED:
+            if key in param_group and param_group[key] != self.defaults[key]:
+                raise ValueError(f"{key} cannot differ between parameter groups: pass it to {name}() itself.")
         super().add_param_group(param_group)
         try:
             self._check_group(self.param_groups[-1])
@@ -85,56 +59,21 @@ class PolyakOptimizer(Optimizer):
             self.param_groups.pop()
             raise
 
-    def _check_keys(self, group: dict[str, Any]) -> None:
-        known = {*self.defaults, "params", "param_names", "initial_lr"}
-        for key in group.keys() - known:
-            hint = difflib.get_close_matches(key, known, 1)
-            raise ValueError(
-                f"Unknown key {key!r} in a parameter group of {type(self).__name__}."
-                + (f" Did you mean {hint[0]!r}?" if hint else f" Known: {', '.join(sorted(self.defaults))}.")
-            )
-        for key in self._shared:
-            if key in group and group[key] != self.defaults.get(key):
-                raise ValueError(f"{key} belongs to the loss or the optimizer, not to one group: pass it to {type(self).__name__}().")
-
-    _shared = ("lower_bound", "fused", "capturable")
-
     def _check_group(self, group: dict[str, Any]) -> None:
-        _check_nonnegative("lr", group["lr"])
-        _check_nonnegative("weight_decay", group["weight_decay"])
-        phi = group["regularizer"]
-        if phi is None:
-            return
-        if not isinstance(phi, Regularizer):
-            raise ValueError(f"regularizer must be a proxsps.regularizers.Regularizer, got {phi!r}.")
-        if group["weight_decay"]:
-            raise ValueError(
-                f"A parameter group has both weight_decay={group['weight_decay']} and regularizer={phi!r}. Give one: "
-                "ElasticNet(l1, l2) joins an l1 and a squared l2 term, L2(lam) is weight_decay=lam."
-            )
-        self._check_fit(group, phi)
+        check_nonnegative("lr", group["lr"])
+        check_nonnegative("weight_decay", group["weight_decay"])
+        check_regularizer(group)
 
-    def _check_fit(self, group: dict[str, Any], phi: Regularizer) -> None:
-        for i, param in enumerate(group["params"]):
-            if param.is_complex():
-                raise ValueError(f"{phi!r} does not take complex parameters; use weight_decay, which does.")
-            try:
-                phi.at(i).check(tuple(param.shape))
-            except (ValueError, IndexError) as error:
-                raise ValueError(f"{phi!r} does not fit parameter {i} of its group, shape {tuple(param.shape)}: {error}") from None
-        if group["capturable"] and not phi.traceable:
-            raise ValueError(f"{phi!r} runs on the host and cannot be captured; use capturable=False with CPU parameters.")
-
-    # -- the loss that belongs to the gradient ----------------------------------------------------------------------
+    # The loss that belongs to the gradient
 
     def watch(self, loss: Tensor | float, weight: float = 1.0) -> Tensor | float:
         """Remember the value of a loss for the next plain `step()`, and hand the loss back.
 
         The value counts from the moment `backward` runs through it, so the order of `watch` and `zero_grad` does not
-        matter. Over several micro-batches the step uses the mean of what was watched, weighted by `weight` (for instance
-        the number of samples): watch each loss before it is divided by the number of micro-batches.
+        matter. Over several micro-batches the step uses the mean of what was watched, weighted by `weight` (for
+        instance the number of samples): watch each loss before it is divided by the number of micro-batches.
         """
-        _check_loss(loss)
+        check_loss(loss)
         if isinstance(loss, Tensor) and loss.requires_grad:
             value = loss.detach()
             loss.register_hook(lambda _: self._watched.append((value, weight)))
@@ -147,16 +86,16 @@ class PolyakOptimizer(Optimizer):
         self._watched.clear()
         super().zero_grad(set_to_none)
 
-    def _watched_loss(self) -> Tensor | float | None:
+    def _watched_mean(self) -> Tensor | float | None:
         if not self._watched:
             return None
         total = sum(weight for _, weight in self._watched)
-        value = sum(weight * value for value, weight in self._watched) / total
+        mean = sum(weight * value for value, weight in self._watched) / total
         self._watched.clear()
-        return value
+        return mean
 
     def _loss(self, closure: Callable[[], Any] | None, loss: Tensor | float | None) -> tuple[Any, Any]:
-        """The loss to step with, and what `step` returns."""
+        """The loss to step with, None for no step, and what `step` returns."""
         name = type(self).__name__
         if closure is not None and loss is not None:
             raise ValueError(f"{name}.step() got both a closure and a loss: give one of them.")
@@ -164,21 +103,26 @@ class PolyakOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 returned = closure()
-        watched = self._watched_loss()
-        if watched is not None:
-            if loss is not None:
-                raise ValueError(f"{name}.step() got a loss, and another one was watched: use watch() or step(loss=...), not both.")
-            return watched, returned
-        if returned is None and self.needs_loss:
-            if all(float(group["lr"]) == 0 for group in self.param_groups):
-                return None, None  # how torch.distributed.checkpoint creates optimizer state
+        # What was watched covers all micro-batches, a closure's loss only the last one.
+        watched = self._watched_mean()
+        if watched is not None and loss is not None:
             raise ValueError(
-                f"{name}.step() needs the loss value: call opt.step(loss=loss) after loss.backward(), opt.step(closure), "
-                "or loss = opt.watch(loss) before loss.backward(). Got none of them."
+                f"{name}.step() got a loss, and another was watched: use watch() or step(loss=...), not both."
             )
-        return returned, returned
+        value = returned if watched is None else watched
+        if value is not None:
+            check_loss(value)
+            return value.detach() if isinstance(value, Tensor) else value, returned
+        if not self.needs_loss:
+            return 0.0, returned
+        if all(float(group["lr"]) == 0 for group in self.param_groups):
+            return None, returned  # how torch.distributed.checkpoint initialises an optimizer
+        raise ValueError(
+            f"{name}.step() needs the loss value: call opt.step(loss=loss) after loss.backward(), opt.step(closure), "
+            "or loss = opt.watch(loss) before loss.backward(). Got none of them."
+        )
 
-    # -- the step ---------------------------------------------------------------------------------------------------
+    # The step
 
     @torch.no_grad()
     def step(
@@ -199,25 +143,22 @@ class PolyakOptimizer(Optimizer):
             The closure's or the given loss.
         """
         value, returned = self._loss(closure, loss)
+        options = self.param_groups[0]
+        if lower_bound is None:
+            lower_bound = options.get("lower_bound", 0.0)
+        check_bound(lower_bound)
         blocks = gather(self.param_groups)
-        penalties = self._couple(blocks)
-        if (value is None and self.needs_loss) or not any(block.params for block in blocks):
-            return returned
-        first = self.param_groups[0]
-        arithmetic = choose(blocks, first["fused"], first["capturable"])
-        bound = first.get("lower_bound", 0.0) if lower_bound is None else lower_bound
-        self._step(arithmetic, value, bound, penalties)
+        if value is not None and any(block.params for block in blocks):
+            penalties = self._couple(blocks)
+            self._step(choose(blocks, options["fused"], options["capturable"]), value, lower_bound, penalties)
         return returned
 
     def _couple(self, blocks: list[Block]) -> list[Tensor]:
-        """Move regularisers into loss and gradients, where the method wants them there; the values to add to the loss."""
+        """Move regularisers into the gradients, where the method wants them there; their values, to add to the loss."""
         return []
 
     def _step(self, arithmetic: Arithmetic, value: Any, bound: Any, penalties: list[Tensor]) -> None:
-        if value is not None:
-            _check_loss(value)
-        value = value.detach() if isinstance(value, Tensor) else value
-        m, C = arithmetic.scalar(0.0 if value is None else value), arithmetic.scalar(bound)
+        m, C = arithmetic.scalar(value), arithmetic.scalar(bound)
         alpha = arithmetic.vector([block.alpha for block in arithmetic.blocks])
         lam = arithmetic.vector([block.lam for block in arithmetic.blocks])
         sums = arithmetic.sums(self.coupled)
@@ -226,9 +167,10 @@ class PolyakOptimizer(Optimizer):
         gap = m - C
         xp = array_namespace(sums.d_sq)
         ok = xp.isfinite(gap) & xp.all(xp.isfinite(sums.d_sq)) & xp.all(xp.isfinite(sums.d_dot_x))
-        ok = ok & (gap >= 0) if self.bounded else ok
+        if self.bounded:
+            ok = ok & (gap >= 0)
         if arithmetic.refuses(ok):
-            self._explain_skip(m, gap, C)
+            self._explain_skip(m, C)
             solution = Solution.skipped(gap)
         else:
             solution = self._solve(arithmetic, gap, sums, alpha, lam, ok)
@@ -241,26 +183,28 @@ class PolyakOptimizer(Optimizer):
     @property
     def last_step(self) -> LastStep | None:
         """What the last step did; None before the first."""
-        return None if self._taken is None else _report(*self._taken)
+        return None if self._taken is None else report(*self._taken)
 
-    def _explain_skip(self, m: Array, gap: Array, C: Array) -> None:
-        if not math.isfinite(gap):
-            self._warn_once("loss", f"The loss is {float(m)}: parameters were left untouched. This is said once.")
-        elif self.bounded and gap < 0:
-            self._warn_once(
+    def _explain_skip(self, m: Array, C: Array) -> None:
+        """Warn once of each reason to leave parameters as they are."""
+        if not abs(m) < float("inf"):
+            kind, reason = "loss", f"The loss is {float(m)}"
+        elif self.bounded and m < C:
+            kind, reason = (
                 "bound",
-                f"The loss {float(gap + C):.6g} is below lower_bound={float(C):.6g}: parameters were left untouched. Set "
-                "lower_bound to a value that the loss never falls below. This is said once.",
+                (
+                    f"The loss {float(m):.6g} is below lower_bound={float(C):.6g}; set lower_bound to a value that it never "
+                    "falls below"
+                ),
             )
         else:
-            self._warn_once("grad", "A gradient is not finite: parameters were left untouched. This is said once.")
-
-    def _warn_once(self, kind: str, message: str) -> None:
+            kind, reason = "gradient", "A gradient is not finite"
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(f"{type(self).__name__}: {message}", RuntimeWarning, stacklevel=5)
+            text = f"{type(self).__name__}: {reason}. Parameters were left untouched. This is said once."
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
 
-    # -- checkpoints ------------------------------------------------------------------------------------------------
+    # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, with regularisers as text: a checkpoint holds only plain data."""
@@ -276,58 +220,17 @@ class PolyakOptimizer(Optimizer):
         own = [group["regularizer"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, phi in zip(self.param_groups, own, strict=True):
-            saved, group["regularizer"] = group.get("regularizer"), phi
-            if (saved is not None or phi is not None) and saved != repr(phi):
-                warnings.warn(
-                    f"The checkpoint was written with regularizer={saved}, this optimizer was constructed with {phi!r} and keeps it.",
-                    UserWarning,
-                    stacklevel=2,
+            saved, group["regularizer"] = group["regularizer"], phi
+            if saved != (None if phi is None else repr(phi)):
+                text = (
+                    f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
                 )
+                warnings.warn(text, UserWarning, stacklevel=2)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_watched", [])
-        self.__dict__.setdefault("_warned", set())
-        self.__dict__.setdefault("_taken", None)
+        if "_watched" not in self.__dict__:  # unpickled or copied
+            self._forget()
         for group in self.param_groups:
             for key, default in self.defaults.items():
                 group.setdefault(key, default)
-
-
-def _report(alpha: Array, solution: Solution) -> LastStep:
-    xp = array_namespace(alpha)
-    ok, gap, root, u, model_gap, evaluations = (xp.asarray(field) for field in solution)
-    blank = xp.where(ok, 0.0, math.nan)
-    branch = xp.where(u <= 0, 0, xp.where(u >= 1, 2, 1))
-    fields = {
-        "tau": alpha * xp.where(ok, u, xp.zeros_like(u)),
-        "zeta": alpha * xp.clip(root, 0.0, None) + blank,
-        "u": u + blank,
-        "gap": gap,
-        "model_gap": model_gap + blank,
-        "branch": xp.where(ok, branch, -1),
-        "evaluations": evaluations,
-    }
-    return LastStep(**{name: torch.as_tensor(value) for name, value in fields.items()})
-
-
-def _check_nonnegative(name: str, value: Any) -> None:
-    number = float(value)
-    if math.isnan(number) or number < 0:
-        raise ValueError(f"{name} must be a number >= 0, got {value!r}.")
-
-
-def check_bound(value: float) -> None:
-    """Refuse a lower bound that is not a finite number."""
-    if not math.isfinite(value):
-        raise ValueError(f"lower_bound must be a finite number, got {value!r}. 0 is right for losses that are never negative.")
-
-
-def _check_loss(loss: Any) -> None:
-    if isinstance(loss, Tensor) and loss.numel() != 1:
-        raise ValueError(f"The loss must be one number, got shape {tuple(loss.shape)}: reduce it, for instance by loss.mean().")
-    if not isinstance(loss, (Tensor, float, int)):
-        raise TypeError(f"The loss must be a tensor with one entry or a number, got {type(loss).__name__}.")
-
-
-__all__ = ["LastStep", "PolyakOptimizer", "Solution", "check_bound"]

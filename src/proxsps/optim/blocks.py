@@ -45,7 +45,7 @@ class Block:
 
     @cached_property
     def aligned(self) -> bool:
-        """Whether parameters and gradients lie in memory entry by entry alike, so that a flat pass over both is right."""
+        """Whether parameters and gradients lie in memory alike, so that a flat pass over both is right."""
         return all(map(same_order, self.params, self.grads))
 
 

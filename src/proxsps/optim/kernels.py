@@ -1,7 +1,7 @@
 """Two passes over all parameters at once on the CPU: the sums a step needs, then x <- keep x + move g.
 
-Compiled by numba (extra `fast`) and cached on disk. The kernels release the GIL, and a small thread pool of our own runs
-them on slices of the work, because numba's threading layers are unsafe either from several threads or after a fork.
+Compiled by numba (extra `fast`) and cached on disk. The kernels release the GIL, and a small thread pool of our own
+runs them on slices of the work, because numba's threading layers are unsafe from several threads or after a fork.
 Partial sums are kept per chunk of memory and added in one order: the result does not depend on the number of threads.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numba
@@ -143,7 +143,7 @@ def _run(kernel: Callable[..., None], cuts: tuple[int, ...], *args: Any) -> None
         other.result()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="proxsps")
 

@@ -11,7 +11,8 @@ from proxsps.core.array import Array
 from proxsps.core.dual import search_dual, unclipped_root
 from proxsps.core.step import l2_line, line_dual, prox_coefficients
 from proxsps.optim.arithmetic import Arithmetic, Sums
-from proxsps.optim.base import PolyakOptimizer, Solution, check_bound
+from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.report import Solution
 from proxsps.optim.search import ProxRay
 from proxsps.regularizers import Regularizer
 
@@ -24,8 +25,8 @@ class ProxSPS(PolyakOptimizer):
     $$x^{k+1} = \arg\min_y \; \max\{f(x^k) + \langle g_k, y - x^k\rangle, C\} + \varphi(y)
     + \tfrac{1}{2\alpha_k}\|y - x^k\|^2,$$
 
-    jointly over all parameter groups, each with its own $\alpha_k$ and $\varphi$. The squared l2 norm has a closed form;
-    other regularisers cost a few evaluations of their prox. There is no optimizer state.
+    jointly over all parameter groups, each with its own $\alpha_k$ and $\varphi$. The squared l2 norm has a closed
+    form; other regularisers cost a few evaluations of their prox. There is no optimizer state.
 
     Args:
         params: parameters or parameter groups.
@@ -48,7 +49,6 @@ class ProxSPS(PolyakOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        check_bound(lower_bound)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -74,8 +74,8 @@ class ProxSPS(PolyakOptimizer):
 class ProxSGD(PolyakOptimizer):
     r"""Proximal stochastic gradient descent: ProxSPS with the linear model, whose step is always the cap.
 
-    $x^{k+1} = \mathrm{prox}_{\alpha_k\varphi}(x^k - \alpha_k g_k)$. It needs no loss value. With `weight_decay` it is SGD
-    with step $\alpha_k / (1 + \alpha_k\lambda)$ (appendix of the paper on the equivalence for SGD).
+    $x^{k+1} = \mathrm{prox}_{\alpha_k\varphi}(x^k - \alpha_k g_k)$. It needs no loss value. With `weight_decay` it is
+    SGD with step $\alpha_k / (1 + \alpha_k\lambda)$ (appendix of the paper on the equivalence for SGD).
 
     Args:
         params: parameters or parameter groups.

@@ -42,7 +42,7 @@ class HorizonLR(LRScheduler):
 
 
 class StronglyConvexLR(LRScheduler):
-    r"""$\alpha_k = 1/(\lambda(k+k_0))$, or with `bounded=True` $\alpha_k = 2/(\lambda(k+1))$; the base lr does not matter.
+    r"""$\alpha_k = 1/(\lambda(k+k_0))$, or with `bounded=True` $2/(\lambda(k+1))$; the base lr does not matter.
 
     Args:
         optimizer: the optimizer.
@@ -74,8 +74,8 @@ class StronglyConvexLR(LRScheduler):
 class AdaptiveLR(LRScheduler):
     r"""$\alpha$ of the next epoch = median adaptive step $\zeta_k$ of the last one, at most the base lr.
 
-    The paper's remedy for a $\zeta_k$ that has fallen far below $\alpha_k$, where every step shrinks the weights much more
-    than it moves them along the gradient. Call `step()` once an epoch; the steps in between are observed by a hook.
+    The paper's remedy for a $\zeta_k$ that has fallen far below $\alpha_k$, where every step shrinks the weights much
+    more than it moves them along the gradient. Call `step()` once an epoch; the steps in between are observed by a hook.
 
     Args:
         optimizer: one of this package's.

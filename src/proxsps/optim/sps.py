@@ -11,8 +11,10 @@ from torch import Tensor
 from proxsps.core.array import Array, array_namespace
 from proxsps.core.step import Dual, coupled_coefficients, dec_sps_dual, sps_dual
 from proxsps.optim.arithmetic import Arithmetic, Sums, widened
-from proxsps.optim.base import PolyakOptimizer, Solution, check_bound
+from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.blocks import Block
+from proxsps.optim.checks import check_positive
+from proxsps.optim.report import Solution
 from proxsps.regularizers import Regularizer, Zero
 from proxsps.regularizers.base import value_all
 
@@ -27,8 +29,8 @@ class CoupledPolyak(PolyakOptimizer):
         phi = group["regularizer"]
         if phi is not None and type(phi).subgradient is Regularizer.subgradient:
             raise ValueError(
-                f"{type(self).__name__} puts the regulariser into the loss and needs its subgradient, which {phi!r} does not "
-                "have. Use ProxSPS or ProxSGD, which need only its prox."
+                f"{type(self).__name__} puts the regulariser into the loss and needs its subgradient, which {phi!r} "
+                "does not have. Use ProxSPS or ProxSGD, which need only its prox."
             )
 
     def _couple(self, blocks: list[Block]) -> list[Tensor]:
@@ -86,7 +88,6 @@ class SPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        check_bound(lower_bound)
         check_positive("c", c)
         defaults = {
             "lr": lr,
@@ -109,7 +110,7 @@ class DecSPS(CoupledPolyak):
     $$\gamma_k = \frac{1}{c_k}\min\Big\{\frac{\ell(x^k) - C}{\|d_k\|^2},\; c_{k-1}\gamma_{k-1}\Big\},
     \qquad c_k = c_0\sqrt{k+1}.$$
 
-    It converges without interpolation and without a schedule. Its memory, one number a group, is kept in `param_groups`.
+    It converges without interpolation and without a schedule. Its memory, a number a group, is kept in `param_groups`.
 
     Args:
         params: parameters or parameter groups.
@@ -134,7 +135,6 @@ class DecSPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        check_bound(lower_bound)
         check_positive("c0", c0)
         defaults = {
             "lr": lr,
@@ -160,9 +160,3 @@ class DecSPS(CoupledPolyak):
         for i, group in enumerate(groups):
             group["k"], group["memory"] = arithmetic.factor(k[i]), arithmetic.factor(memory[i])
         return dual
-
-
-def check_positive(name: str, value: float) -> None:
-    """Refuse a constant that is not a positive finite number."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive number, got {value!r}.")

@@ -18,8 +18,8 @@ from proxsps.core.array import Array, array_namespace
 class Regularizer(ABC):
     """A closed convex function phi with a known proximal operator.
 
-    Subclasses are frozen dataclasses that implement `value` and `prox`. `prox_jvp` makes the search for the step cheaper,
-    `subgradient` lets `SPS` put phi inside the loss; both are optional.
+    Subclasses are frozen dataclasses that implement `value` and `prox`. `prox_jvp` makes the search for the step
+    cheaper, `subgradient` lets `SPS` put phi inside the loss; both are optional. A prox may return its argument itself.
     """
 
     # Whether all tensors of a parameter group form one vector, instead of each tensor standing for itself.
@@ -34,7 +34,7 @@ class Regularizer(ABC):
 
     @abstractmethod
     def value(self, x: Array) -> Array:
-        """phi(x) as a 0-d array; infinity outside the domain."""
+        """phi(x) as a 0-d array; infinity outside the domain. Of 16-bit arrays it is taken, and given, in 32 bits."""
 
     @abstractmethod
     def prox(self, z: Array, alpha: Array | float) -> Array:
@@ -46,10 +46,13 @@ class Regularizer(ABC):
 
     def subgradient(self, x: Array) -> Array:
         """One element of the subdifferential of phi at x."""
-        raise TypeError(f"{type(self).__name__} has no subgradient everywhere; use ProxSPS or ProxSGD, which need only its prox.")
+        raise TypeError(
+            f"{type(self).__name__} has no subgradient everywhere; use ProxSPS or ProxSGD, which need only its prox."
+        )
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise ValueError where phi does not fit a tensor of this shape."""
+        return
 
     def at(self, index: int) -> Regularizer:
         """The regulariser of the index-th tensor of a group, where tensors differ (for instance by their centre)."""
@@ -57,13 +60,15 @@ class Regularizer(ABC):
 
 
 def value_all(phi: Regularizer, xs: Sequence[Array], indices: Sequence[int] | None = None) -> Array:
-    """phi over the tensors of a group, of which `indices` says which they are: a sum, or one value of the joint vector."""
+    """Value over the tensors of a group, which `indices` tells: a sum, or one value of the joint vector."""
     if phi.joint:
         return phi.value(flatten(xs))
     return sum(phi.at(i).value(x) for i, x in zip(indices or range(len(xs)), xs, strict=True))
 
 
-def prox_all(phi: Regularizer, zs: Sequence[Array], alpha: Array | float, indices: Sequence[int] | None = None) -> list[Array]:
+def prox_all(
+    phi: Regularizer, zs: Sequence[Array], alpha: Array | float, indices: Sequence[int] | None = None
+) -> list[Array]:
     """Proximal operator of phi over the tensors of a group."""
     if phi.joint:
         return unflatten(phi.prox(flatten(zs), alpha), zs)

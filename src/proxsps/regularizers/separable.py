@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proxsps.core.array import Array, array_namespace
@@ -68,7 +67,7 @@ class L2(Regularizer):
     """
 
     lam: float
-    center: Array | Sequence[Array] | None = field(default=None, repr=False, compare=False)
+    center: Array | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_weight(self, lam=self.lam)
@@ -113,9 +112,9 @@ class L2(Regularizer):
         center = self.center
         if center is None or isinstance(center, (list, tuple)):
             return
-        if tuple(center.shape) != tuple(shape):  # type: ignore[union-attr]
+        if tuple(center.shape) != tuple(shape):
             raise ValueError(
-                f"L2: center has shape {tuple(center.shape)}, the tensor {tuple(shape)}; "  # type: ignore[union-attr]
+                f"L2: center has shape {tuple(center.shape)}, the tensor {tuple(shape)}; "
                 "give a center of the tensor's shape, or a list with one center for each tensor of the group."
             )
 

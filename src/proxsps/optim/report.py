@@ -1,0 +1,66 @@
+"""What a step did, kept as the numbers it was solved with and read when somebody asks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array, array_namespace
+
+BRANCHES = {-1: "skipped", 0: "truncated", 1: "inside", 2: "capped"}
+
+
+class Solution(NamedTuple):
+    """A step that was solved and written."""
+
+    ok: Array  # whether loss and gradients allowed a step
+    gap: Array
+    root: Array
+    u: Array
+    model_gap: Array
+    evaluations: Array | float = 0.0
+
+    @classmethod
+    def skipped(cls, gap: Array) -> Solution:
+        """No step."""
+        return cls(False, gap, math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """What the last step did, as tensors on the device it ran on; only `branch_name` waits for the device."""
+
+    tau: Tensor  # step alpha_j u along the gradient, an entry a parameter group
+    zeta: Tensor  # the step that the loss alone would have allowed, before the cap alpha_j; an entry a group
+    u: Tensor  # dual variable in [0, 1]
+    gap: Tensor  # m - C: how far the loss was above its lower bound
+    model_gap: Tensor  # how far the linear model is above C at the new point; 0 inside, negative where truncated
+    branch: Tensor  # -1 skipped, 0 truncated (u = 0), 1 inside, 2 capped (u = 1)
+    evaluations: Tensor  # prox evaluations of a search; 0 where the step has a closed form
+
+    @property
+    def branch_name(self) -> str:
+        """The branch in a word."""
+        return BRANCHES[int(self.branch)]
+
+
+def report(alpha: Array, solution: Solution) -> LastStep:
+    """The report of a step with the caps alpha, an entry a group."""
+    xp = array_namespace(alpha)
+    ok, gap, root, u, model_gap, evaluations = (xp.asarray(field) for field in solution)
+    blank = xp.where(ok, xp.zeros_like(u), xp.full_like(u, math.nan))
+    branch = xp.where(u <= 0, 0, xp.where(u >= 1, 2, 1))
+    fields = {
+        "tau": alpha * xp.where(ok, u, xp.zeros_like(u)),
+        "zeta": alpha * xp.maximum(root, xp.zeros_like(root)) + blank,
+        "u": u + blank,
+        "gap": gap,
+        "model_gap": model_gap + blank,
+        "branch": xp.where(ok, branch, -1),
+        "evaluations": evaluations,
+    }
+    return LastStep(**{name: torch.as_tensor(value) for name, value in fields.items()})
