@@ -7,7 +7,7 @@ sums, move parameters, and drive the search for the dual variable.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -20,9 +20,7 @@ from proxsps.core.array import Array
 from proxsps.core.dual import Loop, Search, fixed_loop
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block
-
-DOT = 1 << 18  # entries of one dot product; longer ones lose digits of f32 on the CPU
-BUCKET = 1 << 24  # entries that small tensors are joined up to, so that an accelerator is not asked for each of them
+from proxsps.optim.passes import bucketed, combined, displaced, dots, fused_sgd, pair_sums
 
 
 class Sums(NamedTuple):
@@ -254,80 +252,6 @@ def choose(blocks: Sequence[Block], fused: bool | None, capturable: bool) -> Ari
     if capturable or not on_cpu or torch.compiler.is_compiling():
         return Device(blocks)
     return Host(blocks, fused)
-
-
-def widened(x: Tensor) -> Tensor:
-    """Half precision as f32; other tensors as they are."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def dots(a: Tensor, b: Tensor) -> list[Tensor]:
-    """<a, b> as a list of 0-d tensors to be added up."""
-    a, b = widened(a).reshape(-1), widened(b).reshape(-1)
-    if a.numel() <= DOT or not a.is_cpu:
-        return [torch.dot(a, b)]
-    return [torch.dot(p, q) for p, q in zip(a.split(DOT), b.split(DOT), strict=True)]
-
-
-def displaced(block: Block, coupled: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs (x - center, d) of a block."""
-    for x, g, c in zip(block.params, block.grads, block.centers or [None] * len(block.params), strict=True):
-        x, d = widened(x), widened(g)
-        x = x if c is None else x - c
-        yield x, torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
-
-
-def pair_sums(pairs: Iterator[tuple[Tensor, Tensor]], coupled: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """||d||^2, <d, x> and, where `coupled`, ||x||^2 over pairs (x, d), each as a list of 0-d tensors to be added up."""
-    d_sq, d_dot_x, x_sq = [], [], []
-    for x, d in pairs:  # one tensor at a time, so that d is still in the cache for its second product
-        d_sq += dots(d, d)
-        d_dot_x += dots(d, x)
-        if coupled:
-            x_sq += dots(x, x)
-    return d_sq, d_dot_x, x_sq
-
-
-def bucketed(pairs: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same pairs, flat, with small ones joined."""
-    xs, ds, size = [], [], 0
-    for x, d in pairs:
-        if xs and (size + x.numel() > BUCKET or x.dtype is not xs[0].dtype):
-            yield torch.cat(xs), torch.cat(ds)
-            xs, ds, size = [], [], 0
-        xs.append(x.reshape(-1))
-        ds.append(d.reshape(-1))
-        size += x.numel()
-    if len(xs) == 1:
-        yield xs[0], ds[0]
-    elif xs:
-        yield torch.cat(xs), torch.cat(ds)
-
-
-def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:
-    """keep x + move g + pull center, tensor by tensor, in any memory layout."""
-    for x, g, c in zip(block.params, block.grads, block.centers or [None] * len(block.params), strict=True):
-        y = keep * widened(x) + move * widened(g)
-        yield y if c is None else y + pull * c
-
-
-def fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: Tensor | None) -> None:
-    """x <- x - lr (g + weight_decay x) in one pass over memory; not at all where found_inf is 1."""
-    if block.params:
-        torch._fused_sgd_(
-            block.params,
-            block.grads,
-            [],
-            weight_decay=weight_decay,
-            momentum=0.0,
-            lr=lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=True,
-            grad_scale=None,
-            found_inf=found_inf,
-        )
 
 
 def _host_loop(condition: Callable[[Search], Array], body: Callable[[Search], Search], state: Search) -> Search:

@@ -24,8 +24,8 @@ SHARED = ("lower_bound", "c", "c0", "fused", "capturable")
 class PolyakOptimizer(Optimizer):
     """Base of the optimizers that set their step from the loss value.
 
-    A subclass says how a step is solved and written (`_solve`). Everything a later step depends on is in `param_groups`,
-    and nothing is kept per parameter, so that checkpoints are small and complete.
+    A subclass says how a step is solved and written (`_solve`). Everything a later step depends on is in
+    `param_groups`, and nothing is kept per parameter, so that checkpoints are small and complete.
     """
 
     needs_loss = True
@@ -193,8 +193,8 @@ class PolyakOptimizer(Optimizer):
             kind, reason = (
                 "bound",
                 (
-                    f"The loss {float(m):.6g} is below lower_bound={float(C):.6g}; set lower_bound to a value that it never "
-                    "falls below"
+                    f"The loss {float(m):.6g} is below lower_bound={float(C):.6g}; set lower_bound to a value "
+                    "that it never falls below"
                 ),
             )
         else:

@@ -75,7 +75,7 @@ class AdaptiveLR(LRScheduler):
     r"""$\alpha$ of the next epoch = median adaptive step $\zeta_k$ of the last one, at most the base lr.
 
     The paper's remedy for a $\zeta_k$ that has fallen far below $\alpha_k$, where every step shrinks the weights much
-    more than it moves them along the gradient. Call `step()` once an epoch; the steps in between are observed by a hook.
+    more than it moves them along the gradient. Call `step()` once an epoch; a hook observes the steps in between.
 
     Args:
         optimizer: one of this package's.

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.core.step import l2_line, prox_coefficients
-from proxsps.optim.arithmetic import Arithmetic, Sums, widened
+from proxsps.optim.arithmetic import Arithmetic, Sums
 from proxsps.optim.blocks import Block
+from proxsps.optim.passes import widened
 from proxsps.regularizers.base import prox_all, prox_jvp_all
 
 # Duality gap at which to stop, relative to the gap m - C of the loss.

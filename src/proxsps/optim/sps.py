@@ -10,10 +10,11 @@ from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.core.step import Dual, coupled_coefficients, dec_sps_dual, sps_dual
-from proxsps.optim.arithmetic import Arithmetic, Sums, widened
+from proxsps.optim.arithmetic import Arithmetic, Sums
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.blocks import Block
 from proxsps.optim.checks import check_positive
+from proxsps.optim.passes import widened
 from proxsps.optim.report import Solution
 from proxsps.regularizers import Regularizer, Zero
 from proxsps.regularizers.base import value_all
