@@ -130,7 +130,7 @@ def reading(runs: list[Run]) -> list[str]:
             lines.append(f"{method}: {count} of {len(own)} runs diverged.")
         else:
             over = 100 * (worst.objective / best.objective - 1)
-            lines.append(f"{method}: its worst run (alpha_0 = {worst.alpha:g}) ended {over:.2g} % above the lowest.")
+            lines.append(f"{method}: its worst run (alpha_0 = {worst.alpha:g}) ended {over:.1f} % above the lowest.")
     return lines
 
 

@@ -17,11 +17,11 @@ def eager(condition, body, state):
     return state
 
 
-def find(h, slope=None, tolerance=1e-12, limit=64, loop=eager):
+def find(h, slope=None, tolerance=1e-12, limit=64, loop=eager, resolution=0.0):
     def evaluate(u):
         return h(u), (u * math.nan if slope is None else slope(u))
 
-    return search_dual(evaluate, np.float64(1.0), tolerance, limit, loop)
+    return search_dual(evaluate, np.float64(1.0), tolerance, resolution, limit, loop)
 
 
 SHAPES = {
@@ -109,12 +109,21 @@ def test_limit_is_kept_and_the_answer_was_evaluated():
     assert found.u == seen[-1]
 
 
+def test_a_jump_is_located_to_the_resolution():
+    """Rounding makes steps of h; where none of its values is small, the bracket ends the search."""
+    found = find(lambda u: np.where(u < 0.3, 1.0, -1.0), resolution=1e-6)
+    assert found.done
+    assert abs(found.u - 0.3) <= 1e-6
+    assert found.high - found.low <= 1e-6 * found.high
+    assert found.evaluations <= 24  # bisection from 1 to 1e-6 takes 20
+
+
 def test_runs_are_independent():
     roots = np.array([0.1, 0.5, 0.9, 2.0, -1.0])
 
     def evaluate(u):
         return roots - u**3, -3 * u**2
 
-    found = search_dual(evaluate, roots, 1e-13, 64, eager)
+    found = search_dual(evaluate, roots, 1e-13, 0.0, 64, eager)
     np.testing.assert_allclose(found.u, np.clip(roots, 0, 1) ** (1 / 3), atol=1e-11)
     assert found.evaluations.min() < found.evaluations.max()  # finished runs wait, they are not counted on

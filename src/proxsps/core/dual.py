@@ -40,13 +40,16 @@ class Search(NamedTuple):
 Loop = Callable[[Callable[[Search], Array], Callable[[Search], Search], Search], Search]
 
 
-def search_dual(evaluate: Evaluate, like: Array, tolerance: Array, limit: int, loop: Loop) -> Search:
+def search_dual(
+    evaluate: Evaluate, like: Array, tolerance: Array, resolution: float, limit: int, loop: Loop
+) -> Search:
     """Find u; the answer is `result.u`, the point at which h was evaluated last.
 
     Args:
         evaluate: u -> (h(u), h'(u)); the slope is NaN where it is not known.
         like: a float array with the shape of the runs, which names library, dtype and device.
         tolerance: the duality gap at which to stop.
+        resolution: the width of the bracket, relative to u, at which to stop because h cannot tell points apart.
         limit: the largest number of evaluations.
         loop: loop(condition, body, state), for instance `fixed_loop(limit)` or `jax.lax.while_loop`.
     """
@@ -59,7 +62,7 @@ def search_dual(evaluate: Evaluate, like: Array, tolerance: Array, limit: int, l
         return ~state.done & (state.evaluations < limit)
 
     def advance(state: Search) -> Search:
-        after = _advance(state, *evaluate(state.u), tolerance)
+        after = _advance(state, *evaluate(state.u), tolerance, resolution)
         after = after._replace(u=xp.where(unfinished(after), after.u, after.at))
         busy = unfinished(state)
         return Search(*(xp.where(busy, new, old) for new, old in zip(after, state, strict=True)))
@@ -86,7 +89,7 @@ def unclipped_root(search: Search) -> Array:
     return xp.where(outside & xp.isfinite(beyond), beyond, search.u)
 
 
-def _advance(state: Search, h: Array, slope: Array, tolerance: Array) -> Search:
+def _advance(state: Search, h: Array, slope: Array, tolerance: Array, resolution: float) -> Search:
     """Take in h and h' at state.u, and choose the next point."""
     xp = array_namespace(h)
     u = state.u
@@ -104,7 +107,8 @@ def _advance(state: Search, h: Array, slope: Array, tolerance: Array) -> Search:
 
     duality_gap = xp.where(h > 0, (1 - u) * h, -u * h)  # 0 at u = 1 with h > 0 and at u = 0 with h < 0
     stale = xp.where(xp.isnan(state.h), state.stale, xp.abs(state.h))
-    return Search(trial, low, high, low_seen, u, h, slope, stale, state.evaluations + 1, duality_gap <= tolerance)
+    done = (duality_gap <= tolerance) | (low_seen & (high - low <= resolution * high))
+    return Search(trial, low, high, low_seen, u, h, slope, stale, state.evaluations + 1, done)
 
 
 def _inverse_hermite(u: Array, h: Array, slope: Array, u0: Array, h0: Array, slope0: Array) -> Array:

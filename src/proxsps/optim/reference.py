@@ -62,7 +62,7 @@ def prox_sgd(x: Tensor, g: Tensor, alpha: float, prox: Callable[[Tensor, float],
 def dec_sps(
     x: Tensor, g: Tensor, f: float, k: int, previous: float | None, gamma_b: float, c0: float = 1.0, C: float = 0.0
 ) -> tuple[Tensor, float]:
-    """DecSPS: the new point and gamma_k. `previous` is gamma_{k-1}; at k = 0, None, as c_{-1} gamma_{-1} = c_0 gamma_b."""
+    """DecSPS: the new point and gamma_k. `previous` is gamma_{k-1}, None at k = 0: c_{-1} gamma_{-1} = c_0 gamma_b."""
     c = c0 * (k + 1) ** 0.5
     memory = c0 * gamma_b if previous is None else c0 * k**0.5 * previous
     ratio = (f - C) / float(g @ g) if g.any() else torch.inf

@@ -34,6 +34,8 @@ class ProxRay:
         self._xs = [[widened(x) for x in block.params] for block in self.blocks]
         self._ds = [[widened(g) for g in block.grads] for block in self.blocks]
         self.points: list[list[Tensor]] = []
+        self._dtype = min((x.dtype for xs in self._xs for x in xs), key=lambda dtype: dtype.itemsize)
+        self.eps = torch.finfo(self._dtype).eps
 
     def __call__(self, u: Array) -> tuple[Array, Array]:
         """h(u) and h'(u), the latter NaN where some prox has no cheap derivative."""
@@ -60,11 +62,9 @@ class ProxRay:
 
         Each entry of y(u) carries a rounding error of eps |x_i|, which reaches h as eps ||d * x||.
         """
-        out = abs(self._gap) * max(RELATIVE_TOLERANCE[x.dtype] for xs in self._xs for x in xs)
-        for xs, ds in zip(self._xs, self._ds, strict=True):
-            products = [x * d for x, d in zip(xs, ds, strict=True)]
-            out = out + 2 * torch.finfo(xs[0].dtype).eps * self._arithmetic.dot(products, products) ** 0.5
-        return out
+        products = [x * d for xs, ds in zip(self._xs, self._ds, strict=True) for x, d in zip(xs, ds, strict=True)]
+        rounding = 2 * self.eps * self._arithmetic.dot(products, products) ** 0.5
+        return RELATIVE_TOLERANCE[self._dtype] * abs(self._gap) + rounding
 
 
 def _prox_along(

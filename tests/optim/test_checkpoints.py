@@ -1,0 +1,145 @@
+"""State: only plain data, complete, and of one size for ever."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+
+from proxsps.regularizers import L1
+
+F64 = torch.float64
+SHAPES = [(4, 3), (7,)]
+
+
+def drive(opt, seed, steps=3):
+    params = [p for group in opt.param_groups for p in group["params"]]
+    for k in range(steps):
+        generator = torch.Generator().manual_seed(seed + k)
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator, dtype=F64)
+        opt.step(loss=0.3 + k)
+    return torch.cat([p.detach().reshape(-1) for p in params])
+
+
+def through_disk(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def groups(params, regularizer):
+    first, second = params
+    return [{"params": [first], "lr": 0.7, "weight_decay": 0.1}, {"params": [second], "lr": 0.4, "regularizer": regularizer}]
+
+
+@pytest.mark.parametrize("regularizer", [None, L1(0.1)], ids=["plain", "L1"])
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("carry", [copy.deepcopy, through_disk], ids=["memory", "disk"])
+def test_resuming_gives_bitwise_the_same_next_steps(case, kit, carry, capturable, regularizer):
+    params = kit.drawn(*SHAPES)
+    opt = case.make(groups(params, regularizer), capturable=capturable)
+    drive(opt, seed=0)
+    saved = carry(opt.state_dict())
+    resumed = case.make(groups([kit.copied(p) for p in params], regularizer), capturable=capturable)
+    resumed.load_state_dict(saved)
+    assert resumed.param_groups[1]["regularizer"] == regularizer
+    assert torch.equal(drive(resumed, seed=5), drive(opt, seed=5))
+
+
+def test_state_dict_survives_a_round_trip(case, kit):
+    opt = case.make(kit.drawn(*SHAPES), weight_decay=0.1)
+    drive(opt, seed=0)
+    state = through_disk(opt.state_dict())
+    assert state == opt.state_dict()
+    fresh = case.make(kit.drawn(*SHAPES))
+    fresh.load_state_dict(state)
+    loaded = fresh.state_dict()["param_groups"][0]  # torch adds options of its own
+    assert {key: loaded[key] for key in state["param_groups"][0]} == state["param_groups"][0]
+
+
+def test_a_saved_state_does_not_follow_later_steps(case, kit):
+    opt = case.make(kit.drawn(*SHAPES), capturable=True)
+    drive(opt, seed=0)
+    state = opt.state_dict()
+    kept = copy.deepcopy(state)
+    drive(opt, seed=5)
+    assert state == kept
+
+
+def test_loading_does_not_tie_an_optimizer_to_the_dictionary(case, kit):
+    one, two = case.make(kit.drawn(*SHAPES)), case.make(kit.drawn(*SHAPES))
+    drive(one, seed=0)
+    state = one.state_dict()
+    kept = copy.deepcopy(state)
+    two.load_state_dict(state)
+    drive(two, seed=5)
+    assert state == kept
+
+
+@pytest.mark.parametrize("regularizer", [None, L1(0.1)], ids=["plain", "L1"])
+def test_an_older_dictionary_gets_the_defaults_of_what_it_lacks(case, kit, regularizer):
+    opt = case.make(kit.drawn(*SHAPES), regularizer=regularizer)
+    state = opt.state_dict()
+    state["param_groups"] = [{"params": group["params"], "lr": 0.125} for group in state["param_groups"]]
+    older = case.make(kit.drawn(*SHAPES), regularizer=regularizer)
+    older.load_state_dict(state)
+    assert older.param_groups[0]["lr"] == 0.125
+    opt.param_groups[0]["lr"] = 0.125
+    assert torch.equal(drive(older, seed=5), drive(opt, seed=5))
+
+
+def test_another_regularizer_than_the_checkpoint_s_is_said(case, kit):
+    state = case.make(kit.drawn(*SHAPES), regularizer=L1(0.1)).state_dict()
+    other = case.make(kit.drawn(*SHAPES), regularizer=L1(0.5))
+    with pytest.warns(UserWarning, match=r"checkpoint.*regularizer=L1\(lam=0\.1\).*L1\(lam=0\.5\)"):
+        other.load_state_dict(state)
+    assert other.param_groups[0]["regularizer"] == L1(0.5)
+
+
+def test_names_of_parameters_are_kept(case, kit):
+    opt = case.make(list(zip(["weight", "bias"], kit.drawn(*SHAPES), strict=True)))
+    drive(opt, seed=0)
+    state = through_disk(opt.state_dict())
+    assert state["param_groups"][0]["param_names"] == ["weight", "bias"]
+    fresh = case.make(list(zip(["weight", "bias"], kit.drawn(*SHAPES), strict=True)))
+    fresh.load_state_dict(state)
+    assert fresh.param_groups[0]["param_names"] == ["weight", "bias"]
+
+
+def test_hooks_of_the_state_dict_run(case, kit):
+    opt, seen = case.make(kit.drawn(*SHAPES)), []
+    opt.register_state_dict_post_hook(lambda o, state: seen.append("saved"))
+    opt.register_load_state_dict_pre_hook(lambda o, state: seen.append("loaded"))
+    opt.load_state_dict(opt.state_dict())
+    assert seen == ["saved", "loaded"]
+
+
+@pytest.mark.parametrize("lr", [0.0, torch.tensor(0.0)], ids=["float", "tensor"])
+def test_a_bare_step_with_lr_zero_and_zero_gradients_is_allowed(case, kit, lr):
+    # torch.distributed.checkpoint creates optimizer state this way.
+    params = kit.drawn(*SHAPES, scale=0.0)
+    opt, before = case.make(params, lr=lr, weight_decay=0.3), kit.points(params)
+    state = copy.deepcopy(opt.state_dict())
+    opt.step()
+    assert all(map(torch.equal, kit.points(params), before))
+    opt.param_groups[0]["lr"] = state["param_groups"][0]["lr"] = case.lr
+    assert drive(opt, seed=1).isfinite().all()
+    fresh = case.make(kit.drawn(*SHAPES), weight_decay=0.3)
+    assert torch.equal(drive(fresh, seed=1), torch.cat([p.detach().reshape(-1) for p in params]))
+
+
+def test_torch_distributed_checkpoint_reads_and_writes_the_state(case, kit):
+    dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    model = torch.nn.Linear(3, 2, dtype=F64)
+    opt = case.make(model.parameters(), weight_decay=0.1)
+    drive(opt, seed=0)
+    state = dcp.get_optimizer_state_dict(model, opt)
+    other = torch.nn.Linear(3, 2, dtype=F64)
+    other.load_state_dict(model.state_dict())
+    resumed = case.make(other.parameters(), weight_decay=0.1)
+    dcp.set_optimizer_state_dict(other, resumed, state)
+    assert torch.equal(drive(resumed, seed=5), drive(opt, seed=5))

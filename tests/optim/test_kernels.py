@@ -1,0 +1,266 @@
+"""The compiled CPU kernels: right sums and updates, for any layout, thread, process and number of threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from proxsps.optim import ProxSPS, kernels
+from proxsps.regularizers import L2
+
+LARGE = 300_001  # several threads take part
+SIZES = {
+    "odd": [(1,), (3,), (17,), (2047,), (2049,), (16_383,), (16_385,)],
+    "many": [(7, 3)] * 400,
+    "empty": [(0,), (5,), (3, 0, 2), (4,)],
+    "large": [(LARGE,), (11,), (2 * LARGE,)],
+    "matrix": [(129, 257), (1, 1, 1)],
+}
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def pairs(shapes, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    draw = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes * 2]
+    return draw[: len(shapes)], draw[len(shapes) :]
+
+
+def expected_sums(xs, gs, lam):
+    rows, sizes = [], []
+    for x, g, weight in zip(xs, gs, lam, strict=True):
+        x, d = x.double(), g.double() + weight * x.double()
+        rows.append([(d * d).sum().item(), (d * x).sum().item(), (x * x).sum().item()])
+        sizes.append([(d * d).sum().item(), (d * x).abs().sum().item(), (x * x).sum().item()])
+    return np.array(rows), np.array(sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SIZES)
+def test_sums_agree_with_double_precision(name, dtype):
+    xs, gs = pairs(SIZES[name], dtype)
+    lam = np.linspace(0, 0.7, len(xs))
+    got = kernels.sums(kernels.memory(xs, gs), lam)
+    want, sizes = expected_sums(xs, gs, lam)
+    # A run of RUN entries is summed in the dtype (each partial sum rounded once), everything else in double.
+    bound = (kernels.RUN + 4) * torch.finfo(dtype).eps / 2
+    assert got.shape == (len(xs), 3)
+    assert (np.abs(got - want) <= bound * sizes + 1e-300).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SIZES)
+def test_writes_agree_with_double_precision(name, dtype):
+    xs, gs = pairs(SIZES[name], dtype)
+    before = [x.double() for x in xs]
+    kept = [g.clone() for g in gs]
+    keep, move = np.linspace(0.5, 1, len(xs)), np.linspace(-0.3, -0.1, len(xs))
+    kernels.write(kernels.memory(xs, gs), keep, move)
+    eps = torch.finfo(dtype).eps
+    for x, b, g, k, a, m in zip(xs, before, gs, kept, keep, move, strict=True):
+        want = a * b + m * g.double()
+        # Two coefficients, two products and a sum, each rounded once.
+        assert ((x.double() - want).abs() <= 2 * eps * (b.abs() + g.double().abs())).all()
+        assert torch.equal(g, k)
+
+
+def test_channels_last_tensors_are_walked_in_their_own_order():
+    xs, gs = ([t.to(memory_format=torch.channels_last) for t in ts] for ts in pairs([(3, 5, 4, 2), (2, 3, 3, 3)], torch.float64))
+    plain = [x.contiguous().clone() for x in xs], [g.contiguous().clone() for g in gs]
+    assert not xs[0].is_contiguous()
+    at = kernels.memory(xs, gs)
+    # Sums in another order.
+    np.testing.assert_allclose(kernels.sums(at, np.zeros(2)), kernels.sums(kernels.memory(*plain), np.zeros(2)), rtol=1e-13)
+    kernels.write(at, np.full(2, 0.9), np.full(2, -0.2))
+    kernels.write(kernels.memory(*plain), np.full(2, 0.9), np.full(2, -0.2))
+    assert all(map(torch.equal, xs, plain[0]))
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in xs)
+
+
+@pytest.mark.parametrize("other", ["gradient", "parameter"])
+def test_tensors_in_different_orders_are_not_taken(other):
+    (x,), (g,) = pairs([(3, 5, 4, 2)], torch.float64)
+    if other == "gradient":
+        g = g.to(memory_format=torch.channels_last)
+    else:
+        x = x.to(memory_format=torch.channels_last)
+    assert kernels.memory([x], [g]) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_not_taken(dtype):
+    assert kernels.memory([torch.ones(3, dtype=dtype)], [torch.ones(3, dtype=dtype)]) is None
+
+
+def test_two_dtypes_are_not_taken():
+    assert kernels.memory([torch.ones(3), torch.ones(3).double()], [torch.ones(3), torch.ones(3).double()]) is None
+
+
+def test_strided_tensors_are_not_taken():
+    assert kernels.memory([torch.ones(6)[::2]], [torch.ones(3)]) is None
+    assert kernels.memory([torch.ones(3)], [torch.ones(6)[::2]]) is None
+    assert kernels.memory([torch.ones(3)], [torch.ones(1).expand(3)]) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_number_of_threads_does_not_change_a_bit(threads, dtype):
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        xs, gs = pairs(SIZES["large"], dtype)
+        at = kernels.memory(xs, gs)
+        assert len(at.layout.cuts) == count + 1
+        sums = kernels.sums(at, np.full(3, 0.1))
+        kernels.write(at, np.full(3, 0.9), np.full(3, -0.2))
+        results.append((sums, xs))
+    for sums, xs in results[1:]:
+        assert np.array_equal(sums, results[0][0])
+        assert all(map(torch.equal, xs, results[0][1]))
+
+
+def test_steps_do_not_depend_on_the_number_of_threads(threads):
+    points = []
+    for count in (1, 2):
+        threads(count)
+        (x,), (g,) = pairs([(LARGE,)], torch.float32)
+        x = torch.nn.Parameter(x)
+        x.grad = g
+        ProxSPS([x], weight_decay=0.1, fused=True).step(loss=0.5)
+        points.append(x.detach())
+    assert torch.equal(*points)
+
+
+def test_several_python_threads_at_once_get_right_results(threads):
+    threads(2)
+    work = [pairs([(LARGE + i,), (5,)], torch.float64, seed=i) for i in range(6)]
+    want = [kernels.sums(kernels.memory(*w), np.zeros(2)) for w in work]
+    gate = threading.Barrier(3)
+
+    def run(part):
+        gate.wait(20)
+        return [[kernels.sums(kernels.memory(*w), np.zeros(2)) for w in part] for _ in range(10)]
+
+    with ThreadPoolExecutor(3) as pool:
+        got = list(pool.map(run, [work[0:2], work[2:4], work[4:6]]))
+    for i, rounds in enumerate(got):
+        for sums in rounds:
+            assert all(map(np.array_equal, sums, want[2 * i : 2 * i + 2]))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_kernels_work_in_a_forked_child(threads):
+    threads(2)
+    xs, gs = pairs([(LARGE,)], torch.float64)
+    at = kernels.memory(xs, gs)
+    want = kernels.sums(at, np.zeros(1))  # the parent's threads exist now
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ warns of forks in threaded programs
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if np.array_equal(kernels.sums(at, np.zeros(1)), want) else 2
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.02)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child hung")
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert np.array_equal(kernels.sums(at, np.zeros(1)), want)  # the parent goes on
+
+
+SCRIPT = """
+import json, torch
+from proxsps.optim import ProxSPS, kernels
+x = torch.nn.Parameter(torch.ones(5)); x.grad = torch.ones(5)
+ProxSPS([x], fused=True).step(loss=0.5)
+stats = [k.stats for k in (kernels._sum_chunks, kernels._write_chunks)]
+print(json.dumps([[sum(s.cache_hits.values()), sum(s.cache_misses.values())] for s in stats]))
+"""
+
+
+def test_a_second_process_does_not_compile_again(tmp_path):
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    runs = []
+    for _ in range(2):
+        out = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120, check=True)
+        runs.append(json.loads(out.stdout.splitlines()[-1]))
+    assert runs == [[[0, 1], [0, 1]], [[1, 0], [1, 0]]]
+
+
+# -- which path a step takes ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Names of the kernels that ran."""
+    seen = []
+    for name in ("sums", "write"):
+        original = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *args, n=name, f=original: seen.append(n) or f(*args))
+    return seen
+
+
+def parameter(x):
+    x = torch.nn.Parameter(x)
+    x.grad = torch.ones_like(x)
+    return x
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_dense_tensors_take_the_kernels(written, fused):
+    ProxSPS([parameter(torch.ones(4, 3))], fused=fused).step(loss=0.5)
+    assert written == ["sums", "write"]
+
+
+OUTSIDE = {
+    "bf16": lambda: [parameter(torch.ones(4, dtype=torch.bfloat16))],
+    "strided": lambda: [parameter(torch.ones(4, 3)[:, 1])],
+    "two dtypes": lambda: [parameter(torch.ones(4)), parameter(torch.ones(4).double())],
+    "center": lambda: [{"params": [parameter(torch.ones(4))], "regularizer": L2(0.1, torch.zeros(4))}],
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_other_tensors_fall_back_to_torch(written, name):
+    opt = ProxSPS(OUTSIDE[name]())
+    opt.step(loss=0.5)
+    assert written == []
+    assert opt.last_step.branch_name == "inside"
+    assert (opt.param_groups[0]["params"][0] != 1).all()
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_fused_says_why_it_does_not_apply(name):
+    with pytest.raises(RuntimeError, match=r"fused=True needs numba.*one dtype.*fused=None falls back to torch"):
+        ProxSPS(OUTSIDE[name](), fused=True).step(loss=0.5)
+
+
+def test_fused_off_does_not_take_the_kernels(written):
+    ProxSPS([parameter(torch.ones(4, 3))], fused=False).step(loss=0.5)
+    assert written == []

@@ -1,0 +1,114 @@
+"""Every code block of the README and the documentation runs, every docstring example too, and the site builds."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import proxsps
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def blocks(page: Path) -> list[tuple[int, str]]:
+    text = page.read_text()
+    return [(text.count("\n", 0, match.start(1)), match[1]) for match in BLOCK.finditer(text)]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages(proxsps.__path__, "proxsps.")
+    return ["proxsps", *(module.name for module in found)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for line, source in blocks(page):
+        # Blank lines in front, so that an error shows the line of the page.
+        exec(compile("\n" * line + source, str(page), "exec"), namespace)
+
+
+def test_pages_that_must_have_examples_have_them():
+    counts = {name(page): len(blocks(page)) for page in PAGES}
+    for page in ("README.md", "docs/index.md", "docs/getting-started.md", "docs/optimizers.md", "docs/regularizers.md"):
+        assert counts[page] > 0, page
+    assert counts["docs/write-your-own-regularizer.md"] >= 4
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_is_only_found_in_blocks_that_are_run(page):
+    """A block marked in another way (py, Python, indented, with options) would escape the test above."""
+    text = BLOCK.sub("", page.read_text())
+    assert not re.search(r"^\s*(```|~~~)\s*\{?\.?(py|python|pycon)\b", text, re.MULTILINE | re.IGNORECASE)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
+def test_links_to_files_lead_somewhere(page):
+    for target in LINK.findall(page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("module", modules())
+def test_docstring_examples(module):
+    if module == "proxsps.optim.kernels":
+        pytest.importorskip("numba")
+    results = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    assert results.failed == 0
+
+
+def test_every_public_name_is_in_the_reference():
+    reference = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    for public in set(proxsps.__all__) - {"__version__"}:
+        home = getattr(proxsps, public).__module__
+        assert home in reference or f"proxsps.optim.{public}\n" in reference, public
+
+
+def test_every_regularizer_is_in_the_table():
+    table = (ROOT / "docs" / "regularizers.md").read_text()
+    from proxsps import regularizers
+
+    for public in regularizers.__all__:
+        kind = getattr(regularizers, public)
+        if isinstance(kind, type) and kind is not regularizers.Regularizer:
+            assert f"| `{public}(" in table, public
+
+
+def test_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("mkdocs")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    pages = {page.name: page.read_text() for page in site.rglob("*.html")}
+    assert "<math" in pages["index.html"]
+    assert not any('class="arithmatex"' in page for page in pages.values()), "a formula was left as LaTeX"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=name)
+def test_examples_run(script, tmp_path):
+    flags = ["--epochs", "1"] if script.name == "demo.py" else []
+    result = subprocess.run([sys.executable, str(script), *flags], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    if script.name == "demo.py":
+        assert "Lowest objective" in result.stdout
+    if script.name == "sparse.py":
+        assert result.stdout.count("features kept: [0, 1, 2, 3, 4];") == 2
