@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from proxsps import L1, GroupLasso, ProxSPS, Regularizer, SqrtLR
 
-FEATURES, ACTIVE, SAMPLES, BATCH, EPOCHS = 100, 5, 1000, 100, 100
+FEATURES, ACTIVE, SAMPLES, BATCH, EPOCHS = 100, 5, 1000, 100, 50
 NOISE = 0.1
 
 

@@ -20,8 +20,11 @@ ROOT = Path(__file__).parent.parent
 HEAVY = ["torch", "jax", "matplotlib", "pandas", "numpy", "numba", "array_api_compat"]
 TARGETS = ["setup", "demo", "test", "check", "bench", "docs", "clean", "help"]
 
+# With nothing but the base dependencies: other packages of this environment are made impossible to import.
 TRAIN = """
-import pathlib, sys, torch, proxsps
+import pathlib, sys
+sys.modules.update(dict.fromkeys(["numba", "scipy", "pandas", "matplotlib", "cvxpy", "jax"]))
+import torch, proxsps
 assert pathlib.Path(proxsps.__file__).is_relative_to(sys.argv[1]), proxsps.__file__
 torch.manual_seed(0)
 x = torch.randn(64, 5)

@@ -61,7 +61,9 @@ def copied(param: Tensor) -> Tensor:
     return out
 
 
-def drawn(*shapes: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> list[Tensor]:
+def drawn(
+    *shapes: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 1.0
+) -> list[Tensor]:
     """Parameters with gradients, both standard normal; gradients times `scale`."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.complex128 if dtype.is_complex else torch.float64

@@ -33,7 +33,10 @@ def through_disk(state):
 
 def groups(params, regularizer):
     first, second = params
-    return [{"params": [first], "lr": 0.7, "weight_decay": 0.1}, {"params": [second], "lr": 0.4, "regularizer": regularizer}]
+    return [
+        {"params": [first], "lr": 0.7, "weight_decay": 0.1},
+        {"params": [second], "lr": 0.4, "regularizer": regularizer},
+    ]
 
 
 @pytest.mark.parametrize("regularizer", [None, L1(0.1)], ids=["plain", "L1"])

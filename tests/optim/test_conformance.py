@@ -195,7 +195,11 @@ def test_every_path_takes_the_same_steps(case, kit, options, path):
 def test_every_path_takes_the_same_steps_over_mixed_groups(case, kit, path):
     def groups():
         a, b, c = kit.drawn(*SHAPES)
-        return [{"params": [a], "weight_decay": 0.5}, {"params": [b], "lr": 0.3}, {"params": [c], "regularizer": L1(0.1)}]
+        return [
+            {"params": [a], "weight_decay": 0.5},
+            {"params": [b], "lr": 0.3},
+            {"params": [c], "regularizer": L1(0.1)},
+        ]
 
     plain, other = case.make(groups(), fused=False), case.make(groups(), **path)
     torch.testing.assert_close(drive(other), drive(plain), rtol=1e-6, atol=1e-6)
@@ -580,7 +584,9 @@ def test_a_refused_group_is_not_added(case, kit):
     opt.add_param_group({"params": [b]})
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"]
+)
 def test_copies_go_on_as_the_original(case, kit, duplicate):
     opt = case.make(kit.drawn(*SHAPES), regularizer=L1(0.1))
     drive(opt)
@@ -607,7 +613,9 @@ def test_nothing_grows_with_the_number_of_steps(case, kit, capturable):
 @pytest.mark.parametrize("last", [L1(0.1), None], ids=["search", "closed"])
 def test_last_step_has_an_entry_a_group(case, kit, capturable, last):
     a, b = kit.drawn((3,), (4,))
-    opt = case.make([{"params": [a], "lr": 0.3}, {"params": [b], "lr": 0.6, "regularizer": last}], capturable=capturable)
+    opt = case.make(
+        [{"params": [a], "lr": 0.3}, {"params": [b], "lr": 0.6, "regularizer": last}], capturable=capturable
+    )
     assert opt.last_step is None
     opt.step(loss=torch.tensor([0.4], dtype=F64))
     report = opt.last_step

@@ -70,7 +70,7 @@ def test_sums_agree_with_double_precision(name, dtype):
 @pytest.mark.parametrize("name", SIZES)
 def test_writes_agree_with_double_precision(name, dtype):
     xs, gs = pairs(SIZES[name], dtype)
-    before = [x.double() for x in xs]
+    before = [x.clone().double() for x in xs]
     kept = [g.clone() for g in gs]
     keep, move = np.linspace(0.5, 1, len(xs)), np.linspace(-0.3, -0.1, len(xs))
     kernels.write(kernels.memory(xs, gs), keep, move)
@@ -83,12 +83,17 @@ def test_writes_agree_with_double_precision(name, dtype):
 
 
 def test_channels_last_tensors_are_walked_in_their_own_order():
-    xs, gs = ([t.to(memory_format=torch.channels_last) for t in ts] for ts in pairs([(3, 5, 4, 2), (2, 3, 3, 3)], torch.float64))
+    xs, gs = (
+        [t.to(memory_format=torch.channels_last) for t in ts]
+        for ts in pairs([(3, 5, 4, 2), (2, 3, 3, 3)], torch.float64)
+    )
     plain = [x.contiguous().clone() for x in xs], [g.contiguous().clone() for g in gs]
     assert not xs[0].is_contiguous()
     at = kernels.memory(xs, gs)
     # Sums in another order.
-    np.testing.assert_allclose(kernels.sums(at, np.zeros(2)), kernels.sums(kernels.memory(*plain), np.zeros(2)), rtol=1e-13)
+    np.testing.assert_allclose(
+        kernels.sums(at, np.zeros(2)), kernels.sums(kernels.memory(*plain), np.zeros(2)), rtol=1e-13
+    )
     kernels.write(at, np.full(2, 0.9), np.full(2, -0.2))
     kernels.write(kernels.memory(*plain), np.full(2, 0.9), np.full(2, -0.2))
     assert all(map(torch.equal, xs, plain[0]))
@@ -208,7 +213,9 @@ def test_a_second_process_does_not_compile_again(tmp_path):
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     runs = []
     for _ in range(2):
-        out = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120, check=True)
+        out = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120, check=True
+        )
         runs.append(json.loads(out.stdout.splitlines()[-1]))
     assert runs == [[[0, 1], [0, 1]], [[1, 0], [1, 0]]]
 

@@ -179,7 +179,9 @@ def test_closure_and_loss_together_are_refused(case, kit):
 def test_a_step_without_a_loss_says_what_to_do(bounded_case, kit):
     params = kit.drawn((3,))
     before = kit.points(params)
-    with pytest.raises(ValueError, match=r"step\(\) needs the loss value: call opt\.step\(loss=loss\).*opt\.step\(closure\)"):
+    with pytest.raises(
+        ValueError, match=r"step\(\) needs the loss value: call opt\.step\(loss=loss\).*opt\.step\(closure\)"
+    ):
         bounded_case.make(params).step()
     assert torch.equal(params[0].detach(), before[0])
 

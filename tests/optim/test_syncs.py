@@ -41,7 +41,9 @@ def test_the_counter_counts(read):
     assert len(count.reads) >= 1
 
 
-@pytest.mark.parametrize("loss", [0.7, torch.tensor(0.7), torch.tensor(0.7, requires_grad=True)], ids=["float", "tensor", "grad"])
+@pytest.mark.parametrize(
+    "loss", [0.7, torch.tensor(0.7), torch.tensor(0.7, requires_grad=True)], ids=["float", "tensor", "grad"]
+)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_capturable_step_reads_nothing(case, kit, options, loss):
     opt = case.make(kit.drawn((4, 3), (7,), dtype=torch.float32), **options, capturable=True)
@@ -81,7 +83,11 @@ def test_a_watched_step_reads_nothing(case, kit):
 
 def test_groups_with_different_options_read_nothing(case, kit):
     a, b, c = kit.drawn((4, 3), (7,), (5,))
-    groups = [{"params": [a], "lr": torch.tensor(0.1)}, {"params": [b], "weight_decay": 0.2}, {"params": [c], "regularizer": L1(0.1)}]
+    groups = [
+        {"params": [a], "lr": torch.tensor(0.1)},
+        {"params": [b], "weight_decay": 0.2},
+        {"params": [c], "regularizer": L1(0.1)},
+    ]
     opt = case.make(groups, capturable=True)
     with CountReads() as count:
         opt.step(loss=torch.tensor(0.7), lower_bound=torch.tensor(0.1) if case.loss else None)

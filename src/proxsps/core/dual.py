@@ -40,9 +40,7 @@ class Search(NamedTuple):
 Loop = Callable[[Callable[[Search], Array], Callable[[Search], Search], Search], Search]
 
 
-def search_dual(
-    evaluate: Evaluate, like: Array, tolerance: Array, resolution: float, limit: int, loop: Loop
-) -> Search:
+def search_dual(evaluate: Evaluate, like: Array, tolerance: Array, resolution: float, limit: int, loop: Loop) -> Search:
     """Find u; the answer is `result.u`, the point at which h was evaluated last.
 
     Args:

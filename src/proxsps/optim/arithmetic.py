@@ -96,6 +96,8 @@ class Host(Arithmetic):
 
     def __init__(self, blocks: Sequence[Block], fused: bool | None) -> None:
         super().__init__(blocks)
+        for block in blocks:
+            block.alpha = float(block.alpha)
         self._owner = np.repeat(np.arange(len(blocks)), [len(block.params) for block in blocks])
         self._fused = fused
         self._memory = self._kernel_memory()
@@ -192,7 +194,9 @@ class Device(Arithmetic):
         self.limit = 20 if double else 10
 
     def scalar(self, value: Tensor | float) -> Array:
-        return torch.as_tensor(value, dtype=self._dtype, device=self._device)
+        if isinstance(value, Tensor):
+            return value.to(self._device, self._dtype).reshape(())
+        return torch.full((), value, dtype=self._dtype, device=self._device)  # a kernel, not a copy from the host
 
     def vector(self, values: Sequence[Tensor | float]) -> Array:
         return torch.stack([self.scalar(value) for value in values])
@@ -248,8 +252,10 @@ def load_kernels() -> ModuleType | None:
 
 def choose(blocks: Sequence[Block], fused: bool | None, capturable: bool) -> Arithmetic:
     """The arithmetic for a step over these blocks, of which at least one has tensors."""
-    on_cpu = all([x.is_cpu for block in blocks for x in block.params])
-    if capturable or not on_cpu or torch.compiler.is_compiling():
+    devices = {x.device for block in blocks for x in block.params}
+    if len(devices) > 1:
+        raise ValueError(f"All parameters of one optimizer must be on one device, got {sorted(map(str, devices))}.")
+    if capturable or devices.pop().type != "cpu" or torch.compiler.is_compiling():
         return Device(blocks)
     return Host(blocks, fused)
 

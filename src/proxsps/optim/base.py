@@ -14,7 +14,14 @@ from torch.optim import Optimizer
 from proxsps.core.array import Array, array_namespace
 from proxsps.optim.arithmetic import Arithmetic, Sums, choose
 from proxsps.optim.blocks import Block, gather
-from proxsps.optim.checks import check_bound, check_keys, check_loss, check_nonnegative, check_regularizer
+from proxsps.optim.checks import (
+    check_bound,
+    check_keys,
+    check_loss,
+    check_nonnegative,
+    check_positive,
+    check_regularizer,
+)
 from proxsps.optim.report import LastStep, Solution, report
 
 # Options of the loss or of the whole step, which one group cannot have for itself.
@@ -74,6 +81,7 @@ class PolyakOptimizer(Optimizer):
         instance the number of samples): watch each loss before it is divided by the number of micro-batches.
         """
         check_loss(loss)
+        check_positive("weight", weight)
         if isinstance(loss, Tensor) and loss.requires_grad:
             value = loss.detach()
             loss.register_hook(lambda _: self._watched.append((value, weight)))

@@ -7,7 +7,9 @@ Partial sums are kept per chunk of memory and added in one order: the result doe
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
@@ -24,6 +26,7 @@ from proxsps.optim.blocks import same_order
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
 RUN = 2_048  # entries summed in their own precision before they go into a double
+SHARE = 64 * CHUNK  # entries handed to a thread at a time; smaller ones even out better, larger ones cost fewer calls
 ALONE = 4 * CHUNK  # entries below which a second thread costs more than it brings
 
 LIKE = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
@@ -66,7 +69,6 @@ def _sum_chunks(like, tensor, start, length, x_at, g_at, lam, partial, first, la
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _write_chunks(like, tensor, start, length, x_at, g_at, keep, move, first, last):
-    # Backwards: what the summing pass read last is still in the cache, and so is what the next one reads first.
     for i in range(last - 1, first - 1, -1):
         j, n = tensor[i], length[i]
         x = numba.carray(_pointer(x_at[j], like), start[i] + n)[start[i] :]
@@ -77,22 +79,25 @@ def _write_chunks(like, tensor, start, length, x_at, g_at, keep, move, first, la
 
 
 class Layout(NamedTuple):
-    """How the entries of a list of tensors are cut into chunks; `cuts` are the threads' shares of them."""
+    """How the entries of a list of tensors are cut into chunks, and these into shares that threads take in turn."""
 
     tensor: np.ndarray
     start: np.ndarray
     length: np.ndarray
-    cuts: tuple[int, ...]
+    shares: list[tuple[int, int]]
+    threads: int
 
 
 @lru_cache(maxsize=32)
 def _layout(sizes: tuple[int, ...], threads: int) -> Layout:
     chunks = [(j, low, min(CHUNK, size - low)) for j, size in enumerate(sizes) for low in range(0, size, CHUNK)]
     tensor, start, length = np.array(chunks, np.int64).reshape(-1, 3).T.copy()
-    ends = np.cumsum(length)
-    shares = min(threads, max(1, sum(sizes) // ALONE))
-    inner = np.searchsorted(ends, ends[-1] * np.arange(1, shares) / shares) + 1 if len(ends) else []
-    return Layout(tensor, start, length, (0, *(int(cut) for cut in inner), len(chunks)))
+    total = sum(sizes)
+    threads = min(threads, max(1, total // ALONE))
+    count = max(threads, total // SHARE)
+    cuts = np.searchsorted(np.cumsum(length), total * np.arange(1, count) / count) + 1
+    edges = [0, *cuts.tolist(), len(chunks)]
+    return Layout(tensor, start, length, list(itertools.pairwise(edges)), threads)
 
 
 class Memory(NamedTuple):
@@ -121,9 +126,9 @@ def memory(params: Sequence[Tensor], grads: Sequence[Tensor]) -> Memory | None:
 
 def sums(at: Memory, lam: np.ndarray) -> np.ndarray:
     """||d||^2, <d, x> and ||x||^2 for d = g + lam x, a row a tensor; lam has an entry a tensor."""
-    tensor, start, length, _ = at.layout
+    tensor, start, length, shares, threads = at.layout
     partial = np.empty((len(tensor), 3))
-    _run(_sum_chunks, at.layout.cuts, at.like, tensor, start, length, at.x_at, at.g_at, lam, partial)
+    _run(_sum_chunks, shares, threads, at.like, tensor, start, length, at.x_at, at.g_at, lam, partial)
     out = np.zeros((len(at.x_at), 3))
     np.add.at(out, tensor, partial)
     return out
@@ -131,16 +136,27 @@ def sums(at: Memory, lam: np.ndarray) -> np.ndarray:
 
 def write(at: Memory, keep: np.ndarray, move: np.ndarray) -> None:
     """x <- keep x + move g, with an entry of keep and move a tensor."""
-    tensor, start, length, _ = at.layout
-    _run(_write_chunks, at.layout.cuts, at.like, tensor, start, length, at.x_at, at.g_at, keep, move)
+    tensor, start, length, shares, threads = at.layout
+    # Backwards: what the summing pass read last is still in the cache, and so is what the next one reads first.
+    _run(_write_chunks, shares[::-1], threads, at.like, tensor, start, length, at.x_at, at.g_at, keep, move)
 
 
-def _run(kernel: Callable[..., None], cuts: tuple[int, ...], *args: Any) -> None:
-    """Run a kernel on every share of the chunks; the calling thread takes the first one."""
-    others = [_pool(len(cuts) - 2).submit(kernel, *args, *cuts[i : i + 2]) for i in range(1, len(cuts) - 1)]
-    kernel(*args, *cuts[:2])
-    for other in others:
-        other.result()
+def _run(kernel: Callable[..., None], shares: list[tuple[int, int]], threads: int, *args: Any) -> None:
+    """Run a kernel on every share of the chunks; whoever is free takes the next one."""
+    waiting = deque(shares)
+
+    def work() -> None:
+        while waiting:
+            try:
+                share = waiting.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            kernel(*args, *share)
+
+    helpers = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
+    work()
+    for helper in helpers:
+        helper.result()
 
 
 @cache

@@ -159,5 +159,14 @@ class DecSPS(CoupledPolyak):
         dual = dec_sps_dual(gap, sums.d_sq, alpha, c, memory)
         k, memory = xp.where(ok, k + 1, k), xp.where(ok, c * dual.u * alpha, memory)
         for i, group in enumerate(groups):
-            group["k"], group["memory"] = arithmetic.factor(k[i]), arithmetic.factor(memory[i])
+            _store(group, "k", arithmetic.factor(k[i]))
+            _store(group, "memory", arithmetic.factor(memory[i]))
         return dual
+
+
+def _store(group: dict[str, Any], key: str, value: Tensor | float) -> None:
+    """Keep a number in a group; a tensor in place, so that a captured step finds it again."""
+    if isinstance(value, Tensor) and isinstance(group[key], Tensor):
+        group[key].copy_(value)
+    else:
+        group[key] = value.clone() if isinstance(value, Tensor) else value
