@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,15 +22,6 @@ class Case:
 
     def make(self, params: Iterable[Any], **options: Any) -> PolyakOptimizer:
         return self.cls(params, **{"lr": self.lr, **options})
-
-    def fresh(self, like: PolyakOptimizer) -> PolyakOptimizer:
-        """The same optimizer over copies of its parameters and gradients, at its first step."""
-        groups = []
-        for group in like.param_groups:
-            kept = {key: group[key] for key in ("lr", "weight_decay", "regularizer")}
-            groups.append({"params": [copied(p) for p in group["params"]], **kept})
-        first = like.param_groups[0]
-        return self.make(groups, fused=first["fused"], capturable=first["capturable"])
 
 
 OPTIMIZERS = [
@@ -100,15 +91,14 @@ class LeastSquares:
         return float(values[0]), float(values[-1])
 
 
-@dataclass(frozen=True)
 class Kit:
     """The helpers above, for tests in this folder."""
 
-    drawn: Callable[..., list[Tensor]] = staticmethod(drawn)
-    copied: Callable[[Tensor], Tensor] = staticmethod(copied)
-    points: Callable[..., list[Tensor]] = staticmethod(points)
-    flat: Callable[..., Tensor] = staticmethod(flat)
-    least_squares: type[LeastSquares] = LeastSquares
+    drawn = staticmethod(drawn)
+    copied = staticmethod(copied)
+    points = staticmethod(points)
+    flat = staticmethod(flat)
+    least_squares = LeastSquares
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,7 @@ GROUPS = {
     "Box": Group(Box(-0.3, 0.8), lambda y: (0, [y >= -0.3, y <= 0.8]), 0.9),
     "NonNegative": Group(NonNegative(), lambda y: (0, [y >= 0]), 0.9),
     "L1Ball": Group(L1Ball(2.0), lambda y: (0, [cp.sum(cp.abs(y)) <= 2.0]), 0.9),
-    "L2Ball": Group(L2Ball(1.5), lambda y: (0, [cp.norm(cp.vec(y, order="C"), 2) <= 1.5]), 1.1),
+    "L2Ball": Group(L2Ball(1.5), lambda y: (0, [cp.sum_squares(y) <= 1.5**2]), 1.1),
     "Simplex": Group(Simplex(1.5), lambda y: (0, [y >= 0, cp.sum(y) == 1.5]), 0.8),
     "NuclearNorm": Group(NuclearNorm(1.2), lambda y: (1.2 * cp.normNuc(y), []), 0.7),
     "TotalVariation1D": Group(

@@ -30,8 +30,8 @@ class Block:
 
     @property
     def affine(self) -> bool:
-        """Whether the prox is affine, so that the block enters the closed form."""
-        return isinstance(self.phi, (L2, Zero))
+        """Whether the prox is affine, as that of nothing is, so that the block enters the closed form."""
+        return isinstance(self.phi, (L2, Zero)) or not self.params
 
     @cached_property
     def centers(self) -> list[Tensor] | None:

@@ -15,8 +15,8 @@ from proxsps.optim.blocks import Block
 from proxsps.optim.passes import widened
 from proxsps.regularizers.base import prox_all, prox_jvp_all
 
-# Duality gap at which to stop, relative to the gap m - C of the loss.
-RELATIVE_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+# Duality gap at which to stop, relative to the gap m - C of the loss: in single and in double precision.
+SINGLE, DOUBLE = 1e-6, 1e-12
 
 
 class ProxRay:
@@ -34,8 +34,11 @@ class ProxRay:
         self._xs = [[widened(x) for x in block.params] for block in self.blocks]
         self._ds = [[widened(g) for g in block.grads] for block in self.blocks]
         self.points: list[list[Tensor]] = []
-        self._dtype = min((x.dtype for xs in self._xs for x in xs), key=lambda dtype: dtype.itemsize)
-        self.eps = torch.finfo(self._dtype).eps
+
+    @property
+    def eps(self) -> float:
+        """Relative rounding of the coarsest parameters that are searched over."""
+        return max(torch.finfo(x.dtype).eps for xs in self._xs for x in xs)
 
     def __call__(self, u: Array) -> tuple[Array, Array]:
         """h(u) and h'(u), the latter NaN where some prox has no cheap derivative."""
@@ -64,7 +67,7 @@ class ProxRay:
         """
         products = [x * d for xs, ds in zip(self._xs, self._ds, strict=True) for x, d in zip(xs, ds, strict=True)]
         rounding = 2 * self.eps * self._arithmetic.dot(products, products) ** 0.5
-        return RELATIVE_TOLERANCE[self._dtype] * abs(self._gap) + rounding
+        return (SINGLE if self.eps > 1e-10 else DOUBLE) * abs(self._gap) + rounding
 
 
 def _prox_along(

@@ -38,7 +38,7 @@ class CoupledPolyak(PolyakOptimizer):
         """Add value and subgradient of regularisers other than the squared l2 norm, which the sums take care of."""
         penalties = []
         for block in blocks:
-            if block.affine or not block.params:
+            if block.affine:
                 continue
             xs = [widened(x) for x in block.params]
             penalties.append(value_all(block.phi, xs, block.indices))
