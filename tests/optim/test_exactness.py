@@ -79,7 +79,7 @@ GROUPS = {
     "Box": Group(Box(-0.3, 0.8), lambda y: (0, [y >= -0.3, y <= 0.8]), 0.9),
     "NonNegative": Group(NonNegative(), lambda y: (0, [y >= 0]), 0.9),
     "L1Ball": Group(L1Ball(2.0), lambda y: (0, [cp.sum(cp.abs(y)) <= 2.0]), 0.9),
-    "L2Ball": Group(L2Ball(1.5), lambda y: (0, [cp.sum_squares(y) <= 1.5**2]), 1.1),
+    "L2Ball": Group(L2Ball(1.5), lambda y: (0, [cp.norm(cp.vec(y, order="C"), 2) <= 1.5]), 1.1),
     "Simplex": Group(Simplex(1.5), lambda y: (0, [y >= 0, cp.sum(y) == 1.5]), 0.8),
     "NuclearNorm": Group(NuclearNorm(1.2), lambda y: (1.2 * cp.normNuc(y), []), 0.7),
     "TotalVariation1D": Group(
@@ -147,7 +147,7 @@ class Instance:
             constraints += more
         objective = (cp.maximum(height, 0) if truncate else height) + rest
         problem = cp.Problem(cp.Minimize(objective), constraints)
-        problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-10)
+        problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9)
         assert problem.status == cp.OPTIMAL
 
         def evaluate(ys):
@@ -301,7 +301,7 @@ def state(seed, size=6):
 
 
 def close(got, want, x, g, reach):
-    """Entries agree up to rounding of x and of the step, whose length is known up to rounding of terms of size `reach`."""
+    """Entries agree up to rounding of x and of a step that is the sum of terms of size `reach`."""
     bound = 1e-13 * (x.abs() + reach * g.abs()) + 1e-300
     assert ((got - want).abs() <= bound).all()
 

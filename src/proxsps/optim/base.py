@@ -23,6 +23,7 @@ from proxsps.optim.checks import (
     check_regularizer,
 )
 from proxsps.optim.report import LastStep, Solution, report
+from proxsps.regularizers import Regularizer
 
 # Options of the loss or of the whole step, which one group cannot have for itself.
 SHARED = ("lower_bound", "c", "c0", "fused", "capturable")
@@ -215,11 +216,10 @@ class PolyakOptimizer(Optimizer):
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, with regularisers as text: a checkpoint holds only plain data."""
+        """As in torch, with regularisers as text: a checkpoint holds only plain data, and does not follow later steps."""
         state = super().state_dict()
         state["param_groups"] = [
-            {**group, "regularizer": None if group["regularizer"] is None else repr(group["regularizer"])}
-            for group in state["param_groups"]
+            {key: _plain(value) for key, value in group.items()} for group in state["param_groups"]
         ]
         return state
 
@@ -229,7 +229,7 @@ class PolyakOptimizer(Optimizer):
         super().load_state_dict(state_dict)
         for group, phi in zip(self.param_groups, own, strict=True):
             saved, group["regularizer"] = group["regularizer"], phi
-            if saved != (None if phi is None else repr(phi)):
+            if saved != _plain(phi):
                 text = (
                     f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
                 )
@@ -242,3 +242,10 @@ class PolyakOptimizer(Optimizer):
         for group in self.param_groups:
             for key, default in self.defaults.items():
                 group.setdefault(key, default)
+
+
+def _plain(value: Any) -> Any:
+    """An option of a group as it goes into a checkpoint."""
+    if isinstance(value, Regularizer):
+        return repr(value)
+    return value.clone() if isinstance(value, Tensor) else value
