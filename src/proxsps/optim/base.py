@@ -216,7 +216,7 @@ class PolyakOptimizer(Optimizer):
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, with regularisers as text: a checkpoint holds only plain data, and does not follow later steps."""
+        """As in torch, but only plain data (regularisers as text) and copies, which do not follow later steps."""
         state = super().state_dict()
         state["param_groups"] = [
             {key: _plain(value) for key, value in group.items()} for group in state["param_groups"]
@@ -229,7 +229,7 @@ class PolyakOptimizer(Optimizer):
         super().load_state_dict(state_dict)
         for group, phi in zip(self.param_groups, own, strict=True):
             saved, group["regularizer"] = group["regularizer"], phi
-            if saved != _plain(phi):
+            if _plain(saved) != _plain(phi):  # a dictionary without one gets the default, which is no text
                 text = (
                     f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
                 )
