@@ -128,11 +128,16 @@ def test_zero_grad_between_watch_and_backward_is_harmless(case, kit):
     assert torch.equal(w.detach(), v.detach())
 
 
-def test_a_step_left_out_does_not_leak_into_the_next(case, kit):
+@pytest.mark.parametrize("cleared_by", ["optimizer", "model"])
+def test_a_step_left_out_does_not_leak_into_the_next(case, kit, cleared_by):
     problem, (w, v) = kit.least_squares(noise=1.0), two_points()
     opt, other = case.make([w]), case.make([v])
     opt.watch(1000 * problem.loss(w)).backward()
-    opt.zero_grad()  # as a trainer does that found an overflow and skipped the step
+    # A trainer that found an overflow skips the step and clears the gradients: its own way, or by model.zero_grad().
+    if cleared_by == "optimizer":
+        opt.zero_grad()
+    else:
+        w.grad = None
     for o, p in ((opt, w), (other, v)):
         o.watch(problem.loss(p)).backward()
         o.step()
@@ -209,6 +214,12 @@ def test_a_loss_with_many_entries_is_refused(case, kit, capturable):
         opt.watch(torch.ones(2))
     with pytest.raises(ValueError, match=r"one number, got shape \(0,\)"):
         opt.step(loss=torch.ones(0))
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
+def test_weights_of_watched_losses_are_positive_and_finite(case, kit, weight):
+    with pytest.raises(ValueError, match=f"weight.*{weight}"):
+        case.make(kit.drawn((3,))).watch(0.5, weight=weight)
 
 
 def test_a_loss_that_is_no_number_is_refused(case, kit):

@@ -85,9 +85,11 @@ def dec_sps_dual(gap: Array, d_sq: Array, alpha: Array, c: Array, previous: Arra
     """
     xp = array_namespace(d_sq)
     dual = sps_dual(gap, d_sq, alpha, c)
+    moving = xp.sum(alpha * d_sq, axis=-1) > 0  # else nothing limits the step, and nothing is to be remembered of it
     resting = alpha <= 0  # such a block does not move, whatever u is
     memory = xp.where(resting, xp.full_like(alpha, math.inf), previous / (c * xp.where(resting, 1.0, alpha)))
-    return Dual(dual.root, xp.minimum(dual.u, xp.min(memory, axis=-1)))
+    u = xp.where(moving, dual.u, xp.ones_like(dual.u))
+    return Dual(dual.root, xp.minimum(u, xp.min(memory, axis=-1)))
 
 
 class Affine(NamedTuple):

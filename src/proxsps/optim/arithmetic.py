@@ -84,6 +84,10 @@ class Arithmetic(ABC):
     def loop(self) -> Loop:
         """The loop of the search."""
 
+    @abstractmethod
+    def scale(self, square: Array) -> Array:
+        """A number to divide a vector of this squared norm by, so that its own squares neither overflow nor vanish."""
+
     def dot(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> Array:
         """Inner product of two lists of tensors."""
         return self.total([part for a, b in zip(left, right, strict=True) for part in dots(a, b)])
@@ -138,8 +142,9 @@ class Host(Arithmetic):
             lam = np.array([block.lam if coupled else 0.0 for block in self.blocks])
             out = np.zeros((len(self.blocks), 3))
             np.add.at(out, self._owner, load_kernels().sums(self._memory, lam[self._owner]))
-            return Sums(*out.T)
-        sums = self._torch_sums(coupled, exact=False)
+            sums = Sums(*out.T)
+        else:
+            sums = self._torch_sums(coupled, exact=False)
         if not np.isfinite(sums.d_sq).all():  # squares of entries above 1e19 overflow in f32, not in f64
             sums = self._torch_sums(coupled, exact=True)
         return sums
@@ -172,6 +177,9 @@ class Host(Arithmetic):
             for x, y in zip(block.params, new, strict=True):
                 x.copy_(y)
 
+    def scale(self, square: Array) -> Array:
+        return np.float64(1.0) if 1e-20 < square < 1e20 or square == 0 else np.sqrt(square)
+
     def restricted(self, indices: Sequence[int]) -> Host:
         return Host([self.blocks[i] for i in indices], self._fused)
 
@@ -189,9 +197,15 @@ class Device(Arithmetic):
     def __init__(self, blocks: Sequence[Block]) -> None:
         super().__init__(blocks)
         params = [x for block in blocks for x in block.params]
-        double = any(x.dtype is torch.float64 for x in params)
-        self._device, self._dtype = params[0].device, torch.float64 if double else torch.float32
-        self.limit = 20 if double else 10
+        self._device = params[0].device
+        self._dtype = torch.float32 if self._device.type == "mps" else torch.float64  # mps has no doubles
+        self.limit = 20 if any(x.dtype is torch.float64 for x in params) else 10
+        for block in blocks:
+            block.alpha = self.scalar(block.alpha) if isinstance(block.alpha, Tensor) else block.alpha
+
+    def _squares(self, d: Tensor) -> list[Tensor]:
+        """||d||^2 added up in doubles, in which it does not overflow; the host recomputes it then, a device cannot."""
+        return [torch.linalg.vector_norm(d, dtype=self._dtype).square()]
 
     def scalar(self, value: Tensor | float) -> Array:
         if isinstance(value, Tensor):
@@ -213,21 +227,24 @@ class Device(Arithmetic):
     def sums(self, coupled: bool) -> Sums:
         rows = []
         for block in self.blocks:
-            parts = pair_sums(bucketed(displaced(block, coupled)), coupled)
+            parts = pair_sums(bucketed(displaced(block, coupled)), coupled, self._squares)
             rows.append(torch.stack([self.total(part) for part in parts]))
         return Sums(*torch.stack(rows, dim=1))
 
     def move(self, update: Affine, ok: Array) -> None:
         for block, keep, move, pull in zip(self.blocks, *update, strict=True):
-            if block.centers is None and block.aligned and not torch.compiler.is_compiling():
-                torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
-                fused_sgd(block, lr=-move, weight_decay=0.0, found_inf=1 - ok.to(torch.float32))
+            if block.centers is None and block.aligned and not block.double:
+                torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)).float())
+                fused_sgd(block, lr=-move.float(), weight_decay=0.0, found_inf=1 - ok.float())
             else:
                 self.assign(block, combined(block, keep, move, pull), ok)
 
     def assign(self, block: Block, new: Sequence[Tensor], ok: Array) -> None:
         for x, y in zip(block.params, new, strict=True):
             x.copy_(torch.where(ok, y.to(x.dtype), x))
+
+    def scale(self, square: Array) -> Array:
+        return torch.where(square > 0, square, torch.ones_like(square)).sqrt()
 
     def restricted(self, indices: Sequence[int]) -> Device:
         return Device([self.blocks[i] for i in indices])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -151,6 +152,7 @@ class PolyakOptimizer(Optimizer):
         Returns:
             The closure's or the given loss.
         """
+        self._taken = None
         value, returned = self._loss(closure, loss)
         options = self.param_groups[0]
         if lower_bound is None:
@@ -191,12 +193,14 @@ class PolyakOptimizer(Optimizer):
 
     @property
     def last_step(self) -> LastStep | None:
-        """What the last step did; None before the first."""
+        """What the last step did; None before the first, and where there was no gradient to step with."""
         return None if self._taken is None else report(*self._taken)
 
     def _explain_skip(self, m: Array, C: Array) -> None:
         """Warn once of each reason to leave parameters as they are."""
-        if not abs(m) < float("inf"):
+        if not abs(C) < math.inf:
+            kind, reason = "bound", f"lower_bound is {float(C)}"
+        elif not abs(m) < math.inf:
             kind, reason = "loss", f"The loss is {float(m)}"
         elif self.bounded and m < C:
             kind, reason = (

@@ -48,6 +48,11 @@ class Block:
         """Whether parameters and gradients lie in memory alike, so that a flat pass over both is right."""
         return all(map(same_order, self.params, self.grads))
 
+    @property
+    def double(self) -> bool:
+        """Whether some parameter has double precision."""
+        return any([x.dtype is torch.float64 for x in self.params])
+
 
 def same_order(x: Tensor, g: Tensor) -> bool:
     """Whether two tensors are of one dtype and their entries lie in memory without gaps, in the same order."""

@@ -13,9 +13,9 @@ from proxsps.regularizers import Regularizer
 
 
 def check_nonnegative(name: str, value: Any) -> None:
-    """Refuse a number that is negative or NaN."""
-    if not float(value) >= 0:
-        raise ValueError(f"{name} must be a number >= 0, got {value!r}.")
+    """Refuse a number that is negative, infinite or NaN."""
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}.")
 
 
 def check_positive(name: str, value: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -34,14 +34,21 @@ def displaced(block: Block, coupled: bool) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
 
 
-def pair_sums(pairs: Iterable[tuple[Tensor, Tensor]], coupled: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def squares(d: Tensor) -> list[Tensor]:
+    """||d||^2 as a list of 0-d tensors to be added up."""
+    return dots(d, d)
+
+
+def pair_sums(
+    pairs: Iterable[tuple[Tensor, Tensor]], coupled: bool, squares: Callable[[Tensor], list[Tensor]] = squares
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """||d||^2, <d, x> and, where `coupled`, ||x||^2 over pairs (x, d), each as a list of 0-d tensors to be added up."""
     d_sq, d_dot_x, x_sq = [], [], []
     for x, d in pairs:  # one tensor at a time, so that d is still in the cache for its second product
-        d_sq += dots(d, d)
+        d_sq += squares(d)
         d_dot_x += dots(d, x)
         if coupled:
-            x_sq += dots(x, x)
+            x_sq += squares(x)
     return d_sq, d_dot_x, x_sq
 
 
@@ -70,7 +77,11 @@ def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Ten
 
 def fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: Tensor | None) -> None:
     """x <- x - lr (g + weight_decay x) in one pass over memory; not at all where found_inf is 1."""
-    if block.params:
+    if torch.compiler.is_compiling():  # the compiler does not know the fused kernel, and fuses these lines itself
+        for x, g in zip(block.params, block.grads, strict=True):
+            y = x - lr * (g + weight_decay * x)
+            x.copy_(y if found_inf is None else torch.where(found_inf > 0, x, y))
+    elif block.params:
         torch._fused_sgd_(
             block.params,
             block.grads,

@@ -5,6 +5,7 @@ The formulas are those of `proxsps.core.schedules`; a scheduler only keeps count
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class StronglyConvexLR(LRScheduler):
     ) -> None:
         if not lam > 0:
             raise ValueError(f"lam must be positive (the schedule is for strongly convex regularisers), got {lam}.")
-        if k_0 < 1:
+        if not k_0 >= 1:
             raise ValueError(f"k_0 must be at least 1, got {k_0}.")
         self.lam, self.k_0, self.bounded = lam, k_0, bounded
         super().__init__(optimizer, last_epoch)
@@ -100,15 +101,13 @@ class AdaptiveLR(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """The values for the next epoch."""
-        current = [group["lr"] for group in self.optimizer.param_groups]
-        if not self.zetas:
-            return current
-        columns = torch.stack(self.zetas).cpu().double().T
-        self.zetas = []
-        return [
-            min(base, self.factor * schedules.adaptive(_finite(column), lr / self.factor))
-            for base, lr, column in zip(self.base_lrs, map(float, current), columns, strict=True)
-        ]
+        seen, self.zetas = torch.nn.utils.rnn.pad_sequence(self.zetas, True, math.nan).T if self.zetas else [], []
+        out = []
+        for i, group in enumerate(self.optimizer.param_groups):
+            base, lr = group.setdefault("initial_lr", group["lr"]), group["lr"]
+            zetas = _taken(seen[i]) if i < len(seen) else []
+            out.append(min(base, self.factor * schedules.adaptive(zetas, lr / self.factor)) if zetas else lr)
+        return out
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch; what was observed in an unfinished epoch is part of it."""
@@ -118,9 +117,9 @@ class AdaptiveLR(LRScheduler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch."""
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "zetas"})
-        self.zetas = [torch.tensor(zeta) for zeta in state_dict["zetas"]]
+        self.zetas = [torch.tensor(zeta, dtype=torch.float64) for zeta in state_dict["zetas"]]
 
 
-def _finite(column: Tensor) -> list[float]:
+def _taken(column: Tensor) -> list[float]:
     """The zetas of steps that were taken; a skipped one reports NaN."""
     return column[~column.isnan()].tolist()

@@ -32,7 +32,10 @@ class ProxRay:
         self._line = l2_line(gap, sums.d_sq, sums.d_dot_x, affine * alpha, lam)
         self.blocks = [block for block in arithmetic.blocks if not block.affine]
         self._xs = [[widened(x) for x in block.params] for block in self.blocks]
-        self._ds = [[widened(g) for g in block.grads] for block in self.blocks]
+        # Gradients over a common scale, lest their squares leave the range of f32.
+        self._scale = arithmetic.scale(((1 - affine) * sums.d_sq).sum())
+        s = arithmetic.factor(self._scale)
+        self._ds = [[widened(g) if s == 1 else widened(g) / s for g in block.grads] for block in self.blocks]
         self.points: list[list[Tensor]] = []
 
     @property
@@ -45,10 +48,11 @@ class ProxRay:
         h, slope = self._line.start - self._line.fall * u, -self._line.fall
         self.points = []
         for block, xs, ds in zip(self.blocks, self._xs, self._ds, strict=True):
-            tau = self._arithmetic.factor(u * block.alpha)
+            tau = self._arithmetic.factor(u * block.alpha * self._scale)
             ys, tangents = _prox_along(block, xs, ds, tau)
-            h = h + self._arithmetic.dot(ds, [y - x for x, y in zip(xs, ys, strict=True)])
-            slope = slope - (math.nan if tangents is None else block.alpha * self._arithmetic.dot(ds, tangents))
+            h = h + self._scale * self._arithmetic.dot(ds, [y - x for x, y in zip(xs, ys, strict=True)])
+            curvature = math.nan if tangents is None else self._arithmetic.dot(ds, tangents)
+            slope = slope - block.alpha * self._scale**2 * curvature
             self.points.append(ys)
         return h, slope
 
@@ -66,7 +70,7 @@ class ProxRay:
         Each entry of y(u) carries a rounding error of eps |x_i|, which reaches h as eps ||d * x||.
         """
         products = [x * d for xs, ds in zip(self._xs, self._ds, strict=True) for x, d in zip(xs, ds, strict=True)]
-        rounding = 2 * self.eps * self._arithmetic.dot(products, products) ** 0.5
+        rounding = 2 * self.eps * self._scale * self._arithmetic.dot(products, products) ** 0.5
         return (SINGLE if self.eps > 1e-10 else DOUBLE) * abs(self._gap) + rounding
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
@@ -157,7 +158,7 @@ class DecSPS(CoupledPolyak):
         memory = arithmetic.vector([group["memory"] for group in groups])
         c = groups[0]["c0"] * (k[0] + 1) ** 0.5
         dual = dec_sps_dual(gap, sums.d_sq, alpha, c, memory)
-        k, memory = xp.where(ok, k + 1, k), xp.where(ok, c * dual.u * alpha, memory)
+        k, memory = xp.where(ok, k + 1, k), xp.where(ok & (alpha > 0), c * dual.u * alpha, memory)
         for i, group in enumerate(groups):
             _store(group, "k", arithmetic.factor(k[i]))
             _store(group, "memory", arithmetic.factor(memory[i]))
@@ -166,7 +167,7 @@ class DecSPS(CoupledPolyak):
 
 def _store(group: dict[str, Any], key: str, value: Tensor | float) -> None:
     """Keep a number in a group; a tensor in place, so that a captured step finds it again."""
-    if isinstance(value, Tensor) and isinstance(group[key], Tensor):
+    if isinstance(value, Tensor) and isinstance(group[key], Tensor) and not torch.compiler.is_compiling():
         group[key].copy_(value)
     else:
         group[key] = value.clone() if isinstance(value, Tensor) else value
