@@ -20,7 +20,7 @@ from proxsps.core.array import Array
 from proxsps.core.dual import Loop, Search, fixed_loop
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block
-from proxsps.optim.passes import bucketed, combined, displaced, dots, fused_sgd, pair_sums
+from proxsps.optim.passes import bucketed, combined, displaced, dots, flat, fused_sgd, pair_sums
 
 
 class Sums(NamedTuple):
@@ -90,7 +90,7 @@ class Arithmetic(ABC):
 
     def dot(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> Array:
         """Inner product of two lists of tensors."""
-        return self.total([part for a, b in zip(left, right, strict=True) for part in dots(a, b)])
+        return self.total([part for a, b in zip(left, right, strict=True) for part in dots(flat(a), flat(b))])
 
 
 class Host(Arithmetic):

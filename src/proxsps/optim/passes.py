@@ -18,19 +18,22 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def flat(x: Tensor) -> Tensor:
+    """The entries as one vector, in f32 at least."""
+    return widened(x).reshape(-1)
+
+
 def dots(a: Tensor, b: Tensor) -> list[Tensor]:
-    """<a, b> as a list of 0-d tensors to be added up."""
-    a, b = widened(a).reshape(-1), widened(b).reshape(-1)
+    """<a, b> of two vectors as a list of 0-d tensors to be added up."""
     if a.numel() <= DOT or not a.is_cpu:
         return [torch.dot(a, b)]
     return [torch.dot(p, q) for p, q in zip(a.split(DOT), b.split(DOT), strict=True)]
 
 
 def displaced(block: Block, coupled: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs (x - center, d) of a block."""
+    """Pairs (x - center, d) of a block, as vectors."""
     for x, g, c in zip(block.params, block.grads, block.centers or [None] * len(block.params), strict=True):
-        x, d = widened(x), widened(g)
-        x = x if c is None else x - c
+        x, d = flat(x) if c is None else flat(x) - flat(c), flat(g)
         yield x, torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
 
 
@@ -53,18 +56,18 @@ def pair_sums(
 
 
 def bucketed(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same pairs, flat, with small ones joined."""
-    xs, ds, size = [], [], 0
+    """The same pairs with small ones joined."""
+    xs: list[Tensor] = []
+    ds: list[Tensor] = []
+    size = 0
     for x, d in pairs:
         if xs and (size + x.numel() > BUCKET or x.dtype is not xs[0].dtype):
             yield torch.cat(xs), torch.cat(ds)
             xs, ds, size = [], [], 0
-        xs.append(x.reshape(-1))
-        ds.append(d.reshape(-1))
+        xs.append(x)
+        ds.append(d)
         size += x.numel()
-    if len(xs) == 1:
-        yield xs[0], ds[0]
-    elif xs:
+    if xs:
         yield torch.cat(xs), torch.cat(ds)
 
 

@@ -35,7 +35,8 @@ class ProxRay:
         # Gradients over a common scale, lest their squares leave the range of f32.
         self._scale = arithmetic.scale(((1 - affine) * sums.d_sq).sum())
         s = arithmetic.factor(self._scale)
-        self._ds = [[widened(g) if s == 1 else widened(g) / s for g in block.grads] for block in self.blocks]
+        as_is = not isinstance(s, Tensor) and s == 1
+        self._ds = [[widened(g) if as_is else widened(g) / s for g in block.grads] for block in self.blocks]
         self.points: list[list[Tensor]] = []
 
     @property
