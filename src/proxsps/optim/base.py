@@ -78,18 +78,25 @@ class PolyakOptimizer(Optimizer):
     def watch(self, loss: Tensor | float, weight: float = 1.0) -> Tensor | float:
         """Remember the value of a loss for the next plain `step()`, and hand the loss back.
 
-        The value counts from the moment `backward` runs through it, so the order of `watch` and `zero_grad` does not
-        matter. Over several micro-batches the step uses the mean of what was watched, weighted by `weight` (for
-        instance the number of samples): watch each loss before it is divided by the number of micro-batches.
+        The value of a loss that requires grad counts from the moment `backward` runs through it, so that the order of
+        `watch` and `zero_grad` does not matter; any other counts at once. Over several micro-batches the step uses the
+        mean of what was watched, weighted by `weight` (for instance the number of samples): watch each loss before it
+        is divided by the number of micro-batches.
         """
         check_loss(loss)
         check_positive("weight", weight)
         if isinstance(loss, Tensor) and loss.requires_grad:
             value = loss.detach()
-            loss.register_hook(lambda _: self._watched.append((value, weight)))
+            loss.register_hook(lambda _: self._record(value, weight))
         else:
             self._watched.append((loss, weight))
         return loss
+
+    def _record(self, value: Tensor, weight: float) -> None:
+        """Take in a loss as `backward` reaches it, before any gradient is accumulated."""
+        if all(p.grad is None for group in self.param_groups for p in group["params"]):
+            self._watched.clear()  # their gradients are gone, by model.zero_grad() for instance
+        self._watched.append((value, weight))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, and the watched losses that belong to them."""
@@ -157,6 +164,8 @@ class PolyakOptimizer(Optimizer):
         options = self.param_groups[0]
         if lower_bound is None:
             lower_bound = options.get("lower_bound", 0.0)
+        elif not self.bounded:
+            raise ValueError(f"{type(self).__name__} has no use for a lower bound; leave it out, or use ProxSPS.")
         check_bound(lower_bound)
         blocks = gather(self.param_groups)
         if value is not None and any(block.params for block in blocks):
@@ -211,7 +220,7 @@ class PolyakOptimizer(Optimizer):
                 ),
             )
         else:
-            kind, reason = "gradient", "A gradient is not finite"
+            kind, reason = "gradient", "A gradient or a parameter is not finite"
         if kind not in self._warned:
             self._warned.add(kind)
             text = f"{type(self).__name__}: {reason}. Parameters were left untouched. This is said once."
