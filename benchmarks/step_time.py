@@ -3,9 +3,9 @@
     python benchmarks/step_time.py [--rounds 40] [--json FILE]
 
 Three sets of parameters: the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries), 25 M entries in 50
-tensors, and one tensor of 20 M. All optimizers step in turn, round after round, so that a busy moment of the machine hits
-all of them; a time is the median over rounds. The row "read, then write" is the least that any exact two-pass step costs
-on this machine: torch.dot reads parameters and gradients once, fused SGD reads and writes them once more.
+tensors, and one tensor of 20 M. All optimizers step in turn, round after round, so that a busy moment of the machine
+hits all of them; a time is the median over rounds. The row "read, then write" is the least that an exact step costs: it
+has to read parameters and gradients once (here by torch.dot) before it can read and write them (here by fused SGD).
 """
 
 from __future__ import annotations
@@ -120,12 +120,15 @@ def table(results: dict[str, dict[str, float]]) -> str:
 
 
 def main() -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="timed steps of each optimizer (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the seconds to this file")
     options = parser.parse_args()
     torch.manual_seed(0)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs, {platform.machine()}\n")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs, {platform.machine()}\n"
+    )
     results = {case: measure(shapes, options.rounds) for case, shapes in CASES.items()}
     print(table(results))
     print(f"\nOptimizer state after a step, of 1000 f32 parameters: {state_bytes(ProxSPS)} bytes for ProxSPS,")

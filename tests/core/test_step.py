@@ -100,8 +100,9 @@ def test_without_regulariser_it_is_sps(seed, gap, alpha):
     assert gamma == pytest.approx(min(alpha, gap / (d @ d)), rel=1e-14)
     # Value at the new point: max{C, f - alpha ||g||^2} with C = 0, and equally f - gamma ||g||^2.
     value = float(truncated_model(gap, d, 0.0, x, x - gamma * d))
-    assert value == pytest.approx(max(0.0, gap - alpha * (d @ d)), rel=1e-12, abs=1e-14 * gap)
-    assert value == pytest.approx(gap - gamma * (d @ d), rel=1e-12, abs=1e-14 * gap)
+    rounding = 16 * EPS * (gap + np.abs(d) @ np.abs(x))  # x - gamma d is rounded at the size of x
+    assert value == pytest.approx(max(0.0, gap - alpha * (d @ d)), rel=1e-12, abs=rounding)
+    assert value == pytest.approx(gap - gamma * (d @ d), rel=1e-12, abs=rounding)
 
 
 @given(gap=positive, alpha=positive, c=positive, d_sq=positive)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proxsps.optim.blocks import Block
 
-DOT = 1 << 18  # entries of one dot product; longer ones lose digits of f32 on the CPU
+DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on the CPU
 BUCKET = 1 << 24  # entries that small tensors are joined up to, so that an accelerator is not asked for each of them
 
 
@@ -20,7 +20,8 @@ def widened(x: Tensor) -> Tensor:
 
 def flat(x: Tensor) -> Tensor:
     """The entries as one vector, in f32 at least."""
-    return widened(x).reshape(-1)
+    x = widened(x)
+    return x if x.dim() == 1 else x.reshape(-1)
 
 
 def dots(a: Tensor, b: Tensor) -> list[Tensor]:

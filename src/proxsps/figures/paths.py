@@ -1,0 +1,162 @@
+"""The role of lambda: training curves in one panel for each lambda, and final values as a function of lambda."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from proxsps.figures import frames, style
+
+ROLLING = {"val_error": 5}  # epochs of the rolling median; other metrics are drawn as they are
+Scale = Literal["log", "linear"]
+
+
+@style.styled
+def per_lambda(
+    runs: pd.DataFrame, metric: str, *, deviations: float = 0.0, window: int | None = None, scale: Scale | None = None
+) -> Figure:
+    """Mean over runs per epoch, one panel for each lambda, one line for each (method, alpha_0).
+
+    Args:
+        runs: rows of runs and epochs, of one schedule.
+        metric: ``objective``, ``train_loss``, ``val_error`` or ``model_norm``.
+        deviations: half width of the shaded band, in standard deviations over the runs; 0 draws none, the paper's
+            matrix completion uses 2.
+        window: epochs of the rolling median; by default 5 for the validation error, 1 else.
+        scale: of the y axis; by default logarithmic for the objective, and where values span more than a decade.
+    """
+    frames.require_runs(runs, metric)
+    frames.require_one(runs, "schedule", "per_lambda")
+    window = ROLLING.get(metric, 1) if window is None else window
+    lambdas = sorted(runs["weight_decay"].unique())
+    curves = {
+        lam: {(name, lr): frames.curve(rows, metric, window) for name, lr, rows in frames.grouped(of_lambda)}
+        for lam, of_lambda in runs.groupby("weight_decay")
+    }
+    scale = scale or _scale(metric, [curve.mean for group in curves.values() for curve in group.values()])
+    colours = _colours(runs)
+
+    figure, panels, spare = _panels(len(lambdas))
+    for axes, lam in zip(panels, lambdas, strict=True):
+        axes.set(title=style.lambda_title(lam), yscale=scale)
+        _fill_panel(axes, curves[lam], colours, deviations, scale)
+    for axes in panels[:: _columns(len(panels))]:
+        axes.set_ylabel(style.METRIC_LABELS[metric])
+    for axes in panels[-_columns(len(panels)) :]:
+        axes.set_xlabel("Epoch")
+    columns = style.alpha_columns(colours)
+    if any(curve.diverged for group in curves.values() for curve in group.values()):
+        columns.append([style.cross_handle()])
+    if spare is None:
+        style.draw_legend(figure, columns, "outside lower center")
+    else:
+        style.draw_legend(spare, columns, "center")
+    return figure
+
+
+@style.styled
+def lambda_path(runs: pd.DataFrame, metric: str, *, last: int = 10, scale: Scale | None = None) -> Figure:
+    """Median of a metric over the last epochs as a function of lambda: mean over runs, one standard deviation shaded.
+
+    A point of which a run diverged is left out, and marked by a cross on the upper edge.
+    """
+    frames.require_runs(runs, metric)
+    frames.require_one(runs, "schedule", "lambda_path")
+    epochs = int(runs["epoch"].max())
+    colours = _colours(runs)
+    figure = style.new_figure(7.2, 4.1)
+    axes = figure.subplots()
+    points = {(name, lr): _path(rows, metric, last, epochs) for name, lr, rows in frames.grouped(runs)}
+    scale = scale or _scale(metric, [path["mean"] for path in points.values()], objective_is_log=True)
+    axes.set(xscale="log", yscale=scale, xlabel=r"Regularisation parameter $\lambda$", ylabel=_final_label(metric))
+    lost = []
+    for (name, lr), path in points.items():
+        colour = colours[name][lr]
+        looks = style.marked(name, colour, len(path)) | {"markevery": None, "markersize": 6}
+        axes.plot(path.index, path["mean"], **looks)
+        _band(axes, path["mean"], path["std"], colour, scale)
+        lost += [(lam, colour) for lam in path.index[path["mean"].isna()]]
+    for lam, colour in lost:
+        style.cross(axes, lam, axes.get_ylim()[1], colour)
+    columns = style.alpha_columns(colours) + ([[style.cross_handle()]] if lost else [])
+    style.draw_legend(figure, columns, "outside right center", stacked=True)
+    return figure
+
+
+def _path(rows: pd.DataFrame, metric: str, last: int, epochs: int) -> pd.DataFrame:
+    """Mean and deviation over the runs, indexed by lambda."""
+    final = {lam: frames.final_median(group, metric, last, epochs) for lam, group in rows.groupby("weight_decay")}
+    return pd.DataFrame(
+        {
+            "mean": {lam: values.mean(skipna=False) for lam, values in final.items()},
+            "std": {lam: values.std(skipna=False) if len(values) > 1 else np.nan for lam, values in final.items()},
+        }
+    ).sort_index()
+
+
+def _final_label(metric: str) -> str:
+    return {"model_norm": r"Final model norm $\|x\|$", "objective": r"Final objective $\psi(x)$"}.get(
+        metric, style.METRIC_LABELS[metric]
+    )
+
+
+def _colours(runs: pd.DataFrame) -> dict[str, dict[float, style.Colour]]:
+    return {name: style.shades(name, runs.loc[runs["method"] == name, "lr"]) for name in style.in_order(runs["method"])}
+
+
+def _scale(metric: str, series: list[pd.Series], objective_is_log: bool = True) -> Scale:
+    values = pd.concat(series).dropna()
+    if values.empty or values.min() <= 0:
+        return "linear"
+    return "log" if (metric == "objective" and objective_is_log) or values.max() > 10 * values.min() else "linear"
+
+
+def _columns(count: int) -> int:
+    return count if count <= 3 else math.ceil(count / 2)
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes], Axes | None]:
+    """One row up to three panels, else two; a place left over is where the legend goes."""
+    columns = _columns(count)
+    rows = math.ceil(count / columns)
+    figure = style.new_figure(style.WIDTH, 4.2 if rows == 1 else 2.9 * rows)
+    panels = list(figure.subplots(rows, columns, sharex=True, squeeze=False).flat)
+    spare = panels[count] if count < len(panels) else None
+    if spare is not None:
+        spare.set_axis_off()
+        panels[count - columns].tick_params(labelbottom=True)
+    return figure, panels[:count], spare
+
+
+def _fill_panel(
+    axes: Axes,
+    curves: dict[tuple[str, float], frames.Curve],
+    colours: dict[str, dict[float, style.Colour]],
+    deviations: float,
+    scale: Scale,
+) -> None:
+    for (name, lr), curve in curves.items():
+        colour = colours[name][lr]
+        axes.plot(curve.mean.index, curve.mean, **style.marked(name, colour, len(curve.mean)))
+        if deviations > 0:
+            _band(axes, curve.mean, deviations * curve.std, colour, scale)
+    for (name, lr), curve in curves.items():
+        if curve.diverged:
+            seen = curve.mean.dropna()
+            top = axes.get_ylim()[1]
+            place = (float(seen.index[-1]), float(seen.iloc[-1])) if len(seen) else (float(curve.mean.index[0]), top)
+            style.cross(axes, place[0], min(place[1], top), colours[name][lr])
+
+
+def _band(axes: Axes, mean: pd.Series, width: pd.Series, colour: style.Colour, scale: Scale) -> None:
+    if width.isna().all():
+        return
+    lower = mean - width
+    if scale == "log":
+        lower = lower.where(lower > 0, mean / 10)  # a band that reaches zero has no lower edge on this axis
+    axes.fill_between(mean.index, lower, mean + width, color=colour, alpha=0.14, linewidth=0, zorder=1.5)

@@ -1,0 +1,218 @@
+"""One house style: a colour and a marker per method, a shade per alpha_0, words with symbols on every axis.
+
+Colours are those of Okabe and Ito, which stay apart for all common kinds of colour vision; markers tell the methods
+apart in grey. Shades run from light (small alpha_0) to dark (large alpha_0). Figures are laid out for a width of
+10 inches, that is 1000 pixels at 100 dots per inch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+
+P = ParamSpec("P")
+Colour = tuple[float, float, float]
+
+WIDTH = 10.0
+INK = "#22262b"
+REFERENCE = "#4d5560"
+
+RC = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#8a9099",
+    "axes.formatter.limits": (-3, 4),
+    "axes.formatter.use_mathtext": True,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 11.5,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 12,
+    "figure.dpi": 100,
+    "figure.facecolor": "white",
+    "font.family": "DejaVu Sans",
+    "font.size": 11,
+    "grid.color": "#e4e7eb",
+    "grid.linewidth": 0.7,
+    "legend.fontsize": 10.5,
+    "legend.frameon": False,
+    "legend.handlelength": 1.7,
+    "lines.linewidth": 1.7,
+    "mathtext.fontset": "dejavusans",
+    "text.color": INK,
+    "xtick.color": "#5b626c",
+    "xtick.labelcolor": INK,
+    "xtick.labelsize": 10.5,
+    "ytick.color": "#5b626c",
+    "ytick.labelcolor": INK,
+    "ytick.labelsize": 10.5,
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a method is called and drawn."""
+
+    label: str
+    colour: str
+    marker: str
+
+
+METHODS = {
+    "prox-sps": Method("ProxSPS", "#0072B2", "o"),
+    "sps": Method("SPS", "#D55E00", "s"),
+    "sgd": Method("SGD", "#009E73", "^"),
+    "prox-sgd": Method("ProxSGD", "#CC79A7", "D"),
+    "dec-sps": Method("DecSPS", "#E69F00", "v"),
+    "adamw": Method("AdamW", "#6B6F76", "P"),
+}
+
+METRIC_LABELS = {
+    "objective": r"Objective $\psi(x^k)$",
+    "train_loss": r"Training loss $f(x^k)$",
+    "val_error": "Validation error",
+    "model_norm": r"Model norm $\|x^k\|$",
+}
+SCHEDULE_TITLES = {
+    "constant": r"constant: $\alpha_k = \alpha_0$",
+    "sqrt": r"sqrt: $\alpha_k = \alpha_0/\sqrt{j}$ in epoch $j$",
+}
+
+
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw in the house style, and leave the caller's matplotlib settings as they were."""
+
+    @functools.wraps(draw)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(RC):
+            return draw(*args, **kwargs)
+
+    return inside
+
+
+def method(name: str) -> Method:
+    """The method's looks; a name without an entry is an error, so that no two methods share a colour by accident."""
+    if name not in METHODS:
+        raise ValueError(f"no colour for the method {name!r}: the house style knows {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Methods in the order of the house, whatever order the rows came in."""
+    present = set(names)
+    for name in present:
+        method(name)
+    return [name for name in METHODS if name in present]
+
+
+def shades(name: str, values: Iterable[float]) -> dict[float, Colour]:
+    """A shade of the method's colour for each alpha_0: light for the smallest, dark for the largest."""
+    base = np.array(to_rgb(method(name).colour))
+    ordered = sorted(set(values))
+    if len(ordered) == 1:
+        return {ordered[0]: _colour(base)}
+    light, dark = base + 0.55 * (1 - base), 0.55 * base
+    blend = []
+    for t in np.linspace(-1, 1, len(ordered)):
+        blend.append(base + t * (dark - base) if t > 0 else base - t * (light - base))
+    return {value: _colour(rgb) for value, rgb in zip(ordered, blend, strict=True)}
+
+
+def _colour(rgb: np.ndarray) -> Colour:
+    red, green, blue = (float(part) for part in rgb)
+    return red, green, blue
+
+
+def number(value: float, power: bool = False) -> str:
+    """A number in mathtext without the dollars: 0.5, 10, 10^{-3}, 5 x 10^{-5}; ``power`` writes 0.1 as a power too."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    if not power and -3 <= int(exponent) <= 3:
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:g}"
+    ten = f"10^{{{int(exponent)}}}"
+    digits = f"{float(mantissa):g}"
+    return ten if digits == "1" else rf"{digits} \times {ten}"
+
+
+def lambda_title(value: float) -> str:
+    """A panel's title: its lambda."""
+    return rf"$\lambda = {number(value, power=True)}$"
+
+
+def alpha_label(value: float) -> str:
+    """A line's label: its alpha_0."""
+    return rf"$\alpha_0 = {number(value)}$"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure that lays itself out and belongs to no global state."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def marked(name: str, colour: Colour | str, points: int) -> dict[str, object]:
+    """Line options of a method: its colour and a handful of its markers along the line, offset against other methods."""
+    every = max(points // 6, 1)
+    start = (list(METHODS).index(name) * 2) % every
+    return {
+        "color": colour,
+        "marker": method(name).marker,
+        "markevery": (start, every),
+        "markersize": 4.5,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.5,
+        "zorder": 3 + len(METHODS) - list(METHODS).index(name),
+    }
+
+
+def cross(axes: Axes, x: float, y: float, colour: Colour | str) -> None:
+    """The mark of divergence."""
+    axes.plot([x], [y], "X", color=colour, markersize=8.5, markeredgecolor="white", clip_on=False, zorder=20)
+
+
+def cross_handle() -> Line2D:
+    """What the mark of divergence means, for a legend."""
+    return Line2D([], [], marker="X", ls="none", color=INK, markersize=8, markeredgecolor="white", label="diverged")
+
+
+def alpha_columns(lines: dict[str, dict[float, Colour]]) -> list[list[Artist]]:
+    """Legend entries, one column for each method: its name with its marker, then a line for each alpha_0."""
+    columns: list[list[Artist]] = []
+    for name, colours in lines.items():
+        look = method(name)
+        head = Line2D([], [], ls="none", color=look.colour, marker=look.marker, markersize=6.5, label=look.label)
+        tail = [Line2D([], [], color=shade, lw=2.4, label=alpha_label(lr)) for lr, shade in colours.items()]
+        columns.append([head, *tail])
+    return columns
+
+
+def draw_legend(owner: Figure | Axes, columns: Sequence[Sequence[Artist]], loc: str, *, stacked: bool = False) -> Legend:
+    """One legend for the whole figure: columns side by side (padded to one length), or stacked in one column."""
+    heads = {column[0].get_label() for column in columns if len(column) > 1}
+    if stacked:
+        handles = [handle for column in columns for handle in column]
+    else:
+        rows = max(len(column) for column in columns)
+        blank = [Line2D([], [], ls="none", label=" ")]
+        handles = [handle for column in columns for handle in [*column, *blank * (rows - len(column))]]
+    legend = owner.legend(
+        handles=handles, loc=loc, ncols=1 if stacked else len(columns), labelspacing=0.35, columnspacing=1.8
+    )
+    for text in legend.get_texts():
+        if text.get_text() in heads:
+            text.set_fontweight("bold")
+    return legend

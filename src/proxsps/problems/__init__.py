@@ -1,0 +1,29 @@
+"""Data, model, loss and, where it is known, the optimum. A problem knows no solver.
+
+The paper's experiments are `matrix_fac1()`, `matrix_fac2()`, `MatrixCompletion()` (air-quality sensors),
+`RidgeRegression()` (interpolation constant), `PlanarSquares()` (flow) and `ScalarLogistic()` (models of the loss).
+`LogisticRegression` takes synthetic data or a LIBSVM file, `from_module` any model of your own.
+"""
+
+from proxsps.problems.base import ModuleProblem, Problem, from_module
+from proxsps.problems.completion import MatrixCompletion
+from proxsps.problems.datasets import DataError
+from proxsps.problems.figures import PlanarSquares, ScalarLogistic
+from proxsps.problems.linear import LogisticRegression, RidgeRegression, ridge_interpolation_constant
+from proxsps.problems.matrix import MatrixFactorization, matrix_fac1, matrix_fac2
+
+__all__ = [
+    "DataError",
+    "LogisticRegression",
+    "MatrixCompletion",
+    "MatrixFactorization",
+    "ModuleProblem",
+    "PlanarSquares",
+    "Problem",
+    "RidgeRegression",
+    "ScalarLogistic",
+    "from_module",
+    "matrix_fac1",
+    "matrix_fac2",
+    "ridge_interpolation_constant",
+]
