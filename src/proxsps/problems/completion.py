@@ -82,9 +82,12 @@ class MatrixCompletion(Problem):
         squares = (self.predict(params, sensor, hour) - value).square()
         if self.convention == "text":
             return squares.mean().sqrt()
-        batches = squares.split(self.batch_size)
-        whole = torch.stack([batch.mean().sqrt() * len(batch) for batch in batches])
-        return whole.sum() / len(squares)
+        size, count = self.batch_size, len(squares)
+        complete, rest = squares[: count - count % size], squares[count - count % size :]
+        total = size * complete.reshape(-1, size).mean(1).sqrt().sum()
+        if len(rest):
+            total = total + len(rest) * rest.mean().sqrt()
+        return total / count
 
 
 @lru_cache(maxsize=8)

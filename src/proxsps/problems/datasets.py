@@ -1,0 +1,200 @@
+"""Files of data: the air-quality sensors, and the LIBSVM text format. Nothing is read that has not been checked."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+SENSOR_FILE = "Ventana_Eli_mes1.csv"
+SENSOR_URL = f"https://raw.githubusercontent.com/andresgiraldo3312/DMF/main/DatosEliminados/{SENSOR_FILE}"
+SENSOR_SHA256 = "39ecb05e3472c791dc7d6ffc97e47f62edc6106fdccdb0d4a3be184383985d0d"
+SENSOR_SHAPE = (130, 720)
+SENSOR_COUNT = 56158
+
+DENSE_LIMIT = 200_000_000  # entries of a LIBSVM file as a dense array: 1.6 GB
+
+
+class DataError(RuntimeError):
+    """Data is missing, damaged or not what it should be. The message is one line that says what to do."""
+
+
+def data_folder() -> Path | None:
+    """The folder that the environment variable PROXSPS_DATA names, if it is set."""
+    folder = os.environ.get("PROXSPS_DATA")
+    return Path(folder).expanduser() if folder else None
+
+
+def load_sensors(path: str | os.PathLike[str] | None = None) -> np.ndarray:
+    """Hourly measurements of the air-quality sensors, (130, 720) in float64; 0 where there is none.
+
+    The file is `path` if given; else `sensor/Ventana_Eli_mes1.csv` or `Ventana_Eli_mes1.csv` in the folder PROXSPS_DATA;
+    else it is downloaded, once, from the address in the paper (Rivera-Munoz et al., 2022). Its checksum has to be that
+    of the published file.
+    """
+    file = Path(path) if path is not None else find_sensors() or _download_sensors()
+    content = _read(file)
+    table = parse_sensors(content, str(file))
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != SENSOR_SHA256:
+        raise DataError(
+            f"{file} is not the published sensor file: its sha256 is {digest}, expected {SENSOR_SHA256}. "
+            f"Replace it by {SENSOR_URL}, or use data='synthetic'."
+        )
+    return table
+
+
+def find_sensors() -> Path | None:
+    """The sensor file in the folder PROXSPS_DATA, if it is there."""
+    folder = data_folder()
+    if folder is None:
+        return None
+    if not folder.is_dir():
+        raise DataError(
+            f"PROXSPS_DATA names {folder}, which is not a folder. Create it and put {SENSOR_FILE} there, or unset it."
+        )
+    places = (folder / "sensor" / SENSOR_FILE, folder / SENSOR_FILE)
+    return next((place for place in places if place.is_file()), None)
+
+
+def parse_sensors(content: bytes, source: str) -> np.ndarray:
+    """The table in a sensor file: a header of 720 hours, then 130 rows of a sensor's label and its 720 measurements."""
+    hint = f"Get the published file from {SENSOR_URL}, or use data='synthetic'."
+    try:
+        header, *rows = csv.reader(io.StringIO(content.decode("utf-8"), newline=""))
+        table = np.array([[float(entry) for entry in row[1:]] for row in rows if row])
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{source} is not a table of sensor measurements: {_one_line(error)}. {hint}") from None
+    if table.shape != SENSOR_SHAPE or len(header) != SENSOR_SHAPE[1] + 1:
+        got = " x ".join(map(str, table.shape))
+        raise DataError(f"{source} holds a table of shape {got}, expected 130 x 720 (sensors x hours). {hint}")
+    count = np.count_nonzero(table)
+    if not np.isfinite(table).all() or count != SENSOR_COUNT:
+        raise DataError(
+            f"{source} holds {count} nonzero measurements ({np.count_nonzero(~np.isfinite(table))} not finite), "
+            f"expected {SENSOR_COUNT}. {hint}"
+        )
+    return table
+
+
+def synthetic_sensors(seed: int) -> np.ndarray:
+    """A stand-in for the sensors: same shape, number of gaps, mean and spread; rank 5, with a daily cycle and noise."""
+    rng = np.random.RandomState(seed)
+    sensors, hours = SENSOR_SHAPE
+    cycle = np.sin(2 * np.pi * (np.arange(hours) / 24 + rng.rand()))
+    weather = np.cumsum(rng.randn(4, hours), axis=1)
+    weather = (weather - weather.mean(1, keepdims=True)) / weather.std(1, keepdims=True)
+    factors = np.vstack([cycle, weather])
+    signal = rng.randn(sensors, 1) + (0.5 + rng.randn(sensors, len(factors))) @ factors
+    signal += rng.randn(sensors, hours)
+    table = np.maximum(23.8 + 11.0 * signal / signal.std(), 5.0)  # the real file holds nothing below 5 either
+    table.flat[rng.permutation(table.size)[SENSOR_COUNT:]] = 0.0
+    return table
+
+
+def load_libsvm(path: str | os.PathLike[str], features: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Features (N, n) and labels (N,) of a file in LIBSVM's text format, `label index:value index:value ...` a line.
+
+    Indices start at 1 and increase along a line; what is left out is 0, `#` starts a comment. A relative path is looked
+    for in the working folder, then in the folder PROXSPS_DATA.
+
+    Args:
+        path: the file.
+        features: n, where the file may not name the last features; by default the largest index in the file.
+    """
+    file = Path(path).expanduser()
+    folder = data_folder()
+    if folder is not None and not file.exists() and (folder / file).exists():
+        file = folder / file
+    labels: list[float] = []
+    cells: list[tuple[int, int, float]] = []
+    for number, line in enumerate(_text(file), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            where = f"{file}, line {number}"
+            cells.extend((len(labels), index, value) for index, value in _cells(words[1:], where))
+            labels.append(_number(words[0], where, "a label"))
+    if not cells:
+        raise DataError(f"{file} holds no samples in LIBSVM's format, 'label index:value ...'.")
+    width = max(index for _, index, _ in cells)
+    if features is not None and width > features:
+        raise DataError(f"{file} has a feature with index {width}, but {features} features were asked for.")
+    shape = (len(labels), features or width)
+    if math.prod(shape) > DENSE_LIMIT:
+        raise DataError(f"{file} has {shape[0]} x {shape[1]} entries, more than the {DENSE_LIMIT} that are held densely.")
+    table = np.zeros(shape)
+    rows, columns, values = zip(*cells, strict=True)
+    table[np.array(rows), np.array(columns) - 1] = values
+    return table, np.array(labels)
+
+
+def _cells(words: list[str], where: str) -> Iterator[tuple[int, float]]:
+    last = 0
+    for word in words:
+        index, colon, value = word.partition(":")
+        if not colon or not index.isascii() or not index.isdigit():
+            raise DataError(f"{where}: expected index:value, got {word!r}.")
+        if int(index) <= last:
+            raise DataError(f"{where}: indices start at 1 and increase, got {word!r} after index {last}.")
+        last = int(index)
+        yield last, _number(value, where, "a value")
+
+
+def _number(word: str, where: str, what: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where}: expected a finite number as {what}, got {word!r}.")
+    return number
+
+
+def _text(file: Path) -> list[str]:
+    try:
+        return _read(file).decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise DataError(f"{file} is not text; unpack it first if it is compressed.") from None
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}). Give the path of an existing file.") from None
+
+
+def _download_sensors() -> Path:
+    """The sensor file in pooch's cache, downloaded if it is not there yet."""
+    by_hand = (
+        f"Save {SENSOR_URL} as sensor/{SENSOR_FILE} in a folder and set PROXSPS_DATA to that folder, "
+        "or use data='synthetic'."
+    )
+    try:
+        import pooch
+    except ImportError:
+        raise DataError(
+            f"Downloading the sensor data needs pooch: pip install 'proxsps[experiments]'. Without it: {by_hand}"
+        ) from None
+    try:
+        path = pooch.retrieve(
+            SENSOR_URL,
+            known_hash=f"sha256:{SENSOR_SHA256}",
+            fname=SENSOR_FILE,
+            path=pooch.os_cache("proxsps") / "sensor",
+            downloader=pooch.HTTPDownloader(timeout=30),
+        )
+    except (OSError, ValueError) as error:  # no network, refused, not writable; or another checksum
+        raise DataError(f"The sensor data could not be downloaded: {_one_line(error)}. {by_hand}") from None
+    return Path(path)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()).rstrip(".")
+    return text if len(text) <= 200 else f"{text[:197]}..."
