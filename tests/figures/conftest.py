@@ -1,4 +1,4 @@
-"""Made-up frames of the shape and size that the experiments store, with magnitudes like those of the paper's figures."""
+"""Made-up frames of the shape and size that the experiments store, with magnitudes like the paper's."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def path_runs(epochs=50, seeds=10) -> pd.DataFrame:
     for method, lr, lam, seed in grid:
         bad = method == "sps" and lr > 1
         val = 2e-5 + (3 if bad else 1) * 2.6 * lam ** (1.0 if bad else 1.6) * (1 + lr / 10) + 1.3e-4 * (lr == 1)
-        start = 0.4 * np.exp(-0.25 * lr ** 0.4 * j) + 2e-3 * np.exp(-0.12 * j)
+        start = 0.4 * np.exp(-0.25 * lr**0.4 * j) + 2e-3 * np.exp(-0.12 * j)
         val = _noisy(rng, val + start, 0.5 if bad else 0.15)
         norm = 4.55 + 0.09 * (1e-3 / (lam + 1e-3)) * np.log10(1 / lam) - 3 * lam - 0.01 * lr + (0.03 if bad else 0)
         norm = norm * (1 + 0.3 * np.exp(-0.2 * j)) + 0.02 * rng.standard_normal()

@@ -1,7 +1,7 @@
 """Figures of the experiments: each function takes DataFrames and returns a ``matplotlib.figure.Figure``.
 
-Nothing here trains, reads files or touches pyplot, so a stored run can be drawn again at any time, in any thread of a
-batch job, without a display. ``frames`` says which columns the frames need; ``export`` turns a figure into SVG or a file.
+Nothing here trains, reads files or touches pyplot, so a stored run can be drawn again without a display.
+``frames`` says which columns the frames need; ``export`` turns a figure into SVG or a file.
 """
 
 from proxsps.figures.export import save, to_svg

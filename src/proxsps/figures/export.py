@@ -12,8 +12,9 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-DPI = 150
+DPI = 120  # of the parts that are drawn as pixels
 SUFFIXES = (".svg", ".png", ".pdf")
+_UNDATED: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
 _SVG_RC = {"svg.fonttype": "path", "svg.hashsalt": "proxsps"}  # a fixed salt: the same data gives the same bytes
 
 
@@ -35,8 +36,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with matplotlib.rc_context(_SVG_RC):
-            date = {} if target.suffix == ".png" else {"metadata": {"Date" if target.suffix == ".svg" else "CreationDate": None}}
-            figure.savefig(partial, format=target.suffix[1:], dpi=DPI, **date)
+            figure.savefig(partial, format=target.suffix[1:], dpi=DPI, metadata=_UNDATED[target.suffix])
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)

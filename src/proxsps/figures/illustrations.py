@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from proxsps.figures import frames, style
 
 MODEL_COLUMNS = ("x0", "y", "objective", "prox_sps_model", "sps_model", "prox_sps_proximal", "sps_proximal")
 POINT_COLUMNS = ("x0", "x_prox_sps", "x_sps", "x_star")
+DASHED = (0, (4, 2))
 # column of the point, curve on which it lies, method whose colour it has, marker, label
 POINTS = (
     ("x0", "objective", None, "o", r"start $x^0$"),
     ("x_prox_sps", "prox_sps_proximal", "prox-sps", "D", r"ProxSPS step $x^1$"),
     ("x_sps", "sps_proximal", "sps", "s", r"SPS step $\hat x^1$"),
-    ("x_star", "objective", None, "*", r"minimiser $x^\star$"),
+    ("x_star", "objective", None, "*", r"minimiser $x^*$"),
 )
 
 
@@ -28,7 +31,8 @@ def interpolation(frame: pd.DataFrame) -> Figure:
     frame = frame.sort_values("lam")
     figure = style.new_figure(6.2, 3.9)
     axes = figure.subplots()
-    axes.plot(frame["lam"], frame["sigma_sq"], color=style.method("sps").colour, marker="o", ms=4.5, mec="white", mew=0.5)
+    colour = style.method("sps").colour
+    axes.plot(frame["lam"], frame["sigma_sq"], color=colour, marker="o", ms=4.5, mec="white", mew=0.5)
     axes.set(
         xscale="log",
         yscale="log",
@@ -55,12 +59,13 @@ def model_compare(models: pd.DataFrame, points: pd.DataFrame) -> Figure:
         for name, prefix in (("prox-sps", "prox_sps"), ("sps", "sps")):
             colour = style.method(name).colour
             axes.plot(rows["y"], rows[f"{prefix}_model"], color=colour)
-            axes.plot(rows["y"], rows[f"{prefix}_proximal"], color=colour, ls=(0, (4, 2)), lw=1.4)
+            axes.plot(rows["y"], rows[f"{prefix}_proximal"], color=colour, ls=DASHED, lw=1.4)
         for column, on, name, marker, _ in POINTS:
             _point(axes, rows, on, float(at[column].iloc[0]), name, marker)
         axes.set(title=rf"$x^0 = {style.number(start)}$", xlabel=r"$y$", ylim=_model_limits(models))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     panels[0].set_ylabel("Value")
-    style.draw_legend(figure, _model_legend(), "outside lower center")
+    style.draw_legend(figure, _model_legend(), "outside lower center", bold=False)
     return figure
 
 
@@ -81,31 +86,26 @@ def _model_limits(models: pd.DataFrame) -> tuple[float, float]:
     return low - 0.06 * (high - low), high + 0.12 * (high - low)
 
 
-def _model_legend() -> list[list[Line2D]]:
-    blue, orange = style.method("prox-sps").colour, style.method("sps").colour
-    dashed = (0, (4, 2))
-    marks = []
-    for _, _, name, marker, label in POINTS:
+def _model_legend() -> list[list[Artist]]:
+    marks = {}
+    for column, _, name, marker, label in POINTS:
         colour = style.INK if name is None else style.method(name).colour
-        marks.append(Line2D([], [], ls="none", marker=marker, ms=11 if marker == "*" else 7, color=colour, label=label))
-    lines = [
-        Line2D([], [], color=style.INK, lw=2.2, label=r"objective $f + \varphi$"),
-        Line2D([], [], color=blue, label="ProxSPS model"),
-        Line2D([], [], color=orange, label="SPS model"),
-        Line2D([], [], ls="none", label=" "),
+        size = 11 if marker == "*" else 7
+        marks[column] = Line2D([], [], ls="none", marker=marker, ms=size, color=colour, label=label)
+    columns: list[list[Artist]] = [
+        [Line2D([], [], color=style.INK, lw=2.2, label=r"objective $f + \varphi$"), marks["x0"], marks["x_star"]]
     ]
-    steps = [
-        Line2D([], [], ls="none", label=" "),
-        Line2D([], [], color=blue, ls=dashed, lw=1.4, label="ProxSPS model + proximal term"),
-        Line2D([], [], color=orange, ls=dashed, lw=1.4, label="SPS model + proximal term"),
-        Line2D([], [], ls="none", label=" "),
-    ]
-    return [[line] for line in [*lines, *steps, *marks]]
+    for name, point in (("prox-sps", "x_prox_sps"), ("sps", "x_sps")):
+        look = style.method(name)
+        model = Line2D([], [], color=look.colour, label=f"{look.label} model")
+        step = Line2D([], [], color=look.colour, ls=DASHED, lw=1.4, label=f"{look.label} model + proximal term")
+        columns.append([model, step, marks[point]])
+    return columns
 
 
 @style.styled
 def flow(field: pd.DataFrame, minimum: pd.DataFrame) -> Figure:
-    """Streamlines of V(x) = x^1 - x for each method, wider where the step is longer; a circle marks the minimiser."""
+    """Streamlines of V(x) = x^1 - x, one panel for each method; a circle marks the minimiser of the objective."""
     frames.require(field, ("method", "x", "y", "dx", "dy"), "flow")
     frames.require(minimum, ("x", "y"), "flow_minimum")
     names = style.in_order(field["method"])
@@ -113,15 +113,10 @@ def flow(field: pd.DataFrame, minimum: pd.DataFrame) -> Figure:
     panels = figure.subplots(1, len(names), sharex=True, sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         x, y, dx, dy = _grid(field[field["method"] == name], name)
-        speed = np.hypot(dx, dy)
-        width = 0.6 + 1.6 * speed / max(float(speed.max()), np.finfo(float).tiny)
-        axes.streamplot(
-            x, y, dx, dy, color=style.method(name).colour, density=1.3, linewidth=width, arrowsize=1.0, zorder=2
-        )
+        colour = style.method(name).colour  # one colour and width: every unbroken streamline is a single path
+        axes.streamplot(x, y, dx, dy, color=colour, linewidth=1.2, density=0.6, broken_streamlines=False, zorder=2)
         axes.plot(minimum["x"], minimum["y"], "o", ms=11, mfc="white", mec=style.INK, mew=2.0, zorder=10)
-        axes.set(
-            title=style.method(name).label, xlabel="$x_1$", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), aspect="equal"
-        )
+        axes.set(title=style.method(name).label, xlabel="$x_1$", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), aspect="equal")
     panels[0].set_ylabel("$x_2$")
     return figure
 

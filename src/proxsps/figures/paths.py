@@ -28,7 +28,8 @@ def per_lambda(
         deviations: half width of the shaded band, in standard deviations over the runs; 0 draws none, the paper's
             matrix completion uses 2.
         window: epochs of the rolling median; by default 5 for the validation error, 1 else.
-        scale: of the y axis; by default logarithmic for the objective, and where values span more than a decade.
+        scale: of the y axis; by default logarithmic for the objective, and where values span more than a decade. On a
+            linear axis the first epochs may leave the panel at the top.
     """
     frames.require_runs(runs, metric)
     frames.require_one(runs, "schedule", "per_lambda")
@@ -45,6 +46,7 @@ def per_lambda(
     for axes, lam in zip(panels, lambdas, strict=True):
         axes.set(title=style.lambda_title(lam), yscale=scale)
         _fill_panel(axes, curves[lam], colours, deviations, scale)
+        style.plain_log_ticks(axes)
     for axes in panels[:: _columns(len(panels))]:
         axes.set_ylabel(style.METRIC_LABELS[metric])
     for axes in panels[-_columns(len(panels)) :]:
@@ -72,7 +74,7 @@ def lambda_path(runs: pd.DataFrame, metric: str, *, last: int = 10, scale: Scale
     figure = style.new_figure(7.2, 4.1)
     axes = figure.subplots()
     points = {(name, lr): _path(rows, metric, last, epochs) for name, lr, rows in frames.grouped(runs)}
-    scale = scale or _scale(metric, [path["mean"] for path in points.values()], objective_is_log=True)
+    scale = scale or _scale(metric, [path["mean"] for path in points.values()])
     axes.set(xscale="log", yscale=scale, xlabel=r"Regularisation parameter $\lambda$", ylabel=_final_label(metric))
     lost = []
     for (name, lr), path in points.items():
@@ -109,11 +111,11 @@ def _colours(runs: pd.DataFrame) -> dict[str, dict[float, style.Colour]]:
     return {name: style.shades(name, runs.loc[runs["method"] == name, "lr"]) for name in style.in_order(runs["method"])}
 
 
-def _scale(metric: str, series: list[pd.Series], objective_is_log: bool = True) -> Scale:
+def _scale(metric: str, series: list[pd.Series]) -> Scale:
     values = pd.concat(series).dropna()
     if values.empty or values.min() <= 0:
         return "linear"
-    return "log" if (metric == "objective" and objective_is_log) or values.max() > 10 * values.min() else "linear"
+    return "log" if metric == "objective" or values.max() > 10 * values.min() else "linear"
 
 
 def _columns(count: int) -> int:
@@ -129,7 +131,8 @@ def _panels(count: int) -> tuple[Figure, list[Axes], Axes | None]:
     spare = panels[count] if count < len(panels) else None
     if spare is not None:
         spare.set_axis_off()
-        panels[count - columns].tick_params(labelbottom=True)
+        for axes in panels[:columns]:  # the row above the legend has room for its own ticks
+            axes.tick_params(labelbottom=True)
     return figure, panels[:count], spare
 
 
@@ -145,12 +148,26 @@ def _fill_panel(
         axes.plot(curve.mean.index, curve.mean, **style.marked(name, colour, len(curve.mean)))
         if deviations > 0:
             _band(axes, curve.mean, deviations * curve.std, colour, scale)
+    _focus(axes, list(curves.values()), deviations, scale)
     for (name, lr), curve in curves.items():
         if curve.diverged:
-            seen = curve.mean.dropna()
-            top = axes.get_ylim()[1]
-            place = (float(seen.index[-1]), float(seen.iloc[-1])) if len(seen) else (float(curve.mean.index[0]), top)
-            style.cross(axes, place[0], min(place[1], top), colours[name][lr])
+            style.end_cross(axes, curve.mean, colours[name][lr])
+
+
+def _focus(axes: Axes, curves: list[frames.Curve], deviations: float, scale: Scale) -> None:
+    """Limits of y that the lines that stay finite set; a linear axis gives the first fifth of the epochs less room."""
+    settled = [curve for curve in curves if not curve.diverged]
+    if not settled:
+        return
+    upper = pd.concat([curve.mean + deviations * curve.std.fillna(0) for curve in settled])
+    lower = pd.concat([curve.mean - deviations * curve.std.fillna(0) for curve in settled])
+    low, high = float(lower.min()), float(upper.max())
+    late = float(upper[upper.index > 0.2 * upper.index.max()].max())
+    if scale == "linear" and high - low > 2.5 * (late - low) > 0:
+        axes.set_ylim(low - 0.08 * (late - low), late + 0.6 * (late - low))
+    elif scale == "log" and len(settled) < len(curves):
+        values = pd.concat([curve.mean for curve in settled])
+        axes.set_ylim(0.6 * float(values.min()), 3 * float(values.max()))
 
 
 def _band(axes: Axes, mean: pd.Series, width: pd.Series, colour: style.Colour, scale: Scale) -> None:

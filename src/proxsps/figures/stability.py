@@ -70,7 +70,4 @@ def _limits(curves: list[frames.Curve]) -> tuple[float, float] | None:
 def _draw(axes: Axes, name: str, colour: style.Colour, curve: frames.Curve) -> None:
     axes.plot(curve.mean.index, curve.mean, **style.marked(name, colour, len(curve.mean)))
     if curve.diverged:
-        seen = curve.mean.dropna()
-        top = axes.get_ylim()[1]
-        epoch, value = (seen.index[-1], seen.iloc[-1]) if len(seen) else (curve.mean.index[0], top)
-        style.cross(axes, float(epoch), min(float(value), top), colour)
+        style.end_cross(axes, curve.mean, colour)

@@ -63,14 +63,20 @@ def _limits(zeta: pd.Series, alpha: pd.Series) -> tuple[float, float]:
 
 
 def _panel(axes: Axes, steps: pd.DataFrame, runs: pd.DataFrame, limits: tuple[float, float]) -> None:
-    axes.set_rasterization_zorder(0)
-    for name in style.in_order(steps["method"])[::-1]:
-        look = style.method(name)
-        own = steps[steps["method"] == name]
-        per_epoch = own.groupby("epoch")["step"]
-        first, count = per_epoch.transform("min"), per_epoch.transform("count")
-        when = own["epoch"] - 1 + (own["step"] - first + 0.5) / count
-        axes.plot(when, own["zeta"].clip(*limits), ".", color=look.colour, ms=2.2, mew=0, alpha=0.28, zorder=-2)
+    # in the order of the iterations, so that neither method hides the other
+    steps = steps.sort_values(["epoch", "step"], kind="stable")
+    per_epoch = steps.groupby(["run", "epoch"])["step"]
+    within = (steps["step"] - per_epoch.transform("min") + 0.5) / per_epoch.transform("count")
+    axes.scatter(
+        steps["epoch"] - 1 + within,
+        steps["zeta"].clip(*limits),
+        c=steps["method"].map({name: style.method(name).colour for name in ADAPTIVE}),
+        s=3.2,
+        linewidths=0,
+        alpha=float(np.clip(1400 / max(len(steps), 1), 0.12, 0.5)),
+        rasterized=True,
+        zorder=0.8,
+    )
     for name in style.in_order(runs["method"])[::-1]:
         median = runs[runs["method"] == name].groupby("epoch")["zeta_median"].median()
         looks = style.marked(name, style.shades(name, [0, 1])[1], len(median)) | {"lw": 1.6}

@@ -15,12 +15,14 @@ from typing import ParamSpec
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 P = ParamSpec("P")
 Colour = tuple[float, float, float]
@@ -126,9 +128,8 @@ def shades(name: str, values: Iterable[float]) -> dict[float, Colour]:
     if len(ordered) == 1:
         return {ordered[0]: _colour(base)}
     light, dark = base + 0.55 * (1 - base), 0.55 * base
-    blend = []
-    for t in np.linspace(-1, 1, len(ordered)):
-        blend.append(base + t * (dark - base) if t > 0 else base - t * (light - base))
+    place = np.linspace(-1, 1, len(ordered))
+    blend = [base + t * (dark - base) if t > 0 else base - t * (light - base) for t in place]
     return {value: _colour(rgb) for value, rgb in zip(ordered, blend, strict=True)}
 
 
@@ -143,7 +144,7 @@ def number(value: float, power: bool = False) -> str:
         return f"{value:g}"
     mantissa, exponent = f"{value:.2e}".split("e")
     if not power and -3 <= int(exponent) <= 3:
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:g}"
+        return f"{value:.4g}"
     ten = f"10^{{{int(exponent)}}}"
     digits = f"{float(mantissa):g}"
     return ten if digits == "1" else rf"{digits} \times {ten}"
@@ -165,7 +166,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def marked(name: str, colour: Colour | str, points: int) -> dict[str, object]:
-    """Line options of a method: its colour and a handful of its markers along the line, offset against other methods."""
+    """Line options of a method: its colour, and a few of its markers, placed apart from those of other methods."""
     every = max(points // 6, 1)
     start = (list(METHODS).index(name) * 2) % every
     return {
@@ -184,6 +185,27 @@ def cross(axes: Axes, x: float, y: float, colour: Colour | str) -> None:
     axes.plot([x], [y], "X", color=colour, markersize=8.5, markeredgecolor="white", clip_on=False, zorder=20)
 
 
+def end_cross(axes: Axes, mean: pd.Series, colour: Colour | str) -> None:
+    """A cross where a diverging line ends: at its last value, or on the upper edge where it leaves the panel."""
+    top = axes.get_ylim()[1]
+    inside = mean[mean <= top]
+    left = mean[mean > top]
+    if len(inside) and (left.empty or left.index[-1] < inside.index[-1]):
+        cross(axes, float(inside.index[-1]), float(inside.iloc[-1]), colour)
+        return
+    after = left[left.index > inside.index[-1]] if len(inside) else left
+    cross(axes, float(after.index[0] if len(after) else mean.index[0]), top, colour)
+
+
+def plain_log_ticks(axes: Axes) -> None:
+    """Write 0.2 and 0.5 rather than powers on a logarithmic y axis that spans about a decade or less."""
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "log" and high < 12 * low and 1e-3 <= low <= 1e3:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)) if high > 2.5 * low else MaxNLocator(5))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def cross_handle() -> Line2D:
     """What the mark of divergence means, for a legend."""
     return Line2D([], [], marker="X", ls="none", color=INK, markersize=8, markeredgecolor="white", label="diverged")
@@ -200,9 +222,11 @@ def alpha_columns(lines: dict[str, dict[float, Colour]]) -> list[list[Artist]]:
     return columns
 
 
-def draw_legend(owner: Figure | Axes, columns: Sequence[Sequence[Artist]], loc: str, *, stacked: bool = False) -> Legend:
-    """One legend for the whole figure: columns side by side (padded to one length), or stacked in one column."""
-    heads = {column[0].get_label() for column in columns if len(column) > 1}
+def draw_legend(
+    owner: Figure | Axes, columns: Sequence[Sequence[Artist]], loc: str, *, stacked: bool = False, bold: bool = True
+) -> Legend:
+    """One legend for the whole figure: columns side by side, padded to one length, or stacked; their heads bold."""
+    heads = {column[0].get_label() for column in columns if bold and len(column) > 1}
     if stacked:
         handles = [handle for column in columns for handle in column]
     else:

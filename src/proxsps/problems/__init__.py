@@ -8,9 +8,9 @@ The paper's experiments are `matrix_fac1()`, `matrix_fac2()`, `MatrixCompletion(
 from proxsps.problems.base import ModuleProblem, Problem, from_module
 from proxsps.problems.completion import MatrixCompletion
 from proxsps.problems.datasets import DataError
-from proxsps.problems.small import PlanarSquares, ScalarLogistic
 from proxsps.problems.linear import LogisticRegression, RidgeRegression, ridge_interpolation_constant
 from proxsps.problems.matrix import MatrixFactorization, matrix_fac1, matrix_fac2
+from proxsps.problems.small import PlanarSquares, ScalarLogistic
 
 __all__ = [
     "DataError",

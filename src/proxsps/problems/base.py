@@ -111,7 +111,9 @@ class ModuleProblem(Problem):
         drop_last: bool = True,
     ) -> None:
         if not name:
-            raise ValueError("A problem made from a module needs a name of its own: results are filed under it. Got ''.")
+            raise ValueError(
+                "A problem made from a module needs a name of its own, under which results are filed; got ''."
+            )
         for part, data in (("train", train), ("validation", validation)):
             if len({len(array) for array in data}) != 1 or not len(data[0]):
                 raise ValueError(
@@ -143,11 +145,11 @@ class ModuleProblem(Problem):
         return self._validation
 
     def loss(self, params: dict[str, Tensor], *batch: Tensor) -> Tensor:
-        """loss(model(inputs...), targets), the last array being the targets."""
+        """The given loss of the model's outputs and the targets, which are the last array."""
         return self._loss(functional_call(self._model, params, batch[:-1]), batch[-1])
 
     def validation_error(self, params: dict[str, Tensor], *data: Tensor) -> Tensor:
-        """error(model(inputs...), targets)."""
+        """The given error of the model's outputs and the targets."""
         return self._error(functional_call(self._model, params, data[:-1]), data[-1])
 
     def __repr__(self) -> str:

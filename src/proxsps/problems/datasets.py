@@ -34,9 +34,9 @@ def data_folder() -> Path | None:
 def load_sensors(path: str | os.PathLike[str] | None = None) -> np.ndarray:
     """Hourly measurements of the air-quality sensors, (130, 720) in float64; 0 where there is none.
 
-    The file is `path` if given; else `sensor/Ventana_Eli_mes1.csv` or `Ventana_Eli_mes1.csv` in the folder PROXSPS_DATA;
-    else it is downloaded, once, from the address in the paper (Rivera-Munoz et al., 2022). Its checksum has to be that
-    of the published file.
+    The file is `path` if given; else `sensor/Ventana_Eli_mes1.csv` or `Ventana_Eli_mes1.csv` in the folder that the
+    environment variable PROXSPS_DATA names; else it is downloaded, once, from the address in the paper (Rivera-Munoz et
+    al., 2022). Its checksum has to be that of the published file.
     """
     file = Path(path) if path is not None else find_sensors() or _download_sensors()
     content = _read(file)
@@ -65,21 +65,27 @@ def find_sensors() -> Path | None:
 
 def parse_sensors(content: bytes, source: str) -> np.ndarray:
     """The table in a sensor file: a header of 720 hours, then 130 rows of a sensor's label and its 720 measurements."""
-    hint = f"Get the published file from {SENSOR_URL}, or use data='synthetic'."
+    sensors, hours = SENSOR_SHAPE
+    hint = (
+        f"Expected {sensors} sensors x {hours} hours with {SENSOR_COUNT} nonzero measurements: get the file from "
+        f"{SENSOR_URL}, or use data='synthetic'."
+    )
+    rows = []
     try:
-        header, *rows = csv.reader(io.StringIO(content.decode("utf-8"), newline=""))
-        table = np.array([[float(entry) for entry in row[1:]] for row in rows if row])
-    except (ValueError, csv.Error) as error:
-        raise DataError(f"{source} is not a table of sensor measurements: {_one_line(error)}. {hint}") from None
-    if table.shape != SENSOR_SHAPE or len(header) != SENSOR_SHAPE[1] + 1:
-        got = " x ".join(map(str, table.shape))
-        raise DataError(f"{source} holds a table of shape {got}, expected 130 x 720 (sensors x hours). {hint}")
+        for number, row in enumerate(csv.reader(io.StringIO(content.decode("utf-8"), newline="")), 1):
+            if len(row) != hours + 1:
+                raise DataError(f"{source}, line {number}: got {len(row)} columns instead of {hours + 1}. {hint}")
+            if number > 1:
+                where = f"{source}, line {number}"
+                rows.append([_number(entry, where, "a measurement") for entry in row[1:]])
+    except (UnicodeDecodeError, csv.Error):
+        raise DataError(f"{source} is not a CSV file. {hint}") from None
+    if len(rows) != sensors:
+        raise DataError(f"{source} holds a table of shape {len(rows)} x {hours if rows else 0}. {hint}")
+    table = np.array(rows)
     count = np.count_nonzero(table)
-    if not np.isfinite(table).all() or count != SENSOR_COUNT:
-        raise DataError(
-            f"{source} holds {count} nonzero measurements ({np.count_nonzero(~np.isfinite(table))} not finite), "
-            f"expected {SENSOR_COUNT}. {hint}"
-        )
+    if count != SENSOR_COUNT:
+        raise DataError(f"{source} holds {count} nonzero measurements. {hint}")
     return table
 
 
@@ -93,7 +99,8 @@ def synthetic_sensors(seed: int) -> np.ndarray:
     factors = np.vstack([cycle, weather])
     signal = rng.randn(sensors, 1) + (0.5 + rng.randn(sensors, len(factors))) @ factors
     signal += rng.randn(sensors, hours)
-    table = np.maximum(23.8 + 11.0 * signal / signal.std(), 5.0)  # the real file holds nothing below 5 either
+    # Mean, spread and smallest value of the real measurements.
+    table: np.ndarray = np.maximum(23.8 + 11.0 * signal / signal.std(), 5.0)
     table.flat[rng.permutation(table.size)[SENSOR_COUNT:]] = 0.0
     return table
 
@@ -127,7 +134,9 @@ def load_libsvm(path: str | os.PathLike[str], features: int | None = None) -> tu
         raise DataError(f"{file} has a feature with index {width}, but {features} features were asked for.")
     shape = (len(labels), features or width)
     if math.prod(shape) > DENSE_LIMIT:
-        raise DataError(f"{file} has {shape[0]} x {shape[1]} entries, more than the {DENSE_LIMIT} that are held densely.")
+        raise DataError(
+            f"{file} has {shape[0]} x {shape[1]} entries, more than {DENSE_LIMIT}: too large to hold densely."
+        )
     table = np.zeros(shape)
     rows, columns, values = zip(*cells, strict=True)
     table[np.array(rows), np.array(columns) - 1] = values
@@ -197,4 +206,4 @@ def _download_sensors() -> Path:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split()).rstrip(".")
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return text if len(text) <= 300 else f"{text[:297]}..."

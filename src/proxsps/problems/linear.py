@@ -42,7 +42,7 @@ class RidgeRegression(Problem):
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A, b and x_true in float64."""
         rng = np.random.RandomState(self.data_seed)
-        A, x_true = rng.randn(self.N, self.n), rng.rand(self.n)
+        x_true, A = rng.rand(self.n), rng.randn(self.N, self.n)
         return A, A @ x_true, x_true
 
     def start(self) -> dict[str, Tensor]:
@@ -98,7 +98,8 @@ def ridge_interpolation_constant(A: np.ndarray, b: np.ndarray, lam: np.ndarray |
     strength = lam[..., None]
     joint = (weights / (np.maximum(eigenvalues, 0) + len(b) * strength)).sum(-1)
     single = (b**2 / ((A**2).sum(1) + strength)).mean(-1)
-    return lam / 2 * (joint - single)
+    constant: np.ndarray = lam / 2 * (joint - single)
+    return constant
 
 
 @dataclass(frozen=True)

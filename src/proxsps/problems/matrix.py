@@ -2,8 +2,8 @@
 
     min over W1, W2 of  (1/N) sum_i ||W2 W1 y_i - b_i||^2,    b_i = A y_i,    A = D B,
 
-B with entries uniform in [0, 1] and D diagonal, equidistant on a logarithmic scale. In training A is disturbed, entry by
-entry, by a factor 1 + E with E uniform in [-noise, noise]; validation measures the undisturbed A.
+B with entries uniform in [0, 1] and D diagonal, equidistant on a logarithmic scale. In training every entry of A is
+disturbed by a factor 1 + E with E uniform in [-noise, noise]; validation measures the undisturbed A.
 
 The published figures differ from the paper's text in two ways, and `convention` chooses between them:
 

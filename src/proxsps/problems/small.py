@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -47,8 +48,7 @@ class PlanarSquares(Problem):
 
     def train_data(self) -> tuple[Tensor, Tensor]:
         """A and b."""
-        A = torch.tensor([[self.a11, self.a12], [self.a21, self.a22]], dtype=DTYPES[self.dtype])
-        return A[None], torch.tensor([[self.b1, self.b2]], dtype=DTYPES[self.dtype])
+        return _planar_data(self)
 
     def validation_data(self, seed: int) -> tuple[Tensor, Tensor]:
         """A and b."""
@@ -66,7 +66,8 @@ class PlanarSquares(Problem):
     def minimiser(self, lam: float) -> Tensor:
         """The minimiser of f + lam/2 ||.||^2 in float64: (2 A'A + lam I)^{-1} 2 A'b."""
         A, b = (array[0].double() for array in self.train_data())
-        return torch.linalg.solve(2 * A.T @ A + lam * torch.eye(2, dtype=torch.float64), 2 * A.T @ b)
+        x: Tensor = torch.linalg.solve(2 * A.T @ A + lam * torch.eye(2, dtype=torch.float64), 2 * A.T @ b)
+        return x
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class ScalarLogistic(Problem):
 
     def train_data(self) -> tuple[Tensor]:
         """The slope."""
-        return (torch.tensor([self.slope], dtype=DTYPES[self.dtype]),)
+        return _scalar_data(self)
 
     def validation_data(self, seed: int) -> tuple[Tensor]:
         """The slope."""
@@ -119,6 +120,18 @@ class ScalarLogistic(Problem):
             falling = lam * middle < slope * decay / (1 + decay)
             low, high = (middle, high) if falling else (low, middle)
         return side * (low + high) / 2
+
+
+@lru_cache(maxsize=32)
+def _planar_data(problem: PlanarSquares) -> tuple[Tensor, Tensor]:
+    dtype = DTYPES[problem.dtype]
+    A = torch.tensor([[[problem.a11, problem.a12], [problem.a21, problem.a22]]], dtype=dtype)
+    return A, torch.tensor([[problem.b1, problem.b2]], dtype=dtype)
+
+
+@lru_cache(maxsize=32)
+def _scalar_data(problem: ScalarLogistic) -> tuple[Tensor]:
+    return (torch.tensor([problem.slope], dtype=DTYPES[problem.dtype]),)
 
 
 def _check_single(name: str, batch_size: int) -> None:

@@ -1,0 +1,246 @@
+"""One HTML file that tells what was run and what came out: claims, figures, numbers, speed, environment, citation.
+
+The file needs nothing else: styles and pictures are inside it, it has no scripts and loads nothing from the network.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import metadata, resources
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from proxsps.figures import to_svg
+
+LONG_TABLE = 12  # rows; a longer table is folded
+PHONE_WIDTH = 640  # pixels below which a wide figure scrolls instead of shrinking
+
+PAPER = "https://openreview.net/forum?id=jWr41htaB3"
+BIBTEX = """\
+@article{schaipp2023stochastic,
+  title   = {A Stochastic Proximal Polyak Step Size},
+  author  = {Schaipp, Fabian and Gower, Robert M. and Ulbrich, Michael},
+  journal = {Transactions on Machine Learning Research},
+  year    = {2023},
+  url     = {https://openreview.net/forum?id=jWr41htaB3}
+}"""
+
+
+class Claim(Protocol):
+    """A sentence that a number decides; anything with these attributes will do."""
+
+    @property
+    def name(self) -> str:
+        """Short name, unique in its experiment."""
+
+    @property
+    def gist(self) -> str:
+        """The sentence in short."""
+
+    @property
+    def quantity(self) -> str:
+        """What is measured."""
+
+    @property
+    def rule(self) -> str:
+        """When the claim holds."""
+
+    @property
+    def measured(self) -> object:
+        """The measured value: a number or a text."""
+
+    @property
+    def holds(self) -> bool:
+        """The verdict."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment: what it is, its claims, its figures with captions, and a table of numbers."""
+
+    title: str
+    description: str
+    claims: Sequence[Claim] = ()
+    figures: Sequence[tuple[str, Figure]] = ()
+    table: pd.DataFrame | None = field(default=None, compare=False)
+
+
+def describe_environment() -> dict[str, str]:
+    """Versions, machine and date, in the order in which the report shows them; imports none of the libraries."""
+    rows = {"Python": platform.python_version()}
+    for package in ("proxsps", "torch", "numpy", "pandas"):
+        try:
+            rows[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            rows[package] = "not installed"
+    rows["CPUs"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    rows["Platform"] = platform.platform()
+    rows["Date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return rows
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    sections: Sequence[Section],
+    *,
+    title: str,
+    environment: Mapping[str, object],
+    speed: Mapping[str, object],
+) -> Path:
+    """Write the report and return its path; the old file stays until the new one is complete.
+
+    Args:
+        path: the HTML file; missing folders are made.
+        sections: one for each experiment, in the order of the page.
+        title: heading of the page.
+        environment: rows of the environment table, for instance ``describe_environment()``.
+        speed: rows of the speed table.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = render(sections, title=title, environment=environment, speed=speed)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def render(
+    sections: Sequence[Section], *, title: str, environment: Mapping[str, object], speed: Mapping[str, object]
+) -> str:
+    """The whole page as text."""
+    claims = [(place, claim) for place, section in enumerate(sections, 1) for claim in section.claims]
+    style = resources.files("proxsps").joinpath("report.css").read_text(encoding="utf-8")
+    links = [(f"experiment-{place}", section.title) for place, section in enumerate(sections, 1)]
+    links += [("speed", "Speed"), ("environment", "Environment"), ("cite", "How to cite")]
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en-GB">',
+        '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>\n{style}</style></head>",
+        f'<body><header><h1>{escape(title)}</h1><p class="summary">{_summary([claim for _, claim in claims])}</p>',
+        "<nav><ul>",
+        *(f'<li><a href="#{anchor}">{escape(text)}</a></li>' for anchor, text in links),
+        "</ul></nav></header><main>",
+        _all_claims(claims, sections),
+        *(_section(place, section) for place, section in enumerate(sections, 1)),
+        f'<section id="speed"><h2>Speed</h2>{_pairs(speed)}</section>',
+        f'<section id="environment"><h2>Environment</h2>{_pairs(environment)}</section>',
+        '<section id="cite"><h2>How to cite</h2><p>F. Schaipp, R. M. Gower and M. Ulbrich. A Stochastic Proximal '
+        f'Polyak Step Size. <i>Transactions on Machine Learning Research</i>, 2023. <a href="{PAPER}">{PAPER}</a></p>',
+        f"<pre>{escape(BIBTEX)}</pre></section>",
+        "</main></body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _summary(claims: Sequence[Claim]) -> str:
+    if not claims:
+        return "No claims were checked."
+    held = sum(bool(claim.holds) for claim in claims)
+    return f"{held} of {len(claims)} {'claim holds' if len(claims) == 1 else 'claims hold'}."
+
+
+def _all_claims(claims: Sequence[tuple[int, Claim]], sections: Sequence[Section]) -> str:
+    if not claims:
+        return ""
+    rows = [
+        [
+            f'<td><a href="#experiment-{place}">{escape(sections[place - 1].title)}</a></td>',
+            f'<td class="gist">{_text(claim.gist)}</td>',
+            f'<td data-label="Quantity">{_text(claim.quantity)}</td><td data-label="Rule">{_text(claim.rule)}</td>',
+            f'<td data-label="Measured">{_value(claim.measured)}</td><td>{_verdict(claim)}</td>',
+        ]
+        for place, claim in claims
+    ]
+    head = ("Experiment", "Claim", "Quantity", "Rule", "Measured", "Verdict")
+    return f'<section id="claims"><h2>Claims</h2>{_table("claims", head, rows)}</section>'
+
+
+def _verdict(claim: Claim) -> str:
+    kind, word = ("holds", "holds") if claim.holds else ("fails", "does not hold")
+    return f'<span class="verdict {kind}">{word}</span>'
+
+
+def _section(place: int, section: Section) -> str:
+    parts = [f'<section id="experiment-{place}"><h2>{escape(section.title)}</h2>']
+    parts += [f"<p>{_text(text)}</p>" for text in section.description.split("\n\n") if text.strip()]
+    if section.claims:
+        parts.append(f"<p>{_summary(section.claims)}</p>")
+    parts += [
+        _figure(f"e{place}f{number}", caption, figure) for number, (caption, figure) in enumerate(section.figures, 1)
+    ]
+    if section.table is not None and len(section.table):
+        parts.append(_frame(section.table))
+    return "\n".join([*parts, "</section>"])
+
+
+def _figure(prefix: str, caption: str, figure: Figure) -> str:
+    """A figure as inline SVG; its ids get a prefix, because all pictures of the page share one name space."""
+    width, height = figure.get_size_inches() * 100
+    svg = re.sub(r'\bid="', f'id="{prefix}-', to_svg(figure))
+    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    box = re.search(r'viewBox="[^"]*"', svg)
+    shown = f"max-width:{width:.0f}px;min-width:{min(width, PHONE_WIDTH):.0f}px;aspect-ratio:{width:.0f}/{height:.0f}"
+    head = f'<svg {box.group(0) if box else ""} role="img" aria-label="{escape(caption)}" style="{shown}">'
+    svg = head + svg[svg.index(">") + 1 :]
+    return f'<figure><div class="picture">{svg}</div><figcaption>{_text(caption)}</figcaption></figure>'
+
+
+def _frame(frame: pd.DataFrame) -> str:
+    """A DataFrame as a table, without its index; folded if it is long."""
+    numeric = [pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind) for kind in frame.dtypes]
+    classes = [' class="number"' if number else "" for number in numeric]
+    rows = [
+        [f"<td{kind}>{_value(value)}</td>" for kind, value in zip(classes, row, strict=True)]
+        for row in frame.itertuples(index=False, name=None)
+    ]
+    table = _table("numbers", [str(column) for column in frame.columns], rows, classes)
+    if len(frame) <= LONG_TABLE:
+        return table
+    return f"<details><summary>Numbers ({len(frame)} rows)</summary>{table}</details>"
+
+
+def _pairs(rows: Mapping[str, object]) -> str:
+    if not rows:
+        return "<p>Not recorded.</p>"
+    cells = [[f'<th scope="row">{escape(str(name))}</th><td>{_value(value)}</td>'] for name, value in rows.items()]
+    return _table("pairs", (), cells)
+
+
+def _table(kind: str, head: Sequence[str], rows: Iterable[Iterable[str]], classes: Sequence[str] = ()) -> str:
+    """A table in a box that scrolls by itself, so that the page does not."""
+    looks = classes or [""] * len(head)
+    cells = "".join(f'<th scope="col"{look}>{escape(text)}</th>' for look, text in zip(looks, head, strict=True))
+    top = f"<thead><tr>{cells}</tr></thead>" if head else ""
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<div class="scroll" tabindex="0"><table class="{kind}">{top}<tbody>\n{body}\n</tbody></table></div>'
+
+
+def _value(value: object) -> str:
+    """A number in four digits, anything else as text; what is missing is a dash."""
+    if isinstance(value, Integral):
+        return escape(str(value))
+    if isinstance(value, Real):
+        return "&ndash;" if math.isnan(value) else f"{float(value):.4g}"
+    return "&ndash;" if value is None or value is pd.NA else _text(str(value))
+
+
+def _text(text: str) -> str:
+    """Text with its markup escaped, and numbers such as 1e-4 kept in one piece."""
+    return re.sub(r"\b\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', escape(text))

@@ -1,0 +1,164 @@
+"""Many runs as one tensor program: parameters carry a leading axis of runs, and one step moves all of them.
+
+The losses of all runs are one `vmap`, their gradients one backward pass, and the step is that of `proxsps.core`, whose
+functions take a leading axis of runs anyway. Runs share nothing: one that diverges does not touch its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.linalg import vecdot
+
+from proxsps.core.step import Dual, dec_sps_dual, l2_dual, prox_coefficients, sps_dual
+from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches
+from proxsps.sweep.spec import RunSpec
+
+COUPLED = ("sps", "sgd", "dec-sps")  # the regulariser is part of the loss
+GUARDED = ("prox-sps", "sps", "dec-sps", "prox-sgd")  # a step with a loss or gradient that is not finite is left out
+BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
+
+
+def run_batched(specs: Sequence[RunSpec], advance: Callable[[int], None] = lambda runs: None) -> list[RunResult]:
+    """Run all specs, which share problem and epochs, together; `advance` hears of every finished epoch of all runs."""
+    if len({(spec.problem, spec.epochs) for spec in specs}) != 1:
+        raise ValueError("Runs of one batch must share their problem and number of epochs.")
+    program = _Program(specs)
+    for epoch in range(specs[0].epochs):
+        program.run_epoch(epoch)
+        advance(len(specs))
+    return program.results()
+
+
+class _Program:
+    """The state of all runs: parameters, the memories of DecSPS and AdamW, and what was recorded."""
+
+    def __init__(self, specs: Sequence[RunSpec]) -> None:
+        self.specs, self.problem = specs, specs[0].problem
+        count, epochs, steps = len(specs), specs[0].epochs, self.problem.steps_per_epoch
+        start = self.problem.start()
+        self.shapes = {name: x.shape for name, x in start.items()}
+        self.x = torch.cat([x.flatten() for x in start.values()]).repeat(count, 1)  # (runs, parameters)
+        self.dtype = self.x.dtype
+        self.lam = self._column([spec.weight_decay for spec in specs])
+        self.is_method = {m: torch.tensor([spec.method == m for spec in specs]) for m in {s.method for s in specs}}
+        self.coupled = sum((self.is_method[m] for m in COUPLED if m in self.is_method), torch.zeros(count).bool())
+        self.guarded = sum((self.is_method[m] for m in GUARDED if m in self.is_method), torch.zeros(count).bool())
+        self.seeds = sorted({spec.seed for spec in specs})
+        self.seed_of = torch.tensor([self.seeds.index(spec.seed) for spec in specs])
+        validation = zip(*(self.problem.validation_data(seed) for seed in self.seeds), strict=True)
+        self.validation = [torch.stack(arrays)[self.seed_of] for arrays in validation]
+        self.adam_rows = self.is_method.get("adamw", torch.zeros(count).bool())
+        self.memory = torch.full((count,), torch.inf, dtype=self.dtype)  # c_{k-1} gamma_{k-1} of DecSPS
+        self.adam = _Adam(self) if "adamw" in self.is_method else None
+        self.step_count = 0
+        self.metrics = np.full((epochs, count, len(METRICS)), np.nan)
+        self.zetas = np.full((epochs, steps, count), np.nan, dtype=np.float32)
+
+    def _column(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=self.dtype)
+
+    def run_epoch(self, epoch: int) -> None:
+        """All steps of an epoch, then the metrics of every run."""
+        alpha = self._column([alpha_of_epoch(spec, epoch) for spec in self.specs])
+        order = torch.from_numpy(np.stack([batches(self.problem, seed, epoch) for seed in self.seeds], axis=1))
+        data = self.problem.train_data()
+        for step, by_seed in enumerate(order):  # by_seed: (seeds, batch size)
+            batch = [array[by_seed][self.seed_of] for array in data]
+            self.zetas[epoch, step] = self._step(batch, alpha).numpy()
+        self._record(epoch)
+
+    def _step(self, batch: Sequence[Tensor], alpha: Tensor) -> Tensor:
+        """One step of every run; the adaptive steps zeta, NaN for methods without."""
+        x = self.x
+        values, d = self._value_and_grad(batch)
+        if self.adam is not None:
+            self.adam.update(x, d, alpha)
+        lam = torch.where(self.coupled, self.lam, 0.0)
+        d.addcmul_(lam[:, None], x)
+        d_sq, d_dot_x = vecdot(d, d), vecdot(d, x)
+        gap = values - self.problem.lower_bound
+        if self.coupled.any():
+            gap = gap + lam / 2 * vecdot(x, x)
+        dual = self._dual(gap, d_sq, d_dot_x, alpha)
+        keep, move, _ = prox_coefficients(dual.u, alpha, self.lam - lam)
+        ok = (torch.isfinite(gap + d_sq) & (gap >= 0) | ~self.guarded) & ~self.adam_rows
+        if not ok.all():
+            keep, move = torch.where(ok, keep, 1.0), torch.where(ok, move, 0.0)
+            d.masked_fill_(~ok[:, None], 0.0)  # 0 * NaN would be NaN
+        x.mul_(keep[:, None]).addcmul_(move[:, None], d)
+        self.step_count += 1
+        return alpha * dual.root.clamp_min(0.0)
+
+    def _value_and_grad(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of every run on its batch: losses by vmap, gradients by one backward pass of their sum."""
+        leaf = self.x.detach().requires_grad_()
+        values = vmap(self.problem.loss)(self._named(leaf), *batch)
+        (grad,) = torch.autograd.grad(values.sum(), leaf)
+        return values.detach(), grad
+
+    def _named(self, x: Tensor) -> dict[str, Tensor]:
+        """Views of the rows as named parameters with a leading axis of runs."""
+        parts = x.split([shape.numel() for shape in self.shapes.values()], dim=1)
+        return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def _dual(self, gap: Tensor, d_sq: Tensor, d_dot_x: Tensor, alpha: Tensor) -> Dual:
+        """The dual variable of every run by its own method; u = 1, and no zeta, for those without a lower bound."""
+        root, u = torch.full_like(gap, torch.nan), torch.ones_like(gap)
+        blocks = (d_sq[:, None], alpha[:, None])
+        duals = {}
+        if "prox-sps" in self.is_method:
+            duals["prox-sps"] = l2_dual(gap, blocks[0], d_dot_x[:, None], blocks[1], self.lam[:, None])
+        if "sps" in self.is_method:
+            duals["sps"] = sps_dual(gap, *blocks)
+        if "dec-sps" in self.is_method:
+            c = (self.step_count + 1) ** 0.5
+            duals["dec-sps"] = dec_sps_dual(gap, *blocks, c, self.memory[:, None])
+            self.memory = c * alpha * duals["dec-sps"].u
+        for method, dual in duals.items():
+            mask = self.is_method[method]
+            root, u = torch.where(mask, dual.root, root), torch.where(mask, dual.u, u)
+        return Dual(root, u)
+
+    def _record(self, epoch: int) -> None:
+        data, params = self.problem.train_data(), self._named(self.x)
+        train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)))(params, *data)
+        error = vmap(self.problem.validation_error)(params, *self.validation)
+        square = vecdot(self.x, self.x)
+        objective = train + self.lam / 2 * square
+        zeta = np.median(self.zetas[epoch], axis=0)
+        rows = np.stack([*(t.double().numpy() for t in (objective, train, error, square.sqrt())), zeta], axis=1)
+        gone = ~np.isfinite(rows[:, 0])
+        if epoch:
+            gone |= ~np.isfinite(self.metrics[epoch - 1, :, 0])
+        rows[gone] = np.nan
+        self.metrics[epoch] = rows
+
+    def results(self) -> list[RunResult]:
+        """One result a run, in order."""
+        return [RunResult(spec, self.metrics[:, i], self.zetas[:, :, i]) for i, spec in enumerate(self.specs)]
+
+
+class _Adam:
+    """AdamW for the runs that use it, with a decay that is not multiplied by the learning rate."""
+
+    def __init__(self, program: _Program) -> None:
+        self.rows = program.adam_rows.nonzero().squeeze(1)
+        self.first, self.second = (torch.zeros_like(program.x[self.rows]) for _ in range(2))
+        base = torch.tensor([spec.lr for spec in program.specs], dtype=program.dtype)
+        self.decay = (program.lam / base)[self.rows]
+        self.count = 0
+
+    def update(self, x: Tensor, grad: Tensor, alpha: Tensor) -> None:
+        """One step of the runs concerned, in place."""
+        self.count += 1
+        lr, g = alpha[self.rows][:, None], grad[self.rows]
+        self.first.lerp_(g, 1 - BETAS[0])
+        self.second.mul_(BETAS[1]).addcmul_(g, g, value=1 - BETAS[1])
+        scale = (self.second / (1 - BETAS[1] ** self.count)).sqrt_().add_(EPS)
+        move = lr / (1 - BETAS[0] ** self.count) * self.first / scale
+        x[self.rows] = x[self.rows] * (1 - lr * self.decay[:, None]) - move

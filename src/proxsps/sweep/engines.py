@@ -1,0 +1,101 @@
+"""Ways to run a list of specs, behind one interface: batched in this process, one by one, or in a pool of processes.
+
+An engine yields results as they are finished, and never again what `done` names. The runs of a batch are chosen from the
+whole list, whatever is done: a sweep that was interrupted therefore gives bitwise what an undisturbed one gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Protocol
+
+import torch
+
+from proxsps.sweep.batched import run_batched
+from proxsps.sweep.result import RunResult
+from proxsps.sweep.single import run_single
+from proxsps.sweep.spec import RunSpec
+
+Advance = Callable[[int], None]  # hears how many epochs of single runs were finished
+
+BATCH = 300  # runs; more of them hardly run faster
+MEMORY = 512 * 2**20  # bytes of parameters and data that the runs of a batch may hold
+
+
+class Engine(Protocol):
+    """Runs specs."""
+
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+        """Results of the specs whose id is not in `done`, as they are finished."""
+
+
+class Batched:
+    """Hundreds of runs as one tensor program."""
+
+    def __init__(self, size: int = BATCH) -> None:
+        self.size = size
+
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+        """One batch after the other."""
+        for batch in self.batches(specs):
+            if any(spec.id not in done for spec in batch):
+                results = run_batched(batch, advance)
+                yield [result for result in results if result.spec.id not in done]
+
+    def batches(self, specs: Sequence[RunSpec]) -> Iterator[list[RunSpec]]:
+        """Runs that share problem and epochs, in order, as many at a time as memory allows."""
+        for _, group in itertools.groupby(specs, key=lambda spec: (spec.problem, spec.epochs)):
+            same = list(group)
+            size = max(1, min(self.size, MEMORY // _footprint(same[0])))
+            count = math.ceil(len(same) / size)
+            size = math.ceil(len(same) / count)  # batches of equal size rather than a small rest
+            yield from (same[i : i + size] for i in range(0, len(same), size))
+
+
+def _footprint(spec: RunSpec) -> int:
+    """Bytes that one run holds: parameters, gradients and moments, and its validation data."""
+    params = sum(x.nbytes for x in spec.problem.start().values())
+    return 8 * params + sum(array.nbytes for array in spec.problem.validation_data(spec.seed)) + 1
+
+
+class Single:
+    """One run after the other, through the optimizers."""
+
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+        """One run after the other."""
+        for spec in specs:
+            if spec.id not in done:
+                yield [run_single(spec, advance)]
+
+
+class Processes:
+    """A pool of processes that take single runs, each with one thread."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or os.cpu_count() or 1
+
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+        """Runs in the order in which they finish; an interrupt keeps what was finished."""
+        missing = [spec for spec in specs if spec.id not in done]
+        context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
+        with ProcessPoolExecutor(self.workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            futures = [pool.submit(run_single, spec) for spec in missing]
+            try:
+                for future in as_completed(futures):
+                    result = future.result()
+                    advance(result.spec.epochs)
+                    yield [result]
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+
+ENGINES: dict[str, type[Batched] | type[Single] | type[Processes]] = {
+    "batched": Batched,
+    "single": Single,
+    "processes": Processes,
+}

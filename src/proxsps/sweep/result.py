@@ -1,0 +1,40 @@
+"""What a run leaves behind: a row an epoch and, of some runs, the step size at every iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from proxsps.core import schedules
+from proxsps.problems.base import Problem
+from proxsps.sweep.spec import RunSpec
+
+METRICS = ("objective", "train_loss", "val_error", "model_norm", "zeta_median")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Metrics after each epoch, (epochs, metrics) in the order of METRICS; NaN from the epoch of divergence on."""
+
+    spec: RunSpec
+    metrics: np.ndarray
+    zetas: np.ndarray  # (epochs, steps an epoch): the adaptive step at every iteration
+
+    @property
+    def diverged_at(self) -> int | None:
+        """First epoch, counted from 1, whose objective is not finite."""
+        bad = np.flatnonzero(~np.isfinite(self.metrics[:, 0]))
+        return int(bad[0]) + 1 if len(bad) else None
+
+
+def alpha_of_epoch(spec: RunSpec, epoch: int) -> float:
+    """alpha_k throughout an epoch, which counts from 0."""
+    return {"constant": schedules.constant, "sqrt": schedules.sqrt_decay}[spec.schedule](epoch, spec.lr)
+
+
+def batches(problem: Problem, seed: int, epoch: int) -> np.ndarray:
+    """Indices of the samples of every step of an epoch, (steps, batch size): the same for all methods and engines."""
+    order = np.random.default_rng((seed, epoch)).permutation(len(problem.train_data()[0]))
+    used = problem.steps_per_epoch * problem.batch_size
+    return order[:used].reshape(problem.steps_per_epoch, problem.batch_size)
