@@ -16,8 +16,8 @@ help: ## list the targets
 setup: .venv/.setup ## install the package with its compiled kernels into .venv
 	@echo "Ready: source .venv/bin/activate"
 
-demo: .venv/.setup ## train with ProxSPS, SPS and SGD side by side and print a table
-	@$(BIN)/python examples/demo.py $(DEMO_FLAGS)
+demo: .venv/.demo ## reproduce the paper's main experiment: claims, figures and a report
+	@$(BIN)/proxsps reproduce matrix-fac1 matrix-fac1-stability $(DEMO_FLAGS)
 
 test: .venv/.test ## run all tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TEST_FLAGS)
@@ -51,7 +51,12 @@ clean: ## remove .venv and everything built
 	@$(INSTALL) --editable '.[fast]'
 	@touch $@
 
+.venv/.demo: .venv/.setup
+	@echo "Installing what the experiments need ..."
+	@$(INSTALL) --editable '.[fast,experiments]'
+	@touch $@
+
 .venv/.test: .venv/.setup
 	@echo "Installing what tests, checks and documentation need ..."
-	@$(INSTALL) --editable '.[fast,dev,docs]'
+	@$(INSTALL) --editable '.[fast,experiments,dev,docs]'
 	@touch $@

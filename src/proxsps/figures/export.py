@@ -8,14 +8,18 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-DPI = 120  # of the parts that are drawn as pixels
+DPI = 110  # of the parts that are drawn as pixels
 SUFFIXES = (".svg", ".png", ".pdf")
 _UNDATED: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
-_SVG_RC = {"svg.fonttype": "path", "svg.hashsalt": "proxsps"}  # a fixed salt: the same data gives the same bytes
+_SVG_RC: dict[Any, Any] = {
+    "svg.fonttype": "path",
+    "svg.hashsalt": "proxsps",
+}  # a fixed salt: the same data gives the same bytes
 
 
 def to_svg(figure: Figure) -> str:

@@ -60,8 +60,8 @@ def model_compare(models: pd.DataFrame, points: pd.DataFrame) -> Figure:
             colour = style.method(name).colour
             axes.plot(rows["y"], rows[f"{prefix}_model"], color=colour)
             axes.plot(rows["y"], rows[f"{prefix}_proximal"], color=colour, ls=DASHED, lw=1.4)
-        for column, on, name, marker, _ in POINTS:
-            _point(axes, rows, on, float(at[column].iloc[0]), name, marker)
+        for column, on, owner, marker, _ in POINTS:
+            _point(axes, rows, on, float(at[column].iloc[0]), owner, marker)
         axes.set(title=rf"$x^0 = {style.number(start)}$", xlabel=r"$y$", ylim=_model_limits(models))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     panels[0].set_ylabel("Value")

@@ -46,14 +46,13 @@ def per_lambda(
     for axes, lam in zip(panels, lambdas, strict=True):
         axes.set(title=style.lambda_title(lam), yscale=scale)
         _fill_panel(axes, curves[lam], colours, deviations, scale)
-        style.plain_log_ticks(axes)
+        style.log_ticks(axes)
     for axes in panels[:: _columns(len(panels))]:
         axes.set_ylabel(style.METRIC_LABELS[metric])
     for axes in panels[-_columns(len(panels)) :]:
         axes.set_xlabel("Epoch")
-    columns = style.alpha_columns(colours)
-    if any(curve.diverged for group in curves.values() for curve in group.values()):
-        columns.append([style.cross_handle()])
+    diverged = any(curve.diverged for group in curves.values() for curve in group.values())
+    columns = style.alpha_columns(colours, diverged)
     if spare is None:
         style.draw_legend(figure, columns, "outside lower center")
     else:
@@ -69,6 +68,8 @@ def lambda_path(runs: pd.DataFrame, metric: str, *, last: int = 10, scale: Scale
     """
     frames.require_runs(runs, metric)
     frames.require_one(runs, "schedule", "lambda_path")
+    if (runs["weight_decay"] <= 0).any():
+        raise ValueError("lambda_path has a logarithmic axis of lambda: leave out the runs with weight_decay = 0")
     epochs = int(runs["epoch"].max())
     colours = _colours(runs)
     figure = style.new_figure(7.2, 4.1)
@@ -85,8 +86,11 @@ def lambda_path(runs: pd.DataFrame, metric: str, *, last: int = 10, scale: Scale
         lost += [(lam, colour) for lam in path.index[path["mean"].isna()]]
     for lam, colour in lost:
         style.cross(axes, lam, axes.get_ylim()[1], colour)
-    columns = style.alpha_columns(colours) + ([[style.cross_handle()]] if lost else [])
-    style.draw_legend(figure, columns, "outside right center", stacked=True)
+    style.log_ticks(axes)
+    lambdas = sorted(runs["weight_decay"].unique())
+    if len(lambdas) <= 8:
+        style.lambda_ticks(axes, lambdas)
+    style.draw_legend(figure, style.alpha_columns(colours, bool(lost)), "outside right center", stacked=True)
     return figure
 
 

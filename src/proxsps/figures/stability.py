@@ -35,12 +35,12 @@ def stability(runs: pd.DataFrame, metric: str = "objective") -> Figure:
         axes.set(title=style.SCHEDULE_TITLES[schedule], xlabel="Epoch", yscale="log", ylim=limits)
         for (name, lr), curve in curves[schedule].items():
             _draw(axes, name, colours[name][lr], curve)
+        style.log_ticks(axes)
     panels[0].set_ylabel(
         r"Objective gap $\psi(x^k) - \min_k\,\psi(x^k)$" if metric == "objective" else style.METRIC_LABELS[metric]
     )
-    columns = style.alpha_columns(colours)
-    if any(curve.diverged for group in curves.values() for curve in group.values()):
-        columns.append([style.cross_handle()])
+    diverged = any(curve.diverged for group in curves.values() for curve in group.values())
+    columns = style.alpha_columns(colours, diverged)
     style.draw_legend(figure, columns, "outside right center", stacked=True)
     return figure
 

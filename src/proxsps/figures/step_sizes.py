@@ -38,6 +38,7 @@ def step_sizes(steps: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     for row, lr in zip(panels, alphas, strict=True):
         for axes, lam in zip(row, lambdas, strict=True):
             axes.set(yscale="log", ylim=limits)
+            style.log_ticks(axes)
             _panel(axes, _select(steps, lr, lam), _select(runs, lr, lam), limits)
     for axes, lam in zip(panels[0], lambdas, strict=True):
         axes.set_title(style.lambda_title(lam))
@@ -71,7 +72,7 @@ def _panel(axes: Axes, steps: pd.DataFrame, runs: pd.DataFrame, limits: tuple[fl
         steps["epoch"] - 1 + within,
         steps["zeta"].clip(*limits),
         c=steps["method"].map({name: style.method(name).colour for name in ADAPTIVE}),
-        s=3.2,
+        s=2.8,
         linewidths=0,
         alpha=float(np.clip(1400 / max(len(steps), 1), 0.12, 0.5)),
         rasterized=True,

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import matplotlib
 import numpy as np
@@ -22,7 +22,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 P = ParamSpec("P")
 Colour = tuple[float, float, float]
@@ -31,7 +31,7 @@ WIDTH = 10.0
 INK = "#22262b"
 REFERENCE = "#4d5560"
 
-RC = {
+RC: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#8a9099",
     "axes.formatter.limits": (-3, 4),
@@ -80,7 +80,7 @@ METHODS = {
     "sgd": Method("SGD", "#009E73", "^"),
     "prox-sgd": Method("ProxSGD", "#CC79A7", "D"),
     "dec-sps": Method("DecSPS", "#E69F00", "v"),
-    "adamw": Method("AdamW", "#6B6F76", "P"),
+    "adamw": Method("AdamW", "#6B6F76", "p"),
 }
 
 METRIC_LABELS = {
@@ -165,7 +165,7 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def marked(name: str, colour: Colour | str, points: int) -> dict[str, object]:
+def marked(name: str, colour: Colour | str, points: int) -> dict[str, Any]:
     """Line options of a method: its colour, and a few of its markers, placed apart from those of other methods."""
     every = max(points // 6, 1)
     start = (list(METHODS).index(name) * 2) % every
@@ -197,13 +197,26 @@ def end_cross(axes: Axes, mean: pd.Series, colour: Colour | str) -> None:
     cross(axes, float(after.index[0] if len(after) else mean.index[0]), top, colour)
 
 
-def plain_log_ticks(axes: Axes) -> None:
-    """Write 0.2 and 0.5 rather than powers on a logarithmic y axis that spans about a decade or less."""
+def log_ticks(axes: Axes) -> None:
+    """Ticks of a logarithmic y axis: powers of ten over two decades or more, else a few plain numbers such as 0.3.
+
+    There are no minor ticks: the grid does not show them, and laying them out takes half of the drawing time.
+    """
     low, high = axes.get_ylim()
-    if axes.get_yscale() == "log" and high < 12 * low and 1e-3 <= low <= 1e3:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)) if high > 2.5 * low else MaxNLocator(5))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+    if axes.get_yscale() != "log":
+        return
+    axes.yaxis.set_minor_locator(NullLocator())
+    if high < 100 * low:
+        narrow = LogLocator(subs=(1, 2, 3, 5)) if high > 2.5 * low else MaxNLocator(5)
+        axes.yaxis.set_major_locator(narrow if high < 12 * low else LogLocator(subs=(1, 3)))
+        if 1e-3 <= low <= 1e3:
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def lambda_ticks(axes: Axes, values: Sequence[float]) -> None:
+    """Ticks of a logarithmic x axis at the values of lambda that were run."""
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(values, [rf"${number(value, power=True)}$" for value in values])
 
 
 def cross_handle() -> Line2D:
@@ -211,14 +224,19 @@ def cross_handle() -> Line2D:
     return Line2D([], [], marker="X", ls="none", color=INK, markersize=8, markeredgecolor="white", label="diverged")
 
 
-def alpha_columns(lines: dict[str, dict[float, Colour]]) -> list[list[Artist]]:
-    """Legend entries, one column for each method: its name with its marker, then a line for each alpha_0."""
+def alpha_columns(lines: dict[str, dict[float, Colour]], diverged: bool) -> list[list[Artist]]:
+    """Legend entries, one column for each method: its name with its marker, then a line for each alpha_0.
+
+    ``diverged`` adds the mark of divergence at the end.
+    """
     columns: list[list[Artist]] = []
     for name, colours in lines.items():
         look = method(name)
         head = Line2D([], [], ls="none", color=look.colour, marker=look.marker, markersize=6.5, label=look.label)
         tail = [Line2D([], [], color=shade, lw=2.4, label=alpha_label(lr)) for lr, shade in colours.items()]
         columns.append([head, *tail])
+    if diverged:
+        columns[-1].append(cross_handle())
     return columns
 
 
@@ -233,9 +251,8 @@ def draw_legend(
         rows = max(len(column) for column in columns)
         blank = [Line2D([], [], ls="none", label=" ")]
         handles = [handle for column in columns for handle in [*column, *blank * (rows - len(column))]]
-    legend = owner.legend(
-        handles=handles, loc=loc, ncols=1 if stacked else len(columns), labelspacing=0.35, columnspacing=1.8
-    )
+    layout: dict[str, Any] = {"loc": loc, "ncols": 1 if stacked else len(columns)}
+    legend = owner.legend(handles=handles, labelspacing=0.35, columnspacing=1.8, **layout)
     for text in legend.get_texts():
         if text.get_text() in heads:
             text.set_fontweight("bold")

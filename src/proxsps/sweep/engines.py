@@ -1,7 +1,7 @@
 """Ways to run a list of specs, behind one interface: batched in this process, one by one, or in a pool of processes.
 
-An engine yields results as they are finished, and never again what `done` names. The runs of a batch are chosen from the
-whole list, whatever is done: a sweep that was interrupted therefore gives bitwise what an undisturbed one gives.
+An engine yields results as they are finished, and never again what `done` names. The runs of a batch are chosen from
+the whole list, whatever is done: a sweep that was interrupted therefore gives bitwise what an undisturbed one gives.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@
 | alpha | alpha_k throughout the epoch |
 | status | "ok", or "diverged" from the first epoch whose objective is not finite (metrics are then NaN) |
 
-`steps.parquet`, a row per iteration of the runs with seed 0: run, method, schedule, lr, weight_decay, seed, step, epoch,
-zeta, alpha. Files are replaced as a whole, so that a kill leaves the old or the new ones, never a torn one.
+`steps.parquet`, a row per iteration of the runs with seed 0: run, method, schedule, lr, weight_decay, seed, step,
+epoch, zeta, alpha. Files are replaced as a whole, so that a kill leaves the old or the new ones, never a torn one.
 """
 
 from __future__ import annotations

@@ -1,0 +1,203 @@
+"""Experiments without training: the two models of a loss, the flow of both methods, and the interpolation constant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import torch
+
+from proxsps import figures
+from proxsps.core.models import prox_sps_model, proximal_objective, sps_model
+from proxsps.core.step import l2_dual, prox_coefficients, sps_dual
+from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
+from proxsps.problems import PlanarSquares, RidgeRegression, ScalarLogistic
+
+# Figure 1a
+ALPHA, LAM, STARTS = 10.0, 0.1, (-4.0, -1.0, 0.0)
+
+
+def model_tables() -> Frames:
+    """Both models of ln(1 + exp(-x/2)) + 0.05 x^2 around three points, and the steps they lead to."""
+    problem = ScalarLogistic(dtype="float64")
+    ys = np.linspace(-6, 6, 241)
+    models, points = [], []
+    for x0 in STARTS:
+        x = np.array([x0])
+        value, slope = _scalar_value_and_slope(problem, x0)
+        penalty, d = LAM / 2 * x0**2, np.array([slope])
+        prox_model = [float(prox_sps_model(value, d, 0.0, x, np.array([y]), lambda z: LAM / 2 * z @ z)) for y in ys]
+        plain_model = [float(sps_model(value + penalty, d + LAM * x, 0.0, x, np.array([y]))) for y in ys]
+        frame = pd.DataFrame({"x0": x0, "y": ys, "prox_sps_model": prox_model, "sps_model": plain_model})
+        frame["objective"] = [_scalar_value_and_slope(problem, y)[0] + LAM / 2 * y**2 for y in ys]
+        for name in ("prox_sps", "sps"):
+            pairs = zip(frame[f"{name}_model"], ys, strict=True)
+            frame[f"{name}_proximal"] = [float(proximal_objective(m, x, np.array([y]), ALPHA)) for m, y in pairs]
+        models.append(frame)
+        prox_step, plain_step = _steps(x[None], np.array([value]), d[None], ALPHA, LAM)
+        points.append((x0, prox_step[0, 0], plain_step[0, 0], problem.minimiser(LAM)))
+    columns = ["x0", "x_prox_sps", "x_sps", "x_star"]
+    return {"models": pd.concat(models, ignore_index=True), "points": pd.DataFrame(points, columns=columns)}
+
+
+def _scalar_value_and_slope(problem: ScalarLogistic, x: float) -> tuple[float, float]:
+    point = torch.tensor([x], dtype=torch.float64, requires_grad=True)
+    value = problem.loss({"x": point}, *problem.train_data())
+    (slope,) = torch.autograd.grad(value, point)
+    return value.item(), slope.item()
+
+
+def _steps(x: np.ndarray, value: np.ndarray, g: np.ndarray, alpha: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
+    """New points of ProxSPS and of SPS for many points at once, shape (points, dimension), with C = 0."""
+    caps, strengths = np.full((len(x), 1), alpha), np.full((len(x), 1), lam)
+    squares, products = (g * g).sum(1, keepdims=True), (g * x).sum(1, keepdims=True)
+    u = l2_dual(value, squares, products, caps, strengths).u
+    keep, move, _ = prox_coefficients(u[:, None], alpha, lam)
+    d = g + lam * x
+    tau = alpha * sps_dual(value + lam / 2 * (x * x).sum(1), (d * d).sum(1, keepdims=True), caps).u
+    return keep * x + move * g, x - tau[:, None] * d
+
+
+def better_model(frames: Frames) -> Claim:
+    """Distance of the models from the objective."""
+    models = frames["models"]
+    miss = {m: (models[f"{m}_model"] - models["objective"]).abs().mean() for m in ("prox_sps", "sps")}
+    return Claim(
+        "better-model",
+        "The ProxSPS model approximates the objective much better, as it keeps the quadratic regulariser.",
+        "mean distance of the model from the objective on [-6, 6], over three starting points",
+        "smaller for ProxSPS than for SPS",
+        f"ProxSPS {miss['prox_sps']:.3g}, SPS {miss['sps']:.3g}",
+        bool(miss["prox_sps"] < miss["sps"]),
+    )
+
+
+MODEL_COMPARE = Experiment(
+    "model-compare",
+    "Models of the regularised logistic loss",
+    "Figure 1a: both models of ln(1 + exp(-x/2)) + 0.05 x^2, the objective of the step (alpha = 10) and its result.",
+    (
+        Drawing(
+            "models",
+            "Models of SPS and ProxSPS and the objective of their step, from three starting points.",
+            lambda f: figures.model_compare(f["models"], f["points"]),
+        ),
+    ),
+    (better_model,),
+    tables=model_tables,
+)
+
+
+# Figure 1b
+
+
+def _displacements(problem: PlanarSquares, x: np.ndarray) -> dict[str, np.ndarray]:
+    """x^{k+1} - x^k of both methods at many points of the plane, alpha = lambda = 1."""
+    A, b = (array[0].numpy() for array in problem.train_data())
+    residual = x @ A.T - b
+    prox_step, plain_step = _steps(x, (residual**2).sum(1), 2 * residual @ A, 1.0, 1.0)
+    return {"prox-sps": prox_step - x, "sps": plain_step - x}
+
+
+def flow_tables() -> Frames:
+    """The vector fields on a square grid, the minimiser, and the straightness of the ways to it from the border."""
+    problem = PlanarSquares(dtype="float64")
+    axis = np.linspace(-3, 3, 41)
+    grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    fields = [
+        pd.DataFrame({"method": method, "x": grid[:, 0], "y": grid[:, 1], "dx": step[:, 0], "dy": step[:, 1]})
+        for method, step in _displacements(problem, grid).items()
+    ]
+    best = problem.minimiser(1.0).numpy()
+    border = np.concatenate([grid[np.isclose(np.abs(grid[:, i]), 3)] for i in (0, 1)])
+    ways = {method: straightness(problem, method, border, best) for method in ("prox-sps", "sps")}
+    return {
+        "field": pd.concat(fields, ignore_index=True),
+        "minimum": pd.DataFrame([best], columns=["x", "y"]),
+        "ways": pd.DataFrame({"method": method, "straightness": values} for method, values in ways.items()).explode(
+            "straightness", ignore_index=True
+        ),
+    }
+
+
+def straightness(problem: PlanarSquares, method: str, starts: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    """Distance from start to end over the length of the streamline, 1 for a straight way; an entry a start."""
+    x, length = starts.copy(), np.zeros(len(starts))
+    for _ in range(4000):  # steps of 1/200 of the way left, at most 0.02: short against the bend of any streamline
+        v = _displacements(problem, x)[method]
+        norm = np.linalg.norm(v, axis=1)
+        left = np.linalg.norm(x - goal, axis=1)
+        step = np.where(left > 0.05, np.minimum(0.02, left / 5), 0.0)
+        x = x + (step / np.maximum(norm, 1e-300))[:, None] * v
+        length += step
+        if not step.any():
+            break
+    return np.linalg.norm(x - starts, axis=1) / length
+
+
+def more_direct(frames: Frames) -> Claim:
+    """Straightness of the streamlines."""
+    medians = frames["ways"].astype({"straightness": float}).groupby("method")["straightness"].median()
+    return Claim(
+        "more-direct",
+        "The vector field of ProxSPS takes a more direct route to the minimum.",
+        "distance over length of the streamlines from the border to the minimiser, median",
+        "larger for ProxSPS than for SPS",
+        f"ProxSPS {medians['prox-sps']:.3f}, SPS {medians['sps']:.3f}",
+        bool(medians["prox-sps"] > medians["sps"]),
+    )
+
+
+FLOW = Experiment(
+    "flow",
+    "Flow of the deterministic methods",
+    "Figure 1b: streamlines of x^{k+1} - x^k for ||Ax - b||^2 + ||x||^2 / 2 in the plane, alpha = lambda = 1.",
+    (
+        Drawing(
+            "streamlines",
+            "Streamlines of ProxSPS and SPS; the circle marks the minimiser.",
+            lambda f: figures.flow(f["field"], f["minimum"]),
+        ),
+    ),
+    (more_direct,),
+    tables=flow_tables,
+)
+
+
+# Interpolation constant
+
+
+def interpolation_tables() -> Frames:
+    """sigma^2 of the regularised ridge problem over nine decades of lambda."""
+    lam = np.logspace(-7, 2, 46)
+    return {"interpolation": pd.DataFrame({"lam": lam, "sigma_sq": RidgeRegression().interpolation_constant(lam)})}
+
+
+def grows_with_strength(frames: Frames) -> Claim:
+    """Growth of sigma^2."""
+    table = frames["interpolation"].set_index("lam")["sigma_sq"]
+    rising = table[table.index <= 1]
+    return Claim(
+        "sigma-grows",
+        "sigma^2 grows significantly if lambda becomes large, even if the loss can be interpolated.",
+        "sigma^2 at lambda = 1 over that at lambda = 1e-4, and its steps up to lambda = 1",
+        "ratio above 100, every step upwards",
+        f"{rising.iloc[-1] / rising.loc[rising.index >= 0.99e-4].iloc[0]:.3g}, "
+        f"{int((np.diff(rising) > 0).sum())} of {len(rising) - 1} steps upwards",
+        bool(rising.iloc[-1] > 100 * rising.loc[rising.index >= 0.99e-4].iloc[0] and (np.diff(rising) > 0).all()),
+    )
+
+
+INTERPOLATION = Experiment(
+    "interpolation",
+    "Interpolation constant of ridge regression",
+    "sigma^2, which limits what SPS with a lower bound of 0 reaches on the regularised loss, as a function of lambda.",
+    (
+        Drawing(
+            "interpolation",
+            "Interpolation constant sigma^2 of a ridge problem that interpolates without regularisation.",
+            lambda f: figures.interpolation(f["interpolation"]),
+        ),
+    ),
+    (grows_with_strength,),
+    tables=interpolation_tables,
+)

@@ -1,0 +1,133 @@
+"""Stability panels: lines, gap, divergence, labels."""
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from proxsps.figures import frames, stability, style
+
+
+def crosses(axes):
+    return [line for line in axes.lines if line.get_marker() == "X"]
+
+
+def curves(axes):
+    return [line for line in axes.lines if line.get_marker() != "X"]
+
+
+def test_two_panels_with_a_line_for_each_method_and_alpha(stability_data):
+    figure = stability(stability_data, "objective")
+    left, right = figure.axes
+    assert len(curves(left)) == len(curves(right)) == 15
+    assert left.get_title().startswith("constant")
+    assert right.get_title().startswith("sqrt")
+    assert left.get_yscale() == right.get_yscale() == "log"
+    assert left.get_ylabel().startswith("Objective gap")
+    assert left.get_xlabel() == right.get_xlabel() == "Epoch"
+
+
+def test_gap_to_the_best_value_of_all(stability_data):
+    figure = stability(stability_data, "objective")
+    best = stability_data["objective"].min()
+    chosen = stability_data.query("method == 'prox-sps' and schedule == 'sqrt' and lr == 2.0")
+    expected = chosen.groupby("epoch")["objective"].mean() - best
+    assert any(np.allclose(line.get_ydata(), expected, rtol=1e-12) for line in curves(figure.axes[1]))
+
+
+def test_validation_error_is_drawn_as_it_is(stability_data):
+    figure = stability(stability_data, "val_error")
+    chosen = stability_data.query("method == 'sps' and schedule == 'constant' and lr == 0.5")
+    expected = chosen.groupby("epoch")["val_error"].mean()
+    assert any(np.allclose(line.get_ydata(), expected) for line in curves(figure.axes[0]))
+    assert figure.axes[0].get_ylabel() == "Validation error"
+
+
+def test_divergence_is_marked_and_does_not_set_the_limits(stability_data):
+    figure = stability(stability_data, "objective")
+    left, right = figure.axes
+    (at_once,), (later,) = crosses(left), crosses(right)
+    top = left.get_ylim()[1]
+    assert (at_once.get_xdata()[0], at_once.get_ydata()[0]) == (1, top)
+    assert later.get_ydata()[0] == top  # the values left the panel before the run ended
+    assert top < 10
+    assert "diverged" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_a_cross_inside_the_panel_sits_on_the_last_value(stability_data):
+    runs = stability_data.query("method == 'sps'").copy()
+    gone = (runs["lr"] == 2.0) & (runs["schedule"] == "constant") & (runs["seed"] == 3) & (runs["epoch"] >= 30)
+    runs.loc[gone, ["objective", "val_error"]] = np.nan
+    runs.loc[gone, "status"] = "diverged"
+    (cross,) = crosses(stability(runs, "val_error").axes[0])
+    last = runs.query("lr == 2.0 and schedule == 'constant' and epoch == 29")["val_error"].mean()
+    assert cross.get_xdata()[0] == 29
+    assert np.isclose(cross.get_ydata()[0], last)
+
+
+def test_no_cross_without_divergence(stability_data):
+    figure = stability(stability_data.query("method != 'sgd'"), "objective")
+    assert not crosses(figure.axes[0])
+    assert "diverged" not in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_every_run_diverged(stability_data):
+    figure = stability(stability_data.query("method == 'sgd' and lr == 0.7 and schedule == 'constant'"), "val_error")
+    assert len(figure.axes) == 1
+    assert len(crosses(figure.axes[0])) == 1
+    figure.draw_without_rendering()
+
+
+def test_best_point_of_a_single_run_has_no_logarithm(stability_data):
+    figure = stability(stability_data.query("seed == 0 and method == 'prox-sps'"), "objective")
+    values = np.concatenate([line.get_ydata() for axes in figure.axes for line in curves(axes)])
+    assert np.isnan(values).sum() == 1
+    assert np.nanmin(values) > 0
+
+
+def test_shades_run_from_light_to_dark():
+    shades = style.shades("prox-sps", [2.0, 0.5, 1.0])
+    brightness = [sum(shades[lr]) for lr in (0.5, 1.0, 2.0)]
+    assert brightness == sorted(brightness, reverse=True)
+    assert style.shades("sgd", [0.1]) == {0.1: to_rgb(style.METHODS["sgd"].colour)}
+
+
+@pytest.mark.parametrize("missing", ["objective", "lr", "status"])
+def test_missing_column(stability_data, missing):
+    with pytest.raises(ValueError, match=missing):
+        stability(stability_data.drop(columns=missing), "objective")
+
+
+def test_empty_frame(stability_data):
+    with pytest.raises(ValueError, match="runs is empty"):
+        stability(stability_data.iloc[:0], "objective")
+
+
+def test_bad_arguments(stability_data, path_data):
+    with pytest.raises(ValueError, match=r"unknown metric 'accuracy'.*val_error"):
+        stability(stability_data, "accuracy")
+    with pytest.raises(ValueError, match="one weight_decay at a time"):
+        stability(path_data, "objective")
+    with pytest.raises(ValueError, match="no colour for the method 'momo'"):
+        stability(stability_data.assign(method="momo"), "objective")
+    with pytest.raises(ValueError, match="schedules"):
+        stability(stability_data.assign(schedule="linear"), "objective")
+
+
+def test_metrics_have_labels():
+    assert set(frames.METRICS) == set(style.METRIC_LABELS)
+
+
+@pytest.mark.parametrize(
+    ("value", "power", "text"),
+    [
+        (0.5, False, "0.5"),
+        (1.625, False, "1.625"),
+        (10.0, False, "10"),
+        (1e-3, True, "10^{-3}"),
+        (0.1, True, "10^{-1}"),
+        (5e-5, True, r"5 \times 10^{-5}"),
+        (0, True, "0"),
+    ],
+)
+def test_numbers(value, power, text):
+    assert style.number(value, power) == text
