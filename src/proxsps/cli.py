@@ -136,12 +136,19 @@ def reproduce(
     engine: Engine = DEFAULT_ENGINE,
     strict: Strict = False,
 ) -> None:
-    """Run, draw, decide and report in one go."""
+    """Run, draw, decide and report in one go; `all` leaves out what has no data."""
     with _one_line_errors(folder):
         chosen = _chosen(names)
         speed = {}
-        for experiment in chosen:
-            summary = _run(experiment, folder, seeds, epochs, engine)
+        for experiment in list(chosen):
+            try:
+                summary = _run(experiment, folder, seeds, epochs, engine)
+            except DataError as error:
+                if names != ["all"]:
+                    raise
+                err.print(f"[yellow]Left out:[/yellow] {experiment.name}. {error}", highlight=False, soft_wrap=True)
+                chosen.remove(experiment)
+                continue
             if summary["ran"]:
                 speed[experiment.title] = f"{summary['ran']} runs in {summary['seconds']:.1f} s"
         judged = _write_report(chosen, folder, speed)
@@ -153,7 +160,8 @@ def data() -> None:
     """Show where data sets are looked for, and which are there."""
     folder = data_folder()
     out.print(f"PROXSPS_DATA: {folder if folder else 'not set'}", highlight=False)
-    place = find_sensors()
+    with _one_line_errors(DEFAULT_OUT):
+        place = find_sensors()
     out.print(
         f"sensor: {place or 'not there; `proxsps run sensor` downloads it and checks its sha256'}", highlight=False
     )

@@ -17,7 +17,7 @@ from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches
 from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
 
-ZETA = METHODS.index("prox-sps"), METHODS.index("sps"), METHODS.index("dec-sps")
+ADAPTIVE = ("prox-sps", "sps", "dec-sps")  # methods with a zeta
 F64 = 1e-12  # nine steps multiply rounding errors of 1e-16 by a few hundred at most
 F32 = 2.5e-7  # zetas are kept in float32: two units in the last place
 
@@ -40,7 +40,7 @@ def test_runs_are_equal_to_rounding(kit: Any, method: str, schedule: str) -> Non
     ]
     for spec, result in zip(specs, run_batched(specs), strict=True):
         assert np.isfinite(result.metrics[:, :4]).all()
-        assert np.isfinite(result.zetas).all() == (METHODS.index(method) in ZETA)
+        assert np.isfinite(result.zetas).all() == (method in ADAPTIVE)
         agree(result, run_single(spec))
 
 
@@ -90,6 +90,15 @@ def test_the_bound_of_the_test_above_is_undercut_at_times(kit: Any) -> None:
     assert not skipped.all()
 
 
+def test_a_method_without_a_bound_ignores_it(kit: Any) -> None:
+    spec, free = (
+        kit.spec(kit.network(f"bound {bound}", lower_bound=bound), method="prox-sgd") for bound in (1e3, 0.0)
+    )
+    expected = run_single(free).metrics
+    for result in (run_single(spec), run_batched([spec])[0]):
+        np.testing.assert_allclose(result.metrics, expected, rtol=F64)
+
+
 # Single steps from shared states
 
 
@@ -109,8 +118,8 @@ def scaled(seed: int, scale: float) -> Any:
 def test_one_step_from_random_points(kit: Any, method: str) -> None:
     """Small weights take the cap, large ones make the model of ProxSPS negative at once."""
     branches = set()
-    for seed, scale in itertools.product(range(4), (0.05, 0.7, 3.0)):
-        spec = kit.spec(scaled(seed, scale), method=method, lr=1.0, weight_decay=0.5, epochs=1)
+    for seed, scale in itertools.product(range(3), (0.05, 0.3, 0.7, 3.0)):
+        spec = kit.spec(scaled(seed, scale), method=method, lr=1.0, weight_decay=0.2, epochs=1)
         if method == "adamw":
             spec = dataclasses.replace(spec, weight_decay=1e-3)
         single = run_single(spec)
@@ -135,12 +144,13 @@ def test_runs_are_equal_in_distribution(kit: Any, method: str) -> None:
     single = np.stack([run_single(spec).metrics[-3:] for spec in specs])
     for index, metric in enumerate(METRICS):
         a, b = (np.median(runs[:, :, index], axis=1) for runs in (batched, single))
-        if metric == "zeta_median" and METHODS.index(method) not in ZETA:
+        if metric == "zeta_median" and method not in ADAPTIVE:
             assert np.isnan([*a, *b]).all()
             continue
-        # the standard error of a median of ten is 0.4 standard deviations; the same seeds are closer than that
-        assert abs(np.median(a) - np.median(b)) <= 0.4 * min(a.std(), b.std()), metric
-        assert 0.5 <= a.std() / b.std() <= 2, metric
+        # A median of ten normal draws has a standard error of 0.37 standard deviations, the difference of two 0.53:
+        # three of them. Ratios of standard deviations of ten stay within a factor 3 but once in a thousand times.
+        assert abs(np.median(a) - np.median(b)) <= 1.6 * max(a.std(), b.std()), metric
+        assert 1 / 3 <= a.std() / b.std() <= 3, metric
 
 
 # Against torch

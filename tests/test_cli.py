@@ -1,0 +1,145 @@
+"""The command line as a user meets it: in a pipe, with wrong words, interrupted, and again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from proxsps.cli import app
+from proxsps.experiments import EXPERIMENTS
+
+SMALL = ["--seeds", "1", "--epochs", "2"]
+RUNS = 30  # settings of matrix-fac1, one seed each
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *words: CliRunner().invoke(app, list(words))
+
+
+def test_help_teaches(call):
+    text = call("--help").output
+    for command in ("list", "run", "figures", "claims", "report", "reproduce", "data"):
+        assert command in text
+    assert "as published" in call("run", "--help").output
+
+
+def test_list_names_every_experiment(call):
+    rows = json.loads(call("list", "--json").output)
+    assert [row["name"] for row in rows] == list(EXPERIMENTS)
+    assert next(row for row in rows if row["name"] == "matrix-fac1")["runs"] == 300
+    assert next(row for row in rows if row["name"] == "sensor")["runs"] == 63
+    assert "matrix-fac2-stability" in call("list").output
+
+
+def test_reproduce_runs_draws_decides_and_reports(call, tmp_path):
+    result = call("reproduce", "matrix-fac1", "flow", *SMALL)
+    assert result.exit_code == 0, result.output
+    runs = pd.read_parquet(tmp_path / "out" / "matrix-fac1" / "runs.parquet")
+    assert runs.groupby("run").size().tolist() == [2] * RUNS
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "Flow of the deterministic methods" in report
+    assert report.count("<svg") == 7
+    assert "claims hold" in result.output
+    assert "Report: out/report.html" in result.output
+
+
+def test_second_run_does_nothing_and_more_seeds_add(call, tmp_path):
+    first = json.loads(call("run", "matrix-fac1", *SMALL, "--json").stdout)
+    before = (tmp_path / "out" / "matrix-fac1" / "runs.parquet").read_bytes()
+    again = json.loads(call("run", "matrix-fac1", *SMALL, "--json").stdout)
+    assert (first[0]["ran"], again[0]["ran"]) == (RUNS, 0)
+    assert (tmp_path / "out" / "matrix-fac1" / "runs.parquet").read_bytes() == before
+    more = json.loads(call("run", "matrix-fac1", "--seeds", "2", "--epochs", "2", "--json").stdout)
+    assert (more[0]["runs"], more[0]["ran"]) == (2 * RUNS, RUNS)
+
+
+def test_figures_and_claims_come_from_the_store(call, tmp_path):
+    call("run", "matrix-fac1-stability", *SMALL)
+    drawn = call("figures", "matrix-fac1-stability", "--format", "png").output.split()
+    assert [path.rsplit("/", 1)[1] for path in drawn] == ["objective.png", "validation.png"]
+    assert all((tmp_path / path).stat().st_size > 10_000 for path in drawn)
+    rows = json.loads(call("claims", "matrix-fac1-stability", "--json").output)
+    assert {row["name"] for row in rows} >= {"proxsps-converges", "sps-stalls", "sgd-diverges"}
+
+
+def test_strict_fails_with_a_failing_claim_and_only_then(call):
+    call("run", "matrix-fac1-stability", *SMALL)  # nothing has converged after two epochs
+    rows = json.loads(call("claims", "matrix-fac1-stability", "--json").output)
+    assert not all(row["holds"] for row in rows)
+    assert call("claims", "matrix-fac1-stability").exit_code == 0
+    assert call("claims", "matrix-fac1-stability", "--strict").exit_code == 1
+    assert call("claims", "flow", "--strict").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "matrx-fac1"], "Unknown experiment 'matrx-fac1'. Did you mean 'matrix-fac1'?"),
+        (["claims", "matrix-fac1"], "Run it first: proxsps run matrix-fac1"),
+        (["run", "matrix-fac1", "--out", "file", *SMALL], "Choose another folder with --out"),
+    ],
+)
+def test_wrong_words_get_one_line(call, tmp_path, words, message):
+    (tmp_path / "file").write_text("not a folder")
+    result = call(*words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_unknown_option_values_are_refused_by_name(call):
+    result = call("run", "matrix-fac1", "--engine", "batchd")
+    assert result.exit_code == 2
+    assert "batched" in result.output
+
+
+def test_runs_of_different_length_are_not_mixed(call):
+    call("run", "matrix-fac1", "--seeds", "1", "--epochs", "1")
+    call("run", "matrix-fac1", "--seeds", "1", "--epochs", "2")
+    result = call("claims", "matrix-fac1")
+    assert result.exit_code == 2
+    assert "cannot be compared" in result.stderr
+
+
+def test_missing_sensor_data_says_what_to_do(call, monkeypatch, tmp_path):
+    monkeypatch.setenv("PROXSPS_DATA", str(tmp_path / "nowhere"))
+    for words in (["data"], ["run", "sensor", *SMALL]):
+        result = call(*words)
+        assert result.exit_code == 2
+        assert "PROXSPS_DATA" in result.stderr
+        assert "Traceback" not in result.output
+
+
+def test_an_interrupt_keeps_what_was_finished(tmp_path):
+    """Ctrl-C while single runs are under way; the same command then goes on."""
+    code = "from proxsps.cli import app; app()"
+    command = [sys.executable, "-c", code, "run", "matrix-fac1", "--seeds", "1", "--epochs", "1", "--engine", "single"]
+    store = tmp_path / "out" / "matrix-fac1" / "runs.parquet"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
+    deadline = time.monotonic() + 60
+    while not store.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=30)
+    kept = pd.read_parquet(store)
+    assert process.returncode in (0, 130)  # 0 where all runs were finished before the signal came
+    assert len(kept) == kept["run"].nunique() > 0
+    done = subprocess.run(
+        [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert json.loads(done.stdout)[0]["ran"] == RUNS - len(kept), done.stderr
+    if process.returncode == 130:
+        assert "the same command goes on from there" in text
+        assert len(kept) < RUNS
+    pd.testing.assert_frame_equal(pd.read_parquet(store).head(len(kept)), kept)
