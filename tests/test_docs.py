@@ -104,11 +104,8 @@ def test_site_builds_without_warnings(tmp_path):
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=name)
 def test_examples_run(script, tmp_path):
-    flags = ["--epochs", "1"] if script.name == "demo.py" else []
-    result = subprocess.run([sys.executable, str(script), *flags], cwd=tmp_path, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    if script.name == "demo.py":
-        assert "Lowest objective" in result.stdout
     if script.name == "sparse.py":
         assert result.stdout.count("features kept: [0, 1, 2, 3, 4];") == 2

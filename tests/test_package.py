@@ -126,7 +126,7 @@ def test_sdist_can_be_worked_with(built):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = ["pyproject.toml", "Makefile", "constraints.txt", "mkdocs.yml", "README.md", "LICENSE", "CONTRIBUTING.md"]
-    assert {*wanted, "src/proxsps/py.typed", "tests/test_package.py", "examples/demo.py", "docs/index.md"} <= names
+    assert {*wanted, "src/proxsps/py.typed", "tests/test_package.py", "examples/sparse.py", "docs/index.md"} <= names
 
 
 def test_metadata_passes_twine(built):

@@ -1,0 +1,260 @@
+"""What every engine promises: each missing run once, whatever interrupts the sweep."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from proxsps.sweep import engines
+from proxsps.sweep.engines import ENGINES, Batched, Engine, Processes, Single
+from proxsps.sweep.result import RunResult
+from proxsps.sweep.spec import RunSpec, grid
+from proxsps.sweep.store import Store
+
+SAME = pd.testing.assert_frame_equal
+
+
+def quiet(runs: int) -> None:
+    """Hear of progress, and say nothing."""
+
+
+def everything(engine: Engine, specs: list[RunSpec], done: set[str] | None = None) -> list[RunResult]:
+    return [result for results in engine.run(specs, done or set(), quiet) for result in results]
+
+
+def small_grid(problem: Any, seeds: int = 5) -> list[RunSpec]:
+    return grid(problem, {"prox-sps": [5.0, 1.0], "sps": [5.0], "sgd": [0.1]}, [1e-3, 1e-2], ["sqrt"], seeds, 2)
+
+
+def identical(one: RunResult, other: RunResult) -> bool:
+    same = np.array_equal(one.metrics, other.metrics, equal_nan=True)
+    return same and one.spec == other.spec and np.array_equal(one.zetas, other.zetas, equal_nan=True)
+
+
+# All engines
+
+
+def test_engines_are_found_by_name() -> None:
+    assert ENGINES == {"batched": Batched, "single": Single, "processes": Processes}
+
+
+@pytest.mark.parametrize("engine", [Batched(size=8), Single()], ids=["batched", "single"])
+def test_every_missing_run_is_run_once_in_order(kit: Any, engine: Engine) -> None:
+    specs = small_grid(kit.tiny(), seeds=3)
+    done = {spec.id for spec in specs[3:9]}
+    assert [result.spec for result in everything(engine, specs)] == specs
+    assert [result.spec for result in everything(engine, specs, done)] == specs[:3] + specs[9:]
+    assert everything(engine, specs, {spec.id for spec in specs}) == []
+
+
+@pytest.mark.parametrize("engine", [Batched(size=8), Single()], ids=["batched", "single"])
+def test_progress_sums_to_all_epochs(kit: Any, engine: Engine) -> None:
+    specs, heard = small_grid(kit.tiny(), seeds=2), []
+    for _ in engine.run(specs, set(), heard.append):
+        pass
+    assert sum(heard) == sum(spec.epochs for spec in specs)
+
+
+def test_processes_give_what_single_gives(kit: Any) -> None:
+    specs = small_grid(kit.tiny(), seeds=1)
+    heard: list[int] = []
+    missing = specs[1:]
+    results = [r for batch in Processes(workers=2).run(specs, {specs[0].id}, heard.append) for r in batch]
+    got = {result.spec.id: result for result in results}
+    assert len(results) == len(missing)
+    assert all(identical(got[result.spec.id], result) for result in everything(Single(), missing))
+    assert sum(heard) == sum(spec.epochs for spec in missing)
+
+
+def test_processes_without_anything_to_do_start_none(kit: Any) -> None:
+    begin = time.monotonic()
+    assert everything(Processes(workers=2), [kit.spec()], {kit.spec().id}) == []
+    assert time.monotonic() - begin < 0.5  # a process that imports torch takes longer
+
+
+# Batches
+
+
+def sizes(batches: list[list[RunSpec]]) -> list[int]:
+    return [len(batch) for batch in batches]
+
+
+def test_batches_are_of_equal_size_and_in_order(kit: Any) -> None:
+    specs = small_grid(kit.tiny())  # 40 runs
+    for size in (1, 7, 39, 40, 1000):
+        batches = list(Batched(size).batches(specs))
+        assert [spec for batch in batches for spec in batch] == specs
+        assert max(sizes(batches)) <= size
+        assert len(batches) == -(-40 // min(size, 40))
+    assert sizes(list(Batched(39).batches(specs))) == [20, 20]
+
+
+def test_a_batch_never_mixes_problems_or_epochs(kit: Any) -> None:
+    specs = [kit.spec(seed=seed) for seed in range(3)]
+    specs += [kit.spec(seed=seed, epochs=3) for seed in range(2)]
+    specs += [kit.spec(kit.tiny(N=80), seed=seed) for seed in range(4)]
+    assert sizes(list(Batched().batches(specs))) == [3, 2, 4]
+    assert [result.spec for result in everything(Batched(), specs)] == specs
+
+
+def test_batches_do_not_depend_on_what_is_done(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = small_grid(kit.tiny())
+    seen: list[list[RunSpec]] = []
+
+    def record(batch: list[RunSpec], advance: Callable[[int], None]) -> list[RunResult]:
+        seen.append(list(batch))
+        return [RunResult(spec, np.ones((2, 5)), np.ones((2, 3))) for spec in batch]
+
+    monkeypatch.setattr(engines, "run_batched", record)
+    whole = list(Batched(10).batches(specs))
+    done = {spec.id for spec in [*whole[0], *whole[2][:4]]}
+    results = everything(Batched(10), specs, done)
+    assert seen == whole[1:]  # of the third, six runs are missing, and all ten are run
+    assert [result.spec for result in results] == [spec for spec in specs if spec.id not in done]
+
+
+def test_memory_bounds_the_size_of_a_batch(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = small_grid(kit.tiny())
+    problem = specs[0].problem
+    footprint = engines._footprint(specs[0])
+    params = sum(value.nbytes for value in problem.start().values())
+    validation = sum(array.nbytes for array in problem.validation_data(0))
+    assert footprint >= 4 * params + validation  # point, gradient and two moments, and data of its own
+    for runs in (1, 7, 13):
+        monkeypatch.setattr(engines, "MEMORY", runs * footprint)
+        batches = list(Batched().batches(specs))
+        assert max(sizes(batches)) <= runs
+        assert [spec for batch in batches for spec in batch] == specs
+    monkeypatch.setattr(engines, "MEMORY", footprint // 2)  # even where one run is too large, it is run
+    assert sizes(list(Batched().batches(specs))) == [1] * 40
+
+
+def test_a_larger_problem_has_a_larger_footprint(kit: Any) -> None:
+    base = engines._footprint(kit.spec(kit.tiny()))
+    for problem in (kit.tiny(r=8), kit.tiny(N=600)):
+        assert engines._footprint(kit.spec(problem)) > base
+    assert engines._footprint(kit.spec(kit.tiny(dtype="float32"))) < base
+
+
+# Kills and interrupts
+
+
+def wait_for(store: Callable[[], int], runs: int, process: subprocess.Popen[str], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while store() < runs:
+        if process.poll() is not None:
+            pytest.fail(f"The sweep ended too early:\n{process.communicate()[1]}")
+        if time.monotonic() > end:
+            pytest.fail("The sweep stored nothing.")
+        time.sleep(0.02)
+
+
+def stored(folder: Path) -> int:
+    return len(Store(folder, "tiny").done)
+
+
+SWEEP = """
+import sys, time
+from pathlib import Path
+from proxsps.problems import matrix_fac1
+from proxsps.sweep.engines import Batched
+from proxsps.sweep.spec import grid
+from proxsps.sweep.store import Store
+
+lrs = {"prox-sps": [5.0, 1.0], "sps": [5.0], "sgd": [0.1]}
+specs = grid(matrix_fac1(N=60), lrs, [1e-3, 1e-2], ["sqrt"], 5, 2)
+store = Store(Path(sys.argv[1]), "tiny")
+for results in Batched(10).run(specs, store.done, lambda runs: time.sleep(0.2)):
+    store.add(results)
+"""
+
+
+def sweep(folder: Path, specs: list[RunSpec]) -> Store:
+    store = Store(folder, "tiny")
+    for results in Batched(10).run(specs, store.done, quiet):
+        store.add(results)
+    return Store(folder, "tiny")
+
+
+def test_a_killed_sweep_is_taken_up_again(kit: Any, tmp_path: Path) -> None:
+    specs = small_grid(kit.tiny(dtype="float32"))
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    process = kit.script(tmp_path / "sweep.py", SWEEP, killed)
+    wait_for(lambda: stored(killed), 1, process)
+    process.kill()
+    process.communicate(timeout=10)
+    before = stored(killed)
+    assert before in (10, 20, 30)  # whole batches, in the middle of the sweep
+
+    again, whole = sweep(killed, specs), sweep(undisturbed, specs)
+    assert again.done == {spec.id for spec in specs}
+    assert len(again.runs) == 40 * 2
+    assert not again.runs.duplicated(["run", "epoch"]).any()
+    assert not again.steps.duplicated(["run", "step"]).any()
+    SAME(again.runs, whole.runs, check_exact=True)
+    SAME(again.steps.reset_index(drop=True), whole.steps.reset_index(drop=True), check_exact=True)
+
+
+POOL = """
+import sys
+from pathlib import Path
+from proxsps.problems import matrix_fac1
+from proxsps.sweep.engines import Processes
+from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.store import Store
+
+if __name__ == "__main__":
+    problem = matrix_fac1(N=20)
+    # three short runs, then some that would take minutes
+    specs = [RunSpec(problem, "sgd", "sqrt", 0.1, 0.0, seed, 1 if seed < 3 else 200_000) for seed in range(8)]
+    store = Store(Path(sys.argv[1]), "tiny")
+    try:
+        for results in Processes(workers=2).run(specs, store.done, lambda runs: None):
+            store.add(results)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "process"])
+def test_an_interrupt_keeps_what_was_finished(kit: Any, tmp_path: Path, whole_group: bool) -> None:
+    """A terminal interrupts the pool's processes as well, `kill -INT` only the one that was named."""
+    folder = tmp_path / "store"
+    process = kit.script(tmp_path / "pool.py", POOL, folder)
+    try:
+        wait_for(lambda: stored(folder), 3, process)
+        time.sleep(0.2)  # by now long runs are under way
+        begin = time.monotonic()
+        if whole_group:
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGINT)
+        process.wait(timeout=6)
+        assert time.monotonic() - begin < 6
+    except subprocess.TimeoutExpired:
+        pytest.fail("The pool did not end within 6 seconds of the interrupt.")
+    finally:
+        if process.poll() is None or not whole_group:
+            _end_group(process.pid)
+        process.communicate(timeout=10)
+    assert process.returncode == 130
+    kept = Store(folder, "tiny")
+    assert sorted(kept.runs["seed"]) == [0, 1, 2]
+    assert set(kept.runs["status"]) == {"ok"}
+
+
+def _end_group(group: int) -> None:
+    """End what the script above may have left behind."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
