@@ -72,6 +72,8 @@ def test_band_that_reaches_zero_stays_positive_on_a_log_axis(path_data):
     assert axes.get_yscale() == "log"
     for band in axes.collections:
         assert np.nanmin(band.get_paths()[0].vertices[:, 1]) > 0
+    lowest = min(np.nanmin(line.get_ydata()) for line in axes.lines)
+    assert 0.3 * lowest < axes.get_ylim()[0] < lowest
 
 
 def test_linear_axis_is_not_flattened_by_the_first_epochs(sensor_data):

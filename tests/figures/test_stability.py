@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from proxsps.figures import frames, stability, style
 
@@ -115,6 +116,29 @@ def test_bad_arguments(stability_data, path_data):
 
 def test_metrics_have_labels():
     assert set(frames.METRICS) == set(style.METRIC_LABELS)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ((0.98, 2.3), ["1.2", "1.5", "1.8", "2.1"]),
+        ((0.09, 0.24), ["0.1", "0.15", "0.2"]),
+        ((0.09, 0.6), ["0.1", "0.2", "0.3", "0.5"]),
+        ((0.009, 0.4), ["0.01", "0.03", "0.1", "0.3"]),
+        ((9e-5, 4e-3), ["$10^{-4}$", r"$3 \times 10^{-4}$", "$10^{-3}$", r"$3 \times 10^{-3}$"]),
+        ((9e-5, 2.0), [rf"$\mathdefault{{10^{{{k}}}}}$" for k in range(-4, 1)]),
+    ],
+)
+def test_every_tick_of_a_log_axis_is_labelled(limits, words):
+    axes = Figure().subplots()
+    axes.set(yscale="log", ylim=limits)
+    style.log_ticks(axes)
+    labels = [
+        label.get_text()
+        for label in axes.get_yticklabels(which="both")
+        if limits[0] <= label.get_position()[1] <= limits[1]
+    ]
+    assert labels == words
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +204,31 @@ def test_a_write_that_fails_leaves_the_old_files(
     monkeypatch.undo()
     store.add(results)
     assert Store(tmp_path, "tiny").done == {result.spec.id for result in results}
+
+
+def test_a_store_can_be_read_while_it_is_written(results: list[RunResult], tmp_path: Path) -> None:
+    """A reader finds the old files or the new ones, never the footer of one and the rows of the other."""
+    Store(tmp_path, "tiny").add(results[:1])
+    small = files(tmp_path)
+    Store(tmp_path, "tiny").add(results)
+    large, stop = files(tmp_path), threading.Event()
+
+    def write() -> None:
+        for version in itertools.cycle((small, large)):
+            for name, content in version.items():
+                (tmp_path / "new").write_bytes(content)
+                os.replace(tmp_path / "new", tmp_path / name)
+            if stop.is_set():
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        counts = {len(Store(tmp_path, "tiny").done) for _ in range(100)}
+    finally:
+        stop.set()
+        writer.join()
+    assert counts <= {1, 4}
 
 
 # Stores that cannot be used

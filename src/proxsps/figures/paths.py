@@ -77,13 +77,16 @@ def lambda_path(runs: pd.DataFrame, metric: str, *, last: int = 10, scale: Scale
     points = {(name, lr): _path(rows, metric, last, epochs) for name, lr, rows in frames.grouped(runs)}
     scale = scale or _scale(metric, [path["mean"] for path in points.values()])
     axes.set(xscale="log", yscale=scale, xlabel=r"Regularisation parameter $\lambda$", ylabel=_final_label(metric))
+    floor = _floor([path["mean"] for path in points.values()], scale)
     lost = []
     for (name, lr), path in points.items():
         colour = colours[name][lr]
         looks = style.marked(name, colour, len(path)) | {"markevery": None, "markersize": 6}
         axes.plot(path.index, path["mean"], **looks)
-        _band(axes, path["mean"], path["std"], colour, scale)
+        _band(axes, path["mean"], path["std"], colour, floor)
         lost += [(lam, colour) for lam in path.index[path["mean"].isna()]]
+    if floor is not None and axes.collections:
+        axes.set_ylim(bottom=floor)
     for lam, colour in lost:
         style.cross(axes, lam, axes.get_ylim()[1], colour)
     style.log_ticks(axes)
@@ -147,11 +150,14 @@ def _fill_panel(
     deviations: float,
     scale: Scale,
 ) -> None:
+    floor = _floor([curve.mean for curve in curves.values()], scale)
     for (name, lr), curve in curves.items():
         colour = colours[name][lr]
         axes.plot(curve.mean.index, curve.mean, **style.marked(name, colour, len(curve.mean)))
         if deviations > 0:
-            _band(axes, curve.mean, deviations * curve.std, colour, scale)
+            _band(axes, curve.mean, deviations * curve.std, colour, floor)
+    if floor is not None and axes.collections:
+        axes.set_ylim(bottom=floor)
     _focus(axes, list(curves.values()), deviations, scale)
     for (name, lr), curve in curves.items():
         if curve.diverged:
@@ -174,10 +180,16 @@ def _focus(axes: Axes, curves: list[frames.Curve], deviations: float, scale: Sca
         axes.set_ylim(0.6 * float(values.min()), 3 * float(values.max()))
 
 
-def _band(axes: Axes, mean: pd.Series, width: pd.Series, colour: style.Colour, scale: Scale) -> None:
+def _band(axes: Axes, mean: pd.Series, width: pd.Series, colour: style.Colour, floor: float | None) -> None:
     if width.isna().all():
         return
     lower = mean - width
-    if scale == "log":
-        lower = lower.where(lower > 0, mean / 10)  # a band that reaches zero has no lower edge on this axis
+    if floor is not None:
+        lower = lower.where(lower > 0, floor)
     axes.fill_between(mean.index, lower, mean + width, color=colour, alpha=0.14, linewidth=0, zorder=1.5)
+
+
+def _floor(means: list[pd.Series], scale: Scale) -> float | None:
+    """Lower limit of a logarithmic axis with bands: below the lines, where a band that reaches zero is cut off."""
+    values = pd.concat(means).dropna()
+    return 0.4 * float(values.min()) if scale == "log" and len(values) else None

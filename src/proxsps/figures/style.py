@@ -207,10 +207,12 @@ def log_ticks(axes: Axes) -> None:
         return
     axes.yaxis.set_minor_locator(NullLocator())
     if high < 100 * low:
-        narrow = LogLocator(subs=(1, 2, 3, 5)) if high > 2.5 * low else MaxNLocator(5)
-        axes.yaxis.set_major_locator(narrow if high < 12 * low else LogLocator(subs=(1, 3)))
-        if 1e-3 <= low <= 1e3:
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        subs = (1, 3) if high > 12 * low else (1, 2, 3, 5) if high > 5 * low else (1, 1.5, 2, 3, 5)
+        axes.yaxis.set_major_locator(LogLocator(subs=subs) if high > 2.5 * low else MaxNLocator(5))
+        plain = 1e-3 <= low <= 1e3
+        axes.yaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:g}" if plain else rf"${number(value, power=True)}$")
+        )
 
 
 def lambda_ticks(axes: Axes, values: Sequence[float]) -> None:

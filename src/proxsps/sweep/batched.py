@@ -20,6 +20,7 @@ from proxsps.sweep.spec import RunSpec
 
 COUPLED = ("sps", "sgd", "dec-sps")  # the regulariser is part of the loss
 GUARDED = ("prox-sps", "sps", "dec-sps", "prox-sgd")  # a step with a loss or gradient that is not finite is left out
+SAMPLES = 1_000_000  # of all runs together that are evaluated at a time, lest intermediate arrays fill the memory
 BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
 
 
@@ -92,6 +93,7 @@ class _Program:
             d.masked_fill_(~ok[:, None], 0.0)  # 0 * NaN would be NaN
         x.mul_(keep[:, None]).addcmul_(move[:, None], d)
         self.step_count += 1
+        self.memory = torch.where(ok, self.step_count**0.5 * alpha * dual.u, self.memory)
         return alpha * dual.root.clamp_min(0.0)
 
     def _value_and_grad(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -118,7 +120,6 @@ class _Program:
         if "dec-sps" in self.is_method:
             c = (self.step_count + 1) ** 0.5
             duals["dec-sps"] = dec_sps_dual(gap, *blocks, c, self.memory[:, None])
-            self.memory = c * alpha * duals["dec-sps"].u
         for method, dual in duals.items():
             mask = self.is_method[method]
             root, u = torch.where(mask, dual.root, root), torch.where(mask, dual.u, u)
@@ -126,8 +127,9 @@ class _Program:
 
     def _record(self, epoch: int) -> None:
         data, params = self.problem.train_data(), self._named(self.x)
-        train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)))(params, *data)
-        error = vmap(self.problem.validation_error)(params, *self.validation)
+        runs = max(1, SAMPLES // len(data[0]))
+        train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)), chunk_size=runs)(params, *data)
+        error = vmap(self.problem.validation_error, chunk_size=runs)(params, *self.validation)
         square = vecdot(self.x, self.x)
         objective = train + self.lam / 2 * square
         zeta = np.median(self.zetas[epoch], axis=0)
