@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -60,11 +59,6 @@ def script(file: Path, text: str, *arguments: object, **environment: str) -> sub
     )
 
 
-def sorted_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a table in an order of their own."""
-    return frame.sort_values(["run", "step" if "step" in frame else "epoch"], ignore_index=True)
-
-
 class Kit:
     """The helpers above, for tests in this folder."""
 
@@ -73,7 +67,6 @@ class Kit:
     network = staticmethod(network)
     spec = staticmethod(spec)
     script = staticmethod(script)
-    sorted_rows = staticmethod(sorted_rows)
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def identical(one: RunResult, other: RunResult) -> bool:
 
 
 def test_engines_are_found_by_name() -> None:
-    assert ENGINES == {"batched": Batched, "single": Single, "processes": Processes}
+    assert {"batched": Batched, "single": Single, "processes": Processes} == ENGINES
 
 
 @pytest.mark.parametrize("engine", [Batched(size=8), Single()], ids=["batched", "single"])

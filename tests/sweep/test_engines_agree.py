@@ -91,9 +91,7 @@ def test_the_bound_of_the_test_above_is_undercut_at_times(kit: Any) -> None:
 
 
 def test_a_method_without_a_bound_ignores_it(kit: Any) -> None:
-    spec, free = (
-        kit.spec(kit.network(f"bound {bound}", lower_bound=bound), method="prox-sgd") for bound in (1e3, 0.0)
-    )
+    spec, free = (kit.spec(kit.network(f"bound {bound}", lower_bound=bound), method="prox-sgd") for bound in (1e3, 0.0))
     expected = run_single(free).metrics
     for result in (run_single(spec), run_batched([spec])[0]):
         np.testing.assert_allclose(result.metrics, expected, rtol=F64)

@@ -53,7 +53,7 @@ def test_equal_specs_have_equal_ids(kit: Any) -> None:
     assert kit.spec(lr=2, weight_decay=0).id == kit.spec(lr=2.0, weight_decay=0.0).id
 
 
-def test_the_two_tables_below_name_every_field(kit: Any) -> None:
+def test_the_tables_above_name_every_field() -> None:
     assert {"problem", *OTHER} == {field.name for field in dataclasses.fields(RunSpec)}
     assert set(OTHER_OPTIONS) == {field.name for field in dataclasses.fields(MatrixFactorization)}
 

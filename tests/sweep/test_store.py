@@ -139,6 +139,24 @@ def test_parts_make_the_whole(results: list[RunResult], tmp_path: Path) -> None:
     SAME(parts.steps.reset_index(drop=True), whole.steps.reset_index(drop=True), check_exact=True)
 
 
+def test_an_addition_reads_the_list_of_runs_once(results: list[RunResult], tmp_path: Path) -> None:
+    """Reading it again for each result takes a time that grows with the square of the number of runs."""
+
+    class Counting(Store):
+        reads = 0
+
+        @property
+        def done(self) -> set[str]:
+            type(self).reads += 1
+            return super().done
+
+    store = Counting(tmp_path, "tiny")
+    store.add(results[:1])
+    before = Counting.reads
+    store.add(results)
+    assert Counting.reads - before <= 1
+
+
 def test_nothing_added_nothing_written(tmp_path: Path) -> None:
     Store(tmp_path / "new", "tiny").add([])
     assert not (tmp_path / "new").exists()

@@ -64,13 +64,13 @@ def l2_dual(gap: Array, d_sq: Array, d_dot_x: Array, alpha: Array, lam: Array) -
     return line_dual(l2_line(gap, d_sq, d_dot_x, alpha, lam))
 
 
-def sps_dual(gap: Array, d_sq: Array, alpha: Array, c: float = 1.0) -> Dual:
+def sps_dual(gap: Array, d_sq: Array, alpha: Array, c: Array | float = 1.0) -> Dual:
     """Dual variable of SPS (Algorithm 1, c = 1) and SPS_max; with one block alpha u = min{alpha, gap / (c ||d||^2)}."""
     xp = array_namespace(d_sq)
     return line_dual(Line(gap, c * xp.sum(alpha * d_sq, axis=-1)))
 
 
-def dec_sps_dual(gap: Array, d_sq: Array, alpha: Array, c: Array, previous: Array) -> Dual:
+def dec_sps_dual(gap: Array, d_sq: Array, alpha: Array, c: Array | float, previous: Array) -> Dual:
     """Dual variable of DecSPS, whose step c_k gamma_k never grows (Orvieto, Lacoste-Julien and Loizou, 2022).
 
     With one block alpha u = min{gap / (c_k ||d||^2), c_{k-1} gamma_{k-1} / c_k, alpha}: the published rule, where alpha
@@ -80,16 +80,16 @@ def dec_sps_dual(gap: Array, d_sq: Array, alpha: Array, c: Array, previous: Arra
         gap: m - C, shape (...).
         d_sq: ||d_j||^2, shape (..., blocks).
         alpha: bounds on the step, shape (..., blocks).
-        c: c_k, of an increasing sequence.
+        c: c_k of an increasing sequence, a number or shape (...).
         previous: c_{k-1} tau_j of the step before, shape (..., blocks); infinity at the first.
     """
     xp = array_namespace(d_sq)
     dual = sps_dual(gap, d_sq, alpha, c)
     moving = xp.sum(alpha * d_sq, axis=-1) > 0  # else nothing limits the step, and nothing is to be remembered of it
     resting = alpha <= 0  # such a block does not move, whatever u is
-    memory = xp.where(resting, xp.full_like(alpha, math.inf), previous / (c * xp.where(resting, 1.0, alpha)))
+    memory = xp.where(resting, xp.full_like(alpha, math.inf), previous / xp.where(resting, 1.0, alpha))
     u = xp.where(moving, dual.u, xp.ones_like(dual.u))
-    return Dual(dual.root, xp.minimum(u, xp.min(memory, axis=-1)))
+    return Dual(dual.root, xp.minimum(u, xp.min(memory, axis=-1) / c))
 
 
 class Affine(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -49,7 +50,7 @@ def best_strength(frames: Frames) -> Claim:
         "validation error of ProxSPS, median over the last ten epochs, mean over runs",
         "least at lambda = 1e-4 with alpha_0 >= 5",
         f"{means.min():.2e} at {setting(lr, lam)}",
-        lam == 1e-4 and lr in LARGE,
+        bool(lam == 1e-4 and lr in LARGE),
     )
 
 
@@ -118,15 +119,15 @@ def good_unless_both_large(frames: Frames) -> Claim:
     means = over_seeds(runs, "objective").xs("prox-sps").droplevel("schedule")
     best = runs.groupby("weight_decay")["objective"].min()
     excess = means / best.reindex(means.index.get_level_values("weight_decay")).to_numpy() - 1
+    rest = excess[excess.index.get_level_values("weight_decay") >= 1e-3].drop((10.0, 0.1))
     both = excess.loc[(10.0, 0.1)]
-    moderate = excess[excess.index.isin([1e-3, 1e-2], level="weight_decay")]
     return Claim(
         "deteriorates-at-the-corner",
         "ProxSPS starts to deteriorate only when both alpha_0 and lambda are very large.",
         "objective relative to the best one found at that lambda, minus 1",
         "largest at alpha_0 = 10, lambda = 0.1 among lambda >= 1e-3",
-        f"{both:.3g} there; at most {moderate.max():.3g} for lambda in {{1e-3, 1e-2}}",
-        bool(both > moderate.max()),
+        f"{both:.3g} there; elsewhere at most {rest.max():.3g}, at {setting(*rest.idxmax())}",
+        bool(both > rest.max()),
     )
 
 
@@ -215,7 +216,9 @@ def sgd_diverges(frames: Frames) -> Claim:
 def less_sensitive(frames: Frames) -> Claim:
     """Sensitivity to alpha_0 under the sqrt schedule."""
     gaps = _gaps(frames["runs"], "sqrt")
-    spread = {method: gaps[method].max() / gaps[method].min() for method in ("prox-sps", "sgd")}
+    # The best objective found is a gap of 0; the least positive one stands for it.
+    least = gaps[gaps > 0].min()
+    spread = {method: gaps[method].max() / max(gaps[method].min(), least) for method in ("prox-sps", "sgd")}
     return Claim(
         "less-sensitive",
         "ProxSPS is less sensitive to the choice of alpha_0 than SGD (sqrt schedule).",
@@ -231,7 +234,9 @@ def early_bumps(frames: Frames) -> Claim:
     runs = frames["runs"]
     early = runs[(runs["schedule"] == "sqrt") & (runs["epoch"] <= 10) & runs["method"].isin(["prox-sps", "sps"])]
     largest = early[early["lr"] == early["lr"].max()]
-    worst = largest.groupby(["method", "seed"])["objective"].agg(lambda values: (values / values.cummin()).max())
+    worst = largest.groupby(["method", "seed"])["objective"].agg(
+        lambda values: (values / values.cummin()).fillna(math.inf).max()
+    )
     bump = worst.groupby("method").median()
     return Claim(
         "early-bumps",
@@ -247,9 +252,10 @@ def exact_with_decay(frames: Frames) -> Claim:
     """Convergence with decreasing steps."""
     runs = frames["runs"]
     mine = runs[(runs["method"] == "prox-sps") & (runs["schedule"] == "sqrt")]
-    gap = mine.groupby(["lr", "epoch"])["objective"].mean().unstack() - runs["objective"].min()
-    half = gap.columns.max() // 2
-    ratio = gap[gap.columns.max()] / gap[half]
+    objective = mine.assign(objective=mine["objective"].fillna(math.inf)).groupby(["lr", "epoch"])["objective"].mean()
+    gap = objective.unstack() - runs["objective"].min()
+    half = (gap.columns.max() + 1) // 2
+    ratio = (gap[gap.columns.max()] / gap[half]).fillna(math.inf)  # of a cap at which runs diverged
     return Claim(
         "exact-with-decay",
         "The results confirm exact convergence if alpha_k decays like 1/sqrt(k).",

@@ -20,7 +20,7 @@ from proxsps.core.array import Array
 from proxsps.core.dual import Loop, Search, fixed_loop
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block
-from proxsps.optim.passes import bucketed, combined, displaced, dots, flat, fused_sgd, pair_sums
+from proxsps.optim.passes import BUCKET, SMALL, bucketed, combined, displaced, dots, flat, fused_sgd, pair_sums
 
 
 class Sums(NamedTuple):
@@ -150,7 +150,7 @@ class Host(Arithmetic):
         return sums
 
     def _torch_sums(self, coupled: bool, exact: bool) -> Sums:
-        pairs = [list(displaced(block, coupled)) for block in self.blocks]
+        pairs = [bucketed(displaced(block, coupled), SMALL) for block in self.blocks]
         if exact:
             pairs = [[(x.double(), d.double()) for x, d in block] for block in pairs]
         rows = [[self.total(parts) for parts in pair_sums(block, coupled)] for block in pairs]
@@ -227,7 +227,7 @@ class Device(Arithmetic):
     def sums(self, coupled: bool) -> Sums:
         rows = []
         for block in self.blocks:
-            parts = pair_sums(bucketed(displaced(block, coupled)), coupled, self._squares)
+            parts = pair_sums(bucketed(displaced(block, coupled), BUCKET), coupled, self._squares)
             rows.append(torch.stack([self.total(part) for part in parts]))
         return Sums(*torch.stack(rows, dim=1))
 

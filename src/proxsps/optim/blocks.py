@@ -84,7 +84,7 @@ def _block(group: dict[str, Any]) -> Block:
             "Sparse gradients are not supported: a Polyak step needs <g, x> and ||g||^2 over all entries. "
             "Use dense gradients, for instance nn.Embedding(..., sparse=False)."
         )
-    if any([param.is_complex() for param in params]):
+    if any(dtype.is_complex for dtype in {param.dtype for param in params}):
         params, grads = _real(params), _real(grads)
     return Block(group["lr"], regularizer_of(group), params, grads, indices)
 

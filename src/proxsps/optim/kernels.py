@@ -27,7 +27,7 @@ from proxsps.optim.blocks import same_order
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
 RUN = 2_048  # entries summed in their own precision before they go into a double
 SHARE = 64 * CHUNK  # entries handed to a thread at a time; smaller ones even out better, larger ones cost fewer calls
-ALONE = 4 * CHUNK  # entries below which a second thread costs more than it brings
+ALONE = 256 * CHUNK  # entries below which waking a second thread costs more than it brings
 
 LIKE = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
 
@@ -110,12 +110,12 @@ class Memory(NamedTuple):
 
 
 def memory(params: Sequence[Tensor], grads: Sequence[Tensor]) -> Memory | None:
-    """The memory of dense CPU tensors of one dtype, f32 or f64, or None where the kernels do not apply."""
+    """The memory of CPU tensors, or None where the kernels do not apply: not dense, or not all f32 or all f64."""
     # Whole lists at a time: with hundreds of tensors the questions cost as much as the arithmetic.
     tensors = [*params, *grads]
     dtypes = {t.dtype for t in tensors}
     like = LIKE.get(dtypes.pop())
-    if like is None or dtypes or not all([x.is_cpu for x in params]):
+    if like is None or dtypes:
         return None
     if not all([t.is_contiguous() for t in tensors]) and not all(map(same_order, params, grads)):
         return None

@@ -10,7 +10,8 @@ from torch import Tensor
 from proxsps.optim.blocks import Block
 
 DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on the CPU
-BUCKET = 1 << 24  # entries that small tensors are joined up to, so that an accelerator is not asked for each of them
+BUCKET = 1 << 24  # entries that tensors are joined up to on an accelerator, where each call is dear
+SMALL = 1 << 12  # entries up to which tensors are joined on the CPU, where copies are dear
 
 
 def widened(x: Tensor) -> Tensor:
@@ -56,12 +57,15 @@ def pair_sums(
     return d_sq, d_dot_x, x_sq
 
 
-def bucketed(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same pairs with small ones joined."""
+def bucketed(pairs: Iterable[tuple[Tensor, Tensor]], small: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same pairs with those of at most `small` entries joined: one product costs less than hundreds of tiny ones."""
     xs: list[Tensor] = []
     ds: list[Tensor] = []
     size = 0
     for x, d in pairs:
+        if x.numel() > small:
+            yield x, d
+            continue
         if xs and (size + x.numel() > BUCKET or x.dtype is not xs[0].dtype):
             yield torch.cat(xs), torch.cat(ds)
             xs, ds, size = [], [], 0

@@ -21,6 +21,8 @@ from proxsps.problems.base import BASE_SEED, DTYPES, Problem, check_batch_size, 
 from proxsps.problems.datasets import SENSOR_SHAPE, load_sensors, synthetic_sensors
 from proxsps.problems.matrix import as_tensor, linear_weight
 
+DENSE = 4096  # measurements above which the whole matrix is quicker than its entries one by one
+
 
 @dataclass(frozen=True)
 class MatrixCompletion(Problem):
@@ -68,8 +70,10 @@ class MatrixCompletion(Problem):
 
     def predict(self, params: dict[str, Tensor], sensor: Tensor, hour: Tensor) -> Tensor:
         """Estimated standardised measurements, (n,)."""
-        product = embedding(sensor, params["U"]) * embedding(hour, params["V"])
-        return product.sum(-1) + params["bias_U"][sensor] + params["bias_V"][hour]
+        U, V, a, b = params["U"], params["V"], params["bias_U"], params["bias_V"]
+        if sensor.shape[-1] > DENSE:
+            return (U @ V.T + a[:, None] + b)[sensor, hour]
+        return (embedding(sensor, U) * embedding(hour, V)).sum(-1) + a[sensor] + b[hour]
 
     def loss(self, params: dict[str, Tensor], *batch: Tensor) -> Tensor:
         """Mean squared error."""

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.linalg import vecdot
 
 from proxsps.core.step import Dual, dec_sps_dual, l2_dual, prox_coefficients, sps_dual
-from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches
+from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.spec import RunSpec
 
 COUPLED = ("sps", "sgd", "dec-sps")  # the regulariser is part of the loss
+BOUNDED = ("prox-sps", "sps", "dec-sps")  # a step with a loss below its bound is left out
 GUARDED = ("prox-sps", "sps", "dec-sps", "prox-sgd")  # a step with a loss or gradient that is not finite is left out
 SAMPLES = 1_000_000  # of all runs together that are evaluated at a time, lest intermediate arrays fill the memory
 BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
@@ -44,10 +44,12 @@ class _Program:
         start = self.problem.start()
         self.shapes = {name: x.shape for name, x in start.items()}
         self.x = torch.cat([x.flatten() for x in start.values()]).repeat(count, 1)  # (runs, parameters)
+        self.grad = torch.empty_like(self.x)
         self.dtype = self.x.dtype
         self.lam = self._column([spec.weight_decay for spec in specs])
         self.is_method = {m: torch.tensor([spec.method == m for spec in specs]) for m in {s.method for s in specs}}
         self.coupled = sum((self.is_method[m] for m in COUPLED if m in self.is_method), torch.zeros(count).bool())
+        self.bounded = sum((self.is_method[m] for m in BOUNDED if m in self.is_method), torch.zeros(count).bool())
         self.guarded = sum((self.is_method[m] for m in GUARDED if m in self.is_method), torch.zeros(count).bool())
         self.seeds = sorted({spec.seed for spec in specs})
         self.seed_of = torch.tensor([self.seeds.index(spec.seed) for spec in specs])
@@ -56,7 +58,7 @@ class _Program:
         self.adam_rows = self.is_method.get("adamw", torch.zeros(count).bool())
         self.memory = torch.full((count,), torch.inf, dtype=self.dtype)  # c_{k-1} gamma_{k-1} of DecSPS
         self.adam = _Adam(self) if "adamw" in self.is_method else None
-        self.step_count = 0
+        self.taken = torch.zeros(count, dtype=self.dtype)  # steps, without those that were left out
         self.metrics = np.full((epochs, count, len(METRICS)), np.nan)
         self.zetas = np.full((epochs, steps, count), np.nan, dtype=np.float32)
 
@@ -66,9 +68,10 @@ class _Program:
     def run_epoch(self, epoch: int) -> None:
         """All steps of an epoch, then the metrics of every run."""
         alpha = self._column([alpha_of_epoch(spec, epoch) for spec in self.specs])
-        order = torch.from_numpy(np.stack([batches(self.problem, seed, epoch) for seed in self.seeds], axis=1))
+        orders = [batches(self.problem, seed, epoch) for seed in self.seeds]
         data = self.problem.train_data()
-        for step, by_seed in enumerate(order):  # by_seed: (seeds, batch size)
+        for step, indices in enumerate(zip(*orders, strict=True)):
+            by_seed = torch.from_numpy(np.stack(indices))  # (seeds, batch size)
             batch = [array[by_seed][self.seed_of] for array in data]
             self.zetas[epoch, step] = self._step(batch, alpha).numpy()
         self._record(epoch)
@@ -81,27 +84,28 @@ class _Program:
             self.adam.update(x, d, alpha)
         lam = torch.where(self.coupled, self.lam, 0.0)
         d.addcmul_(lam[:, None], x)
-        d_sq, d_dot_x = vecdot(d, d), vecdot(d, x)
+        d_sq, d_dot_x = inner(d, d), inner(d, x)
         gap = values - self.problem.lower_bound
         if self.coupled.any():
-            gap = gap + lam / 2 * vecdot(x, x)
+            gap = gap + lam / 2 * inner(x, x)
         dual = self._dual(gap, d_sq, d_dot_x, alpha)
         keep, move, _ = prox_coefficients(dual.u, alpha, self.lam - lam)
-        ok = (torch.isfinite(gap + d_sq) & (gap >= 0) | ~self.guarded) & ~self.adam_rows
-        if not ok.all():
-            keep, move = torch.where(ok, keep, 1.0), torch.where(ok, move, 0.0)
-            d.masked_fill_(~ok[:, None], 0.0)  # 0 * NaN would be NaN
+        bad = self.guarded & ~torch.isfinite(gap + d_sq) | self.bounded & (gap < 0)
+        ok = ~(bad | self.adam_rows)
+        keep, move = torch.where(ok, keep, 1.0), torch.where(ok, move, 0.0)
+        if bad.any():
+            d.masked_fill_(bad[:, None], 0.0)  # 0 * NaN would be NaN
         x.mul_(keep[:, None]).addcmul_(move[:, None], d)
-        self.step_count += 1
-        self.memory = torch.where(ok, self.step_count**0.5 * alpha * dual.u, self.memory)
-        return alpha * dual.root.clamp_min(0.0)
+        self.memory = torch.where(ok, (self.taken + 1).sqrt() * alpha * dual.u, self.memory)
+        self.taken += ok
+        return torch.where(ok, alpha * dual.root.clamp_min(0.0), torch.nan)
 
     def _value_and_grad(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Loss and gradient of every run on its batch: losses by vmap, gradients by one backward pass of their sum."""
-        leaf = self.x.detach().requires_grad_()
-        values = vmap(self.problem.loss)(self._named(leaf), *batch)
-        (grad,) = torch.autograd.grad(values.sum(), leaf)
-        return values.detach(), grad
+        leaves = {name: part.detach().requires_grad_() for name, part in self._named(self.x).items()}
+        values = vmap(self.problem.loss)(leaves, *batch)
+        grads = torch.autograd.grad(values.sum(), list(leaves.values()))
+        return values.detach(), torch.cat([grad.flatten(1) for grad in grads], dim=1, out=self.grad)
 
     def _named(self, x: Tensor) -> dict[str, Tensor]:
         """Views of the rows as named parameters with a leading axis of runs."""
@@ -118,7 +122,7 @@ class _Program:
         if "sps" in self.is_method:
             duals["sps"] = sps_dual(gap, *blocks)
         if "dec-sps" in self.is_method:
-            c = (self.step_count + 1) ** 0.5
+            c = (self.taken + 1).sqrt()
             duals["dec-sps"] = dec_sps_dual(gap, *blocks, c, self.memory[:, None])
         for method, dual in duals.items():
             mask = self.is_method[method]
@@ -130,9 +134,9 @@ class _Program:
         runs = max(1, SAMPLES // len(data[0]))
         train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)), chunk_size=runs)(params, *data)
         error = vmap(self.problem.validation_error, chunk_size=runs)(params, *self.validation)
-        square = vecdot(self.x, self.x)
+        square = inner(self.x, self.x)
         objective = train + self.lam / 2 * square
-        zeta = np.median(self.zetas[epoch], axis=0)
+        zeta = median_zeta(self.zetas[epoch])
         rows = np.stack([*(t.double().numpy() for t in (objective, train, error, square.sqrt())), zeta], axis=1)
         gone = ~np.isfinite(rows[:, 0])
         if epoch:
@@ -164,3 +168,8 @@ class _Adam:
         scale = (self.second / (1 - BETAS[1] ** self.count)).sqrt_().add_(EPS)
         move = lr / (1 - BETAS[0] ** self.count) * self.first / scale
         x[self.rows] = x[self.rows] * (1 - lr * self.decay[:, None]) - move
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of the rows of two matrices."""
+    return torch.bmm(a[:, None, :], b[:, :, None])[:, 0, 0]

@@ -10,8 +10,8 @@ import itertools
 import math
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Protocol
 
 import torch
@@ -83,15 +83,16 @@ class Processes:
         """Runs in the order in which they finish; an interrupt keeps what was finished."""
         missing = [spec for spec in specs if spec.id not in done]
         context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
-        with ProcessPoolExecutor(self.workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            futures = [pool.submit(run_single, spec) for spec in missing]
-            try:
-                for future in as_completed(futures):
-                    result = future.result()
-                    advance(result.spec.epochs)
-                    yield [result]
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        # Leaving the block, by an error or an interrupt too, ends the workers at once.
+        with context.Pool(min(self.workers, len(missing) or 1), _start_worker) as pool:
+            for result in pool.imap_unordered(run_single, missing):
+                advance(result.spec.epochs)
+                yield [result]
+
+
+def _start_worker() -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
 
 
 ENGINES: dict[str, type[Batched] | type[Single] | type[Processes]] = {

@@ -33,8 +33,14 @@ def alpha_of_epoch(spec: RunSpec, epoch: int) -> float:
     return {"constant": schedules.constant, "sqrt": schedules.sqrt_decay}[spec.schedule](epoch, spec.lr)
 
 
-def batches(problem: Problem, seed: int, epoch: int) -> np.ndarray:
-    """Indices of the samples of every step of an epoch, (steps, batch size): the same for all methods and engines."""
+def batches(problem: Problem, seed: int, epoch: int) -> list[np.ndarray]:
+    """Indices of the samples of every step of an epoch: the same for all methods and engines."""
     order = np.random.default_rng((seed, epoch)).permutation(len(problem.train_data()[0]))
-    used = problem.steps_per_epoch * problem.batch_size
-    return order[:used].reshape(problem.steps_per_epoch, problem.batch_size)
+    size = problem.batch_size
+    return [order[step * size : (step + 1) * size] for step in range(problem.steps_per_epoch)]
+
+
+def median_zeta(zetas: np.ndarray) -> np.ndarray:
+    """Median over the steps of an epoch, the first axis; steps that were left out (NaN) do not count."""
+    ordered = np.ma.masked_invalid(zetas)
+    return np.ma.filled(np.ma.median(ordered, axis=0), np.nan)

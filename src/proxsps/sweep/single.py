@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.problems.base import Problem
-from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches
+from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.spec import RunSpec
 
 
@@ -59,9 +59,9 @@ def _run_epoch(spec: RunSpec, epoch: int, model: nn.Module, optimizer: Optimizer
     for group in optimizer.param_groups:
         group["lr"] = alpha_of_epoch(spec, epoch)
     data = spec.problem.train_data()
-    for step, index in enumerate(torch.from_numpy(batches(spec.problem, spec.seed, epoch))):
+    for step, index in enumerate(batches(spec.problem, spec.seed, epoch)):
         optimizer.zero_grad()
-        loss = model(*(array[index] for array in data))
+        loss = model(*(array[torch.from_numpy(index)] for array in data))
         loss.backward()
         if isinstance(optimizer, PolyakOptimizer):
             optimizer.step(loss=loss)
@@ -80,4 +80,4 @@ def measure(problem: Problem, model: nn.Module, spec: RunSpec, zetas: np.ndarray
     error = problem.validation_error(params, *problem.validation_data(spec.seed))
     square: Tensor = sum(param.square().sum() for param in params.values())
     objective = train + spec.weight_decay / 2 * square
-    return [float(objective), float(train), float(error), float(square.sqrt()), float(np.median(zetas))]
+    return [float(objective), float(train), float(error), float(square.sqrt()), float(median_zeta(zetas))]

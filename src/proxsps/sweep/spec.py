@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -35,12 +36,14 @@ class RunSpec:
             raise ValueError(f"Unknown schedule {self.schedule!r}. Known are {', '.join(SCHEDULES)}.")
         if self.epochs < 1:
             raise ValueError(f"A run needs at least one epoch, got {self.epochs}.")
+        if not 0 < self.lr < math.inf or not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"A run needs lr > 0 and weight_decay >= 0, got {self.lr} and {self.weight_decay}.")
 
     @cached_property
     def id(self) -> str:
         """Sixteen digits that stand for all of the above, equal on every machine."""
-        fields = {**self.columns(), "epochs": self.epochs, "problem": describe(self.problem)}
-        text = json.dumps(fields, sort_keys=True)
+        facts = {**self.columns(), "epochs": self.epochs, "problem": describe(self.problem)}
+        text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def columns(self) -> dict[str, Any]:
@@ -56,8 +59,17 @@ class RunSpec:
 
 def describe(problem: Problem) -> dict[str, Any]:
     """Name and options of a problem, as plain data."""
-    options = asdict(problem) if is_dataclass(problem) else {"batch_size": problem.batch_size}
+    if is_dataclass(problem):
+        options = {field.name: _typed(problem, field.name, field.type) for field in fields(problem)}
+    else:
+        options = {key: getattr(problem, key) for key in ("batch_size", "lower_bound", "drop_last")}
     return {"name": problem.name, **options}
+
+
+def _typed(problem: Problem, name: str, kind: Any) -> Any:
+    """An option by its declared type: 1 and 1.0 make equal problems, and equal problems have one description."""
+    value = getattr(problem, name)
+    return float(value) if kind in (float, "float") else value
 
 
 def grid(

@@ -55,20 +55,23 @@ class Store:
 
     def add(self, results: Iterable[RunResult]) -> None:
         """Take in finished runs."""
-        fresh = [result for result in results if result.spec.id not in self.done]
+        done = self.done
+        fresh = list({result.spec.id: result for result in results if result.spec.id not in done}.values())
         if not fresh:
             return
-        self.steps = _joined(self.steps, [_step_rows(result) for result in fresh if result.spec.seed == 0])
-        self.runs = _joined(self.runs, [_epoch_rows(result, self.experiment) for result in fresh])
-        self._write("steps", self.steps)
-        self._write("runs", self.runs)
+        steps = _joined(self.steps, [_step_rows(result) for result in fresh if result.spec.seed == 0])
+        runs = _joined(self.runs, [_epoch_rows(result, self.experiment) for result in fresh])
+        self._write("steps", steps)
+        self._write("runs", runs)
+        self.steps, self.runs = steps, runs
 
     def _read(self, name: str) -> pd.DataFrame:
         path = self.folder / f"{name}.parquet"
-        if not path.exists():
-            return pd.DataFrame()
         try:
-            table = pq.read_table(path)
+            # At once into memory: another process may replace the file while it is read.
+            table = pq.read_table(pa.BufferReader(path.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError):
+            return pd.DataFrame()
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
             raise StoreError(f"{path} cannot be read ({reason}). Move it away to start again, or restore it.") from None
@@ -91,6 +94,7 @@ class Store:
             pq.write_table(table, partial, compression="zstd")
             os.replace(partial, path)
         except OSError as error:
+            partial.unlink(missing_ok=True) if self.folder.is_dir() else None
             raise StoreError(
                 f"Cannot write {path}: {error.strerror or error}. Choose another folder with --out."
             ) from None

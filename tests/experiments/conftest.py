@@ -1,0 +1,45 @@
+"""Tables of results with chosen values, in the layout of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from proxsps.experiments import EXPERIMENTS
+from proxsps.experiments.base import Frames
+from proxsps.sweep.result import METRICS
+from proxsps.sweep.spec import RunSpec
+
+SEEDS, EPOCHS, STEPS = 2, 12, 20
+Value = Callable[[RunSpec], Any]  # of a run: a number, or one for each epoch
+
+
+def fake(experiment: str, zeta: Value = lambda spec: 1.0, **metrics: Value) -> Frames:
+    """Results of a whole grid. Metrics that are not given are 1; a run with an objective of NaN has diverged."""
+    specs = EXPERIMENTS[experiment].specs(SEEDS, EPOCHS)
+    runs = _constants(specs, EPOCHS).assign(experiment=experiment, epoch=np.tile(np.arange(1, EPOCHS + 1), len(specs)))
+    for name in METRICS:
+        value = metrics.get(name, lambda spec: 1.0)
+        runs[name] = np.concatenate([np.broadcast_to(value(spec), EPOCHS) for spec in specs])
+    runs["status"] = np.where(runs["objective"].isna(), "diverged", "ok")
+    firsts = [spec for spec in specs if spec.seed == 0]
+    steps = _constants(firsts, EPOCHS * STEPS)
+    steps["step"] = np.tile(np.arange(EPOCHS * STEPS), len(firsts))
+    steps["epoch"] = steps["step"] // STEPS + 1
+    steps["zeta"] = np.concatenate([np.broadcast_to(zeta(spec), (EPOCHS, STEPS)).ravel() for spec in firsts])
+    return {"runs": runs, "steps": steps.assign(alpha=steps["lr"])}
+
+
+def _constants(specs: list[RunSpec], rows: int) -> pd.DataFrame:
+    """Id and constants of each run, repeated."""
+    table = pd.DataFrame([{"run": spec.id, **spec.columns()} for spec in specs])
+    return table.loc[table.index.repeat(rows)].reset_index(drop=True)
+
+
+@pytest.fixture(scope="session")
+def made() -> Callable[..., Frames]:
+    return fake

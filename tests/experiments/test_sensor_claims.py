@@ -1,0 +1,79 @@
+"""The claims on the sensors can hold and can fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from proxsps.experiments import sensor
+from proxsps.experiments.base import Claim, Frames
+from proxsps.sweep.spec import RunSpec
+
+Made = Callable[..., Frames]
+Setting = tuple[str, float, float]  # method, alpha_0, lambda
+
+
+@pytest.fixture(scope="module")
+def errors(made: Made) -> Callable[[dict[Setting, float]], Frames]:
+    """Results with these validation errors, and 1 elsewhere."""
+
+    def build(values: dict[Setting, float]) -> Frames:
+        return made("sensor", val_error=lambda spec: values.get(_setting(spec), 1.0))
+
+    return build
+
+
+def _setting(spec: RunSpec) -> Setting:
+    return spec.method, spec.lr, spec.weight_decay
+
+
+def judged(claim: Callable[[Frames], Claim], frames: Frames, holds: bool, *measured: str) -> None:
+    decided = claim(frames)
+    assert isinstance(decided.holds, bool)
+    assert decided.holds is holds, decided.measured
+    for text in measured:
+        assert text in decided.measured
+
+
+def test_best_for_small_strengths(errors: Callable[..., Frames]) -> None:
+    best = {("prox-sps", 10.0, 5e-5): 0.25, ("prox-sps", 5.0, 1e-4): 0.5}
+    judged(sensor.best_for_small_strengths, errors(best), True, "0.250", "0.500", "ProxSPS with alpha_0 = 10")
+    beaten = {**best, ("adamw", 1e-3, 1e-4): 0.125}
+    judged(sensor.best_for_small_strengths, errors(beaten), False, "0.250", "AdamW with alpha_0 = 0.001, 0.125")
+    elsewhere = {**best, ("sgd", 1.0, 5e-4): 0.125}
+    judged(sensor.best_for_small_strengths, errors(elsewhere), True)
+
+
+def test_alike_at_large_strength(errors: Callable[..., Frames]) -> None:
+    judged(sensor.alike_at_large_strength, errors({("sps", 5.0, 5e-4): 1.02}), True, "2.0%", "1.020")
+    for method in ("prox-sps", "sps", "sgd"):
+        judged(sensor.alike_at_large_strength, errors({(method, 5.0, 5e-4): 1.1}), False, "10.0%", "1.100")
+    judged(sensor.alike_at_large_strength, errors({("sps", 10.0, 5e-4): 9.0, ("sps", 5.0, 1e-4): 9.0}), True, "0.0%")
+
+
+def test_sgd_best_at_large_strength(errors: Callable[..., Frames]) -> None:
+    best = {("sgd", 1.0, 5e-4): 0.5}
+    judged(sensor.sgd_best_at_large_strength, errors(best), True, "SGD with alpha_0 = 1, 0.500")
+    judged(sensor.sgd_best_at_large_strength, errors({("sgd", 5.0, 5e-4): 0.5}), False, "alpha_0 = 5")
+    judged(sensor.sgd_best_at_large_strength, errors({**best, ("sps", 5.0, 5e-4): 0.25}), False, "SPS", "0.250")
+
+
+def test_best_overall(errors: Callable[..., Frames]) -> None:
+    best = {("prox-sps", 5.0, 1e-4): 0.25}
+    judged(sensor.best_overall, errors(best), True, "ProxSPS with alpha_0 = 5", "0.0001", "0.250")
+    judged(sensor.best_overall, errors({**best, ("sgd", 1.0, 5e-4): 0.125}), False, "SGD", "0.125")
+
+
+def test_a_method_that_diverged_is_not_the_best(errors: Callable[..., Frames]) -> None:
+    values = {("sgd", 1.0, 5e-4): math.nan, ("sgd", 5.0, 5e-4): 0.5, ("prox-sps", 5.0, 1e-4): 0.25}
+    judged(sensor.sgd_best_at_large_strength, errors(values), False, "SGD with alpha_0 = 5")
+    judged(sensor.alike_at_large_strength, errors({("sgd", 5.0, 5e-4): math.nan}), False, "inf")
+
+
+def test_smaller_norm(made: Made) -> None:
+    values = {"prox-sps": 0.75, "sps": 1.0, "sgd": 0.1, "adamw": 0.1}
+    judged(sensor.smaller_norm, made("sensor", model_norm=lambda spec: values[spec.method]), True, "0.750")
+    worse = lambda spec: 1.125 if _setting(spec) == ("prox-sps", 5.0, 1e-4) else values[spec.method]  # noqa: E731
+    judged(sensor.smaller_norm, made("sensor", model_norm=worse), False, "1.125", "alpha_0 = 5, lambda = 0.0001")
