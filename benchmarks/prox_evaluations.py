@@ -2,10 +2,10 @@
 
     python benchmarks/prox_evaluations.py [--problems 400]
 
-Random single steps in f32 (relative tolerance 1e-6): sizes from 10 to 100,000, caps and strengths over four
-decades, gradients independent of the parameters, along them, against them, sparse parameters, heavy tails, entries
-of all scales. The gap is drawn so that the root lies inside; steps that end at u = 0 or u = 1 need no search and are left out. Every
-evaluation counts, those at u = 1 and u = 0 included. The last column is plain bisection to the same tolerance.
+Random single steps in f32 (relative tolerance 1e-6): sizes from 10 to 100,000, caps and strengths over four decades;
+gradients independent of the parameters, along them or against them; sparse parameters, heavy tails, entries of all
+scales. The gap is drawn so that the root lies inside; steps that end at u = 0 or u = 1 need no search and are left out.
+Every evaluation counts, those at u = 1 and u = 0 included. The last column is bisection to the same tolerance.
 """
 
 from __future__ import annotations

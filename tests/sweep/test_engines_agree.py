@@ -195,7 +195,7 @@ def test_sgd_is_torchs_with_the_decay_in_the_gradient(kit: Any) -> None:
 
 def test_batches_are_a_permutation_without_the_rest(kit: Any) -> None:
     problem = kit.tiny(N=70)
-    index = batches(problem, seed=1, epoch=0)
+    index = np.stack(batches(problem, seed=1, epoch=0))
     assert index.shape == (3, 20)
     assert len(set(index.ravel())) == 60
     assert index.max() < 70

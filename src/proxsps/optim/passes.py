@@ -58,7 +58,7 @@ def pair_sums(
 
 
 def bucketed(pairs: Iterable[tuple[Tensor, Tensor]], small: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same pairs with those of at most `small` entries joined: one product costs less than hundreds of tiny ones."""
+    """The same pairs with those of at most `small` entries joined: one product beats hundreds of tiny ones."""
     xs: list[Tensor] = []
     ds: list[Tensor] = []
     size = 0

@@ -36,8 +36,10 @@ class RunSpec:
             raise ValueError(f"Unknown schedule {self.schedule!r}. Known are {', '.join(SCHEDULES)}.")
         if self.epochs < 1:
             raise ValueError(f"A run needs at least one epoch, got {self.epochs}.")
-        if not 0 < self.lr < math.inf or not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"A run needs lr > 0 and weight_decay >= 0, got {self.lr} and {self.weight_decay}.")
+        if not 0 <= self.lr < math.inf or not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"A run needs lr >= 0 and weight_decay >= 0, got {self.lr} and {self.weight_decay}.")
+        if self.method == "adamw" and self.lr == 0:
+            raise ValueError("AdamW needs lr > 0: its decay is given relative to it. Got 0.")
 
     @cached_property
     def id(self) -> str:

@@ -72,7 +72,9 @@ class Store:
             table = pq.read_table(pa.BufferReader(path.read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
             return pd.DataFrame()
-        except (pa.ArrowException, OSError) as error:
+        except OSError as error:
+            raise StoreError(f"Cannot read {path}: {error.strerror}. Choose another folder with --out.") from None
+        except pa.ArrowException as error:
             reason = str(error).splitlines()[0]
             raise StoreError(f"{path} cannot be read ({reason}). Move it away to start again, or restore it.") from None
         version = (table.schema.metadata or {}).get(KEY)
