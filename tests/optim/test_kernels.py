@@ -125,13 +125,22 @@ def test_strided_tensors_are_not_taken():
     assert kernels.memory([torch.ones(3)], [torch.ones(1).expand(3)]) is None
 
 
+@pytest.fixture
+def eager_threads(monkeypatch):
+    """Threads from the first chunks on: the tensors of these tests are smaller than those worth a second thread."""
+    monkeypatch.setattr(kernels, "ALONE", 4 * kernels.CHUNK)
+    kernels._layout.cache_clear()
+    yield
+    kernels._layout.cache_clear()
+
+
 def helpers(at):
     kernels.sums(at, np.zeros(len(at.x_at)))
     return threading.enumerate()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_number_of_threads_does_not_change_a_bit(threads, dtype):
+def test_the_number_of_threads_does_not_change_a_bit(threads, eager_threads, dtype):
     results = []
     for count in (1, 2, 3):
         threads(count)
@@ -146,7 +155,7 @@ def test_the_number_of_threads_does_not_change_a_bit(threads, dtype):
         assert all(map(torch.equal, xs, results[0][1]))
 
 
-def test_steps_do_not_depend_on_the_number_of_threads(threads):
+def test_steps_do_not_depend_on_the_number_of_threads(threads, eager_threads):
     points = []
     for count in (1, 2):
         threads(count)
@@ -158,7 +167,7 @@ def test_steps_do_not_depend_on_the_number_of_threads(threads):
     assert torch.equal(*points)
 
 
-def test_several_python_threads_at_once_get_right_results(threads):
+def test_several_python_threads_at_once_get_right_results(threads, eager_threads):
     threads(2)
     work = [pairs([(LARGE + i,), (5,)], torch.float64, seed=i) for i in range(6)]
     want = [kernels.sums(kernels.memory(*w), np.zeros(2)) for w in work]
@@ -176,7 +185,7 @@ def test_several_python_threads_at_once_get_right_results(threads):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_kernels_work_in_a_forked_child(threads):
+def test_kernels_work_in_a_forked_child(threads, eager_threads):
     threads(2)
     xs, gs = pairs([(LARGE,)], torch.float64)
     at = kernels.memory(xs, gs)

@@ -20,7 +20,7 @@ from proxsps.sweep.spec import RunSpec
 COUPLED = ("sps", "sgd", "dec-sps")  # the regulariser is part of the loss
 BOUNDED = ("prox-sps", "sps", "dec-sps")  # a step with a loss below its bound is left out
 GUARDED = ("prox-sps", "sps", "dec-sps", "prox-sgd")  # a step with a loss or gradient that is not finite is left out
-SAMPLES = 1_000_000  # of all runs together that are evaluated at a time, lest intermediate arrays fill the memory
+SAMPLES = 32_768  # of all runs together that are evaluated at a time: intermediate arrays stay in the cache
 BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
 
 
