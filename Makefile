@@ -28,9 +28,10 @@ check: .venv/.test ## lint, format, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-bench: .venv/.setup ## time a step against torch's optimizers, and count prox evaluations
+bench: .venv/.demo ## time steps and sweeps, and count prox evaluations
 	@$(BIN)/python benchmarks/step_time.py
 	@$(BIN)/python benchmarks/prox_evaluations.py
+	@$(BIN)/python benchmarks/sweep_speed.py
 
 docs: .venv/.test ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,8 +54,9 @@ class CoupledPolyak(PolyakOptimizer):
         arithmetic.move(coupled_coefficients(dual.u, alpha, lam), ok)
         return Solution(ok, gap, dual.root, dual.u, gap - dual.u * (alpha * sums.d_sq).sum())
 
+    @abstractmethod
     def _dual(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, ok: Array) -> Dual:
-        raise NotImplementedError
+        """The method's rule for the step."""
 
 
 class SPS(CoupledPolyak):

@@ -94,9 +94,9 @@ class ModuleProblem(Problem):
     Its options cannot be read off a module, so that a name of its own has to tell it from other problems.
     """
 
-    name: str  # type: ignore[misc]  # of the object, not of the class
-    lower_bound: float  # type: ignore[misc]
-    drop_last: bool  # type: ignore[misc]
+    name: str  # of the object, not of the class
+    lower_bound: float
+    drop_last: bool
 
     def __init__(
         self,

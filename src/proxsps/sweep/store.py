@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,8 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return pd.DataFrame()
         except OSError as error:
-            raise StoreError(f"Cannot read {path}: {error.strerror}. Choose another folder with --out.") from None
+            reason = error.strerror or error
+            raise StoreError(f"Cannot read {path}: {reason}. Choose another folder with --out.") from None
         except pa.ArrowException as error:
             reason = str(error).splitlines()[0]
             raise StoreError(f"{path} cannot be read ({reason}). Move it away to start again, or restore it.") from None
@@ -96,7 +98,8 @@ class Store:
             pq.write_table(table, partial, compression="zstd")
             os.replace(partial, path)
         except OSError as error:
-            partial.unlink(missing_ok=True) if self.folder.is_dir() else None
+            with suppress(OSError):
+                partial.unlink()
             raise StoreError(
                 f"Cannot write {path}: {error.strerror or error}. Choose another folder with --out."
             ) from None
