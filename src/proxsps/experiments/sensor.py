@@ -124,5 +124,5 @@ SENSOR = Experiment(
     specs,
     seeds=3,
     epochs=100,
-    seconds=240,
+    seconds=390,
 )
