@@ -124,10 +124,11 @@ def test_the_corner_is_compared_with_its_neighbours_at_the_same_strength(path: M
 
 def test_larger_zeta(path: Made) -> None:
     claim, larger = matrix_fac.larger_zeta, by_method(prox_sps=1.0, sps=2.0)
-    judged(claim, path(zeta_median=larger), True, "2 at")
-    judged(claim, path(), False, "1 at")
+    judged(claim, path(zeta_median=larger), True, "9 of 9", "2 at")
+    judged(claim, path(), False, "0 of 9", "1 at")
     smaller = only(0.5, larger, method="sps", lr=10.0, weight_decay=0.1)
-    judged(claim, path(zeta_median=smaller), False, "0.5", "alpha_0 = 10, lambda = 0.1")
+    judged(claim, path(zeta_median=smaller), True, "8 of 9", "0.5", "alpha_0 = 10, lambda = 0.1")
+    judged(claim, path(zeta_median=only(0.5, larger, method="sps", lr=10.0)), False, "6 of 9", "0.5")
     judged(claim, path(zeta_median=only(0.5, larger, method="sps", weight_decay=1e-4)), True, "2 at")
 
 

@@ -64,6 +64,8 @@ RC: dict[Any, Any] = {
     "ytick.labelsize": 10.5,
 }
 
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 
 @dataclass(frozen=True)
 class Method:
@@ -150,6 +152,14 @@ def number(value: float, power: bool = False) -> str:
     return ten if digits == "1" else rf"{digits} \times {ten}"
 
 
+def tick_text(value: float) -> str:
+    """A number of a logarithmic axis in plain letters, such as 10⁻³: mathtext takes most of the drawing time."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    ten = "10" + str(int(exponent)).translate(SUPERSCRIPTS)
+    digits = f"{float(mantissa):g}"
+    return ten if digits == "1" else f"{digits}\u00d7{ten}"
+
+
 def lambda_title(value: float) -> str:
     """A panel's title: its lambda."""
     return rf"$\lambda = {number(value, power=True)}$"
@@ -206,19 +216,19 @@ def log_ticks(axes: Axes) -> None:
     if axes.get_yscale() != "log":
         return
     axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
     if high < 100 * low:
         subs = (1, 3) if high > 12 * low else (1, 2, 3, 5) if high > 5 * low else (1, 1.5, 2, 3, 5)
         axes.yaxis.set_major_locator(LogLocator(subs=subs) if high > 2.5 * low else MaxNLocator(5))
         plain = 1e-3 <= low <= 1e3
-        axes.yaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{value:g}" if plain else rf"${number(value, power=True)}$")
-        )
+        if plain:
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def lambda_ticks(axes: Axes, values: Sequence[float]) -> None:
     """Ticks of a logarithmic x axis at the values of lambda that were run."""
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(values, [rf"${number(value, power=True)}$" for value in values])
+    axes.set_xticks(values, [tick_text(value) for value in values])
 
 
 def cross_handle() -> Line2D:
