@@ -30,6 +30,7 @@ class Problem(ABC):
     name: ClassVar[str]
     lower_bound: ClassVar[float] = 0.0
     drop_last: ClassVar[bool] = True
+    reentrant: ClassVar[bool] = True  # whether two threads may ask for losses at the same time
     batch_size: int
 
     @abstractmethod
@@ -94,6 +95,7 @@ class ModuleProblem(Problem):
     Its options cannot be read off a module, so that a name of its own has to tell it from other problems.
     """
 
+    reentrant = False  # functional_call puts parameters into the model and takes them out again
     name: str  # of the object, not of the class
     lower_bound: float
     drop_last: bool

@@ -7,6 +7,7 @@ functions take a leading axis of runs anyway. Runs share nothing: one that diver
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ COUPLED = ("sps", "sgd", "dec-sps")  # the regulariser is part of the loss
 BOUNDED = ("prox-sps", "sps", "dec-sps")  # a step with a loss below its bound is left out
 GUARDED = ("prox-sps", "sps", "dec-sps", "prox-sgd")  # a step with a loss or gradient that is not finite is left out
 SAMPLES = 32_768  # of all runs together that are evaluated at a time: intermediate arrays stay in the cache
+LARGE = 200_000  # entries of all runs together from which several threads share the work of an operation
 BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
 
 
@@ -29,9 +31,21 @@ def run_batched(specs: Sequence[RunSpec], advance: Callable[[int], None] = lambd
     if len({(spec.problem, spec.epochs) for spec in specs}) != 1:
         raise ValueError("Runs of one batch must share their problem and number of epochs.")
     program = _Program(specs)
-    for epoch in range(specs[0].epochs):
-        program.run_epoch(epoch)
-        advance(len(specs))
+    threads = torch.get_num_threads()
+    # Small arrays gain nothing from several threads, so that one trains while another one evaluates.
+    share = 1 if program.x.numel() < LARGE else threads
+    torch.set_num_threads(share)
+    try:
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(share,)) as evaluator:
+            records: list[Future[None]] = []
+            for epoch in range(specs[0].epochs):
+                program.run_epoch(epoch)
+                records.append(evaluator.submit(program.record, epoch, program.x.clone()))
+                records[epoch - 1 if program.problem.reentrant and epoch else epoch].result()  # an error is raised here
+                advance(len(specs))
+            records[-1].result()
+    finally:
+        torch.set_num_threads(threads)
     return program.results()
 
 
@@ -51,6 +65,7 @@ class _Program:
         self.coupled = sum((self.is_method[m] for m in COUPLED if m in self.is_method), torch.zeros(count).bool())
         self.bounded = sum((self.is_method[m] for m in BOUNDED if m in self.is_method), torch.zeros(count).bool())
         self.guarded = sum((self.is_method[m] for m in GUARDED if m in self.is_method), torch.zeros(count).bool())
+        self.coupled_lam, self.any_coupled = torch.where(self.coupled, self.lam, 0.0), bool(self.coupled.any())
         self.seeds = sorted({spec.seed for spec in specs})
         self.seed_of = torch.tensor([self.seeds.index(spec.seed) for spec in specs])
         validation = zip(*(self.problem.validation_data(seed) for seed in self.seeds), strict=True)
@@ -66,7 +81,7 @@ class _Program:
         return torch.tensor(values, dtype=self.dtype)
 
     def run_epoch(self, epoch: int) -> None:
-        """All steps of an epoch, then the metrics of every run."""
+        """All steps of an epoch."""
         alpha = self._column([alpha_of_epoch(spec, epoch) for spec in self.specs])
         orders = [batches(self.problem, seed, epoch) for seed in self.seeds]
         data = self.problem.train_data()
@@ -74,7 +89,6 @@ class _Program:
             by_seed = torch.from_numpy(np.stack(indices))  # (seeds, batch size)
             batch = [array[by_seed][self.seed_of] for array in data]
             self.zetas[epoch, step] = self._step(batch, alpha).numpy()
-        self._record(epoch)
 
     def _step(self, batch: Sequence[Tensor], alpha: Tensor) -> Tensor:
         """One step of every run; the adaptive steps zeta, NaN for methods without."""
@@ -82,11 +96,11 @@ class _Program:
         values, d = self._value_and_grad(batch)
         if self.adam is not None:
             self.adam.update(x, d, alpha)
-        lam = torch.where(self.coupled, self.lam, 0.0)
+        lam = self.coupled_lam
         d.addcmul_(lam[:, None], x)
         d_sq, d_dot_x = inner(d, d), inner(d, x)
         gap = values - self.problem.lower_bound
-        if self.coupled.any():
+        if self.any_coupled:
             gap = gap + lam / 2 * inner(x, x)
         dual = self._dual(gap, d_sq, d_dot_x, alpha)
         keep, move, _ = prox_coefficients(dual.u, alpha, self.lam - lam)
@@ -96,8 +110,9 @@ class _Program:
         if bad.any():
             d.masked_fill_(bad[:, None], 0.0)  # 0 * NaN would be NaN
         x.mul_(keep[:, None]).addcmul_(move[:, None], d)
-        self.memory = torch.where(ok, (self.taken + 1).sqrt() * alpha * dual.u, self.memory)
-        self.taken += ok
+        if "dec-sps" in self.is_method:
+            self.memory = torch.where(ok, (self.taken + 1).sqrt() * alpha * dual.u, self.memory)
+            self.taken += ok
         return torch.where(ok, alpha * dual.root.clamp_min(0.0), torch.nan)
 
     def _value_and_grad(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -129,12 +144,13 @@ class _Program:
             root, u = torch.where(mask, dual.root, root), torch.where(mask, dual.u, u)
         return Dual(root, u)
 
-    def _record(self, epoch: int) -> None:
-        data, params = self.problem.train_data(), self._named(self.x)
+    def record(self, epoch: int, x: Tensor) -> None:
+        """The metrics of every run after an epoch that ended at x."""
+        data, params = self.problem.train_data(), self._named(x)
         runs = max(1, SAMPLES // len(data[0]))
         train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)), chunk_size=runs)(params, *data)
         error = vmap(self.problem.validation_error, chunk_size=runs)(params, *self.validation)
-        square = inner(self.x, self.x)
+        square = inner(x, x)
         objective = train + self.lam / 2 * square
         zeta = median_zeta(self.zetas[epoch])
         rows = np.stack([*(t.double().numpy() for t in (objective, train, error, square.sqrt())), zeta], axis=1)
