@@ -52,10 +52,6 @@ class Arithmetic(ABC):
         """A number in the form that multiplies parameters."""
 
     @abstractmethod
-    def tensor(self, value: Array) -> Tensor:
-        """A number or vector for the user to look at."""
-
-    @abstractmethod
     def total(self, parts: Sequence[Tensor]) -> Array:
         """Sum of 0-d tensors."""
 
@@ -130,9 +126,6 @@ class Host(Arithmetic):
 
     def factor(self, value: Array | float) -> float:
         return float(value)
-
-    def tensor(self, value: Array) -> Tensor:
-        return torch.as_tensor(value)
 
     def total(self, parts: Sequence[Tensor]) -> Array:
         return np.float64(torch.stack(list(parts)).double().sum()) if parts else np.float64(0.0)
@@ -216,9 +209,6 @@ class Device(Arithmetic):
         return torch.stack([self.scalar(value) for value in values])
 
     def factor(self, value: Array | float) -> Tensor | float:
-        return value
-
-    def tensor(self, value: Array) -> Tensor:
         return value
 
     def total(self, parts: Sequence[Tensor]) -> Array:

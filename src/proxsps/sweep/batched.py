@@ -61,16 +61,14 @@ class _Program:
         self.grad = torch.empty_like(self.x)
         self.dtype = self.x.dtype
         self.lam = self._column([spec.weight_decay for spec in specs])
-        self.is_method = {m: torch.tensor([spec.method == m for spec in specs]) for m in {s.method for s in specs}}
-        self.coupled = sum((self.is_method[m] for m in COUPLED if m in self.is_method), torch.zeros(count).bool())
-        self.bounded = sum((self.is_method[m] for m in BOUNDED if m in self.is_method), torch.zeros(count).bool())
-        self.guarded = sum((self.is_method[m] for m in GUARDED if m in self.is_method), torch.zeros(count).bool())
+        self.is_method = {method: self._mask((method,)) for method in {spec.method for spec in specs}}
+        self.coupled, self.bounded, self.guarded = (self._mask(methods) for methods in (COUPLED, BOUNDED, GUARDED))
+        self.adam_rows = self._mask(("adamw",))
         self.coupled_lam, self.any_coupled = torch.where(self.coupled, self.lam, 0.0), bool(self.coupled.any())
         self.seeds = sorted({spec.seed for spec in specs})
         self.seed_of = torch.tensor([self.seeds.index(spec.seed) for spec in specs])
         validation = zip(*(self.problem.validation_data(seed) for seed in self.seeds), strict=True)
         self.validation = [torch.stack(arrays)[self.seed_of] for arrays in validation]
-        self.adam_rows = self.is_method.get("adamw", torch.zeros(count).bool())
         self.memory = torch.full((count,), torch.inf, dtype=self.dtype)  # c_{k-1} gamma_{k-1} of DecSPS
         self.adam = _Adam(self) if "adamw" in self.is_method else None
         self.taken = torch.zeros(count, dtype=self.dtype)  # steps, without those that were left out
@@ -79,6 +77,10 @@ class _Program:
 
     def _column(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype)
+
+    def _mask(self, methods: Sequence[str]) -> Tensor:
+        """Which runs use one of the methods."""
+        return torch.tensor([spec.method in methods for spec in self.specs])
 
     def run_epoch(self, epoch: int) -> None:
         """All steps of an epoch."""
