@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxsps.experiments import EXPERIMENTS, matrix_fac
+from proxsps.experiments import EXPERIMENTS, matrix_claims
 from proxsps.experiments.base import Claim, Frames
 from proxsps.sweep.spec import RunSpec
 
@@ -55,7 +55,7 @@ def stability(made: Made) -> Made:
 
 
 def test_best_strength(path: Made) -> None:
-    claim = matrix_fac.best_strength
+    claim = matrix_claims.best_strength
     best = {"method": "prox-sps", "value": 1e-5, "elsewhere": 1e-3}
     judged(claim, path(val_error=only(lr=10.0, weight_decay=1e-4, **best)), True, "1.00e-05", "alpha_0 = 10, lambda = ")
     judged(claim, path(val_error=only(lr=5.0, weight_decay=1e-4, **best)), True, "alpha_0 = 5, lambda = 0.0001")
@@ -66,7 +66,7 @@ def test_best_strength(path: Made) -> None:
 
 
 def test_lower_error(path: Made) -> None:
-    claim, lower = matrix_fac.lower_error, by_method(prox_sps=0.5, sps=1.0)
+    claim, lower = matrix_claims.lower_error, by_method(prox_sps=0.5, sps=1.0)
     judged(claim, path(val_error=lower), True, "0.5")
     judged(claim, path(), True, "1")
     worse = only(1.25, lower, method="prox-sps", lr=5.0, weight_decay=1e-2)
@@ -77,7 +77,7 @@ def test_lower_error(path: Made) -> None:
 
 
 def test_same_for_small_caps(path: Made) -> None:
-    claim = matrix_fac.same_for_small_caps
+    claim = matrix_claims.same_for_small_caps
     judged(claim, path(val_error=by_method(prox_sps=1.02, sps=1.0)), True, "2.0%")
     judged(claim, path(val_error=by_method(prox_sps=0.9, sps=1.0)), False, "10.0%")
     judged(claim, path(val_error=only(1.1, 1.0, method="prox-sps", lr=1.0, weight_decay=0.1)), False, "lambda = 0.1")
@@ -85,7 +85,7 @@ def test_same_for_small_caps(path: Made) -> None:
 
 
 def test_smaller_norm(path: Made) -> None:
-    claim, smaller = matrix_fac.smaller_norm, by_method(prox_sps=0.9, sps=1.0)
+    claim, smaller = matrix_claims.smaller_norm, by_method(prox_sps=0.9, sps=1.0)
     judged(claim, path(model_norm=smaller), True, "0.9")
     judged(claim, path(), False, "1")  # equal is not smaller
     judged(claim, path(model_norm=only(1.5, smaller, method="prox-sps", lr=1.0)), True, "0.9")
@@ -94,7 +94,7 @@ def test_smaller_norm(path: Made) -> None:
 
 
 def test_unstable_sps(path: Made) -> None:
-    claim = matrix_fac.unstable_sps
+    claim = matrix_claims.unstable_sps
     apart = only(1.25, only(1.75, 1.0, method="sps", lr=10.0), method="prox-sps", lr=10.0)
     judged(claim, path(objective=apart), True, "3 at")
     close = {"method": "sps", "lr": 10.0}
@@ -104,7 +104,7 @@ def test_unstable_sps(path: Made) -> None:
 
 
 def test_good_unless_both_large(path: Made) -> None:
-    claim = matrix_fac.good_unless_both_large
+    claim = matrix_claims.good_unless_both_large
     corner = {"value": 1.5, "method": "prox-sps", "lr": 10.0, "weight_decay": 0.1}
     decided = judged(claim, path(objective=only(elsewhere=1.0, **corner)), True, "0.5 there")
     assert "among lambda >= 1e-3" in decided.rule
@@ -119,11 +119,11 @@ def test_the_corner_is_compared_with_its_neighbours_at_the_same_strength(path: M
     """The rule says largest among lambda >= 1e-3, and 0.1 is one of them."""
     neighbour = only(2.0, 1.0, method="prox-sps", lr=5.0, weight_decay=0.1)
     frames = path(objective=only(1.5, neighbour, method="prox-sps", lr=10.0, weight_decay=0.1))
-    judged(matrix_fac.good_unless_both_large, frames, False)
+    judged(matrix_claims.good_unless_both_large, frames, False)
 
 
 def test_larger_zeta(path: Made) -> None:
-    claim, larger = matrix_fac.larger_zeta, by_method(prox_sps=1.0, sps=2.0)
+    claim, larger = matrix_claims.larger_zeta, by_method(prox_sps=1.0, sps=2.0)
     judged(claim, path(zeta_median=larger), True, "9 of 9", "2 at")
     judged(claim, path(), False, "0 of 9", "1 at")
     smaller = only(0.5, larger, method="sps", lr=10.0, weight_decay=0.1)
@@ -138,7 +138,7 @@ def spread(decades: float) -> np.ndarray:
 
 
 def test_more_spread_zeta(path: Made) -> None:
-    claim = matrix_fac.more_spread_zeta
+    claim = matrix_claims.more_spread_zeta
     wide = only(spread(2), only(spread(1), 1.0, method="prox-sps"), method="sps")
     judged(claim, path(zeta=wide), True, "2 at")
     narrow = only(spread(0.5), wide, method="sps", lr=1.0, weight_decay=1e-2)
@@ -159,7 +159,7 @@ def gap(value: float | np.ndarray) -> float | np.ndarray:
 
 
 def test_proxsps_converges(stability: Made) -> None:
-    claim = matrix_fac.proxsps_converges
+    claim = matrix_claims.proxsps_converges
     near = only(gap(1e-4), BEST, method="prox-sps", schedule="constant")
     judged(claim, stability(objective=near), True, "1.00e-04")
     far = only(gap(5e-4), near, method="prox-sps", schedule="constant", lr=2.0)
@@ -169,7 +169,7 @@ def test_proxsps_converges(stability: Made) -> None:
 
 
 def test_sps_stalls(stability: Made) -> None:
-    claim = matrix_fac.sps_stalls
+    claim = matrix_claims.sps_stalls
     stalled = only(gap(2e-3), BEST, method="sps", schedule="constant")
     judged(claim, stability(objective=stalled), True, "2.00e-03")
     fine = only(gap(5e-4), stalled, method="sps", schedule="constant", lr=1.25)
@@ -179,7 +179,7 @@ def test_sps_stalls(stability: Made) -> None:
 
 
 def test_sgd_diverges(stability: Made) -> None:
-    claim = matrix_fac.sgd_diverges
+    claim = matrix_claims.sgd_diverges
     gone = {"value": math.nan, "elsewhere": 1.0, "method": "sgd", "schedule": "constant", "lr": 0.7}
     judged(claim, stability(objective=only(**gone)), True, "100%", "alpha_0 = 0.7")
     judged(claim, stability(objective=only(**gone, seed=0)), True, "50%")
@@ -189,7 +189,7 @@ def test_sgd_diverges(stability: Made) -> None:
 
 
 def test_less_sensitive(stability: Made) -> None:
-    claim = matrix_fac.less_sensitive
+    claim = matrix_claims.less_sensitive
 
     def objective(spread: dict[str, float]) -> Callable[[RunSpec], float]:
         base = only(BEST, lambda spec: gap(1e-3), method="sps")
@@ -211,7 +211,7 @@ def bump(height: float) -> np.ndarray:
 
 
 def test_early_bumps(stability: Made) -> None:
-    claim = matrix_fac.early_bumps
+    claim = matrix_claims.early_bumps
     sps, prox = ({"method": method, "schedule": "sqrt", "lr": 2.0} for method in ("sps", "prox-sps"))
     judged(claim, stability(objective=only(bump(4), 1.0, **sps)), True, "SPS 4", "ProxSPS 1")
     judged(claim, stability(objective=only(bump(4), 1.0, **prox)), False, "SPS 1", "ProxSPS 4")
@@ -224,11 +224,11 @@ def test_early_bumps(stability: Made) -> None:
 def test_a_sps_run_that_diverges_early_is_the_largest_bump(stability: Made) -> None:
     gone = np.where(np.arange(12) < 3, 1.0, np.nan)
     frames = stability(objective=only(gone, 1.0, method="sps", schedule="sqrt", lr=2.0))
-    judged(matrix_fac.early_bumps, frames, True)
+    judged(matrix_claims.early_bumps, frames, True)
 
 
 def test_exact_with_decay(stability: Made) -> None:
-    claim = matrix_fac.exact_with_decay
+    claim = matrix_claims.exact_with_decay
     falling = only(gap(1e-3 / np.arange(1, 13)), BEST, method="prox-sps", schedule="sqrt")
     judged(claim, stability(objective=falling), True, "0.5")
     rising = only(gap(1e-3 * np.arange(1, 13)), falling, method="prox-sps", schedule="sqrt", lr=0.5)
@@ -240,7 +240,7 @@ def test_a_run_that_diverges_does_not_converge(stability: Made) -> None:
     falling = only(gap(1e-3 / np.arange(1, 13)), BEST, method="prox-sps", schedule="sqrt")
     gone = np.where(np.arange(12) < 8, gap(1e-3), np.nan)
     lost = only(gone, falling, method="prox-sps", schedule="sqrt", lr=2.0, seed=1)
-    judged(matrix_fac.exact_with_decay, stability(objective=lost), False)
+    judged(matrix_claims.exact_with_decay, stability(objective=lost), False)
 
 
 # Tables of claims
