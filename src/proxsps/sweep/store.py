@@ -11,6 +11,7 @@
 | train_loss, val_error, model_norm | its parts, the problem's validation error, and ||x|| |
 | zeta_median | median over the epoch of the adaptive step zeta_k; NaN for methods without |
 | alpha | alpha_k throughout the epoch |
+| others | what only some experiments measure: accuracies, quartiles of zeta_k |
 | status | "ok", or "diverged" from the first epoch whose objective is not finite (metrics are then NaN) |
 
 `steps.parquet`, a row per iteration of the runs with seed 0: run, method, schedule, lr, weight_decay, seed, step,
@@ -119,7 +120,8 @@ def _epoch_rows(result: RunResult, experiment: str) -> pd.DataFrame:
             **spec.columns(),
             "epoch": epochs,
             **dict(zip(METRICS, result.metrics.T, strict=True)),
-            "alpha": [alpha_of_epoch(spec, epoch - 1) for epoch in epochs],
+            **result.extra,
+            "alpha": [alpha_of_epoch(spec, epoch - 1, result.zetas) for epoch in epochs],
             "status": np.where(epochs < diverged, "ok", "diverged"),
         }
     )
@@ -136,6 +138,6 @@ def _step_rows(result: RunResult) -> pd.DataFrame:
             "step": np.arange(epochs * steps),
             "epoch": epoch,
             "zeta": result.zetas.ravel(),
-            "alpha": np.repeat([alpha_of_epoch(spec, e) for e in range(epochs)], steps),
+            "alpha": np.repeat([alpha_of_epoch(spec, e, result.zetas) for e in range(epochs)], steps),
         }
     )
