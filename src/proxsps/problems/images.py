@@ -165,7 +165,7 @@ def read_parquet(file: Path) -> Chunk:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(pa.BufferReader(file.read_bytes()), columns=["img.bytes", "label"])
+        table = pq.ParquetFile(pa.BufferReader(file.read_bytes())).read(["img.bytes", "label"])
         images, labels = table["img"].combine_chunks().field("bytes"), table["label"].to_numpy()
         if labels.dtype.kind not in "iu":
             raise KeyError("labels that are no whole numbers")
