@@ -171,7 +171,8 @@ def read_parquet(file: Path) -> Chunk:
             raise KeyError("labels that are no whole numbers")
     except (pa.ArrowException, KeyError) as error:
         raise DataError(
-            f"{file} is not a parquet file with the columns img (bytes, path) and label ({one_line(error)}). Get it again."
+            f"{file} is not a parquet file with the columns img (bytes, path) and label ({one_line(error)}). "
+            "Get it again."
         ) from None
     pixels = np.empty((len(images), 3, SIZE, SIZE), np.uint8)
     for row, content in enumerate(images):

@@ -11,6 +11,7 @@ of digits. This is what makes such a network hard to train, and what weight deca
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -67,9 +68,7 @@ class ResNet(nn.Module):
             raise ValueError(f"A ResNet needs width >= 1 and classes >= 2, got {width!r} and {classes!r}.")
         self.conv, self.norm = _convolution(3, width, 1), _norm(width, batch_norm)
         channels = [width] + [width * 2**stage for stage in range(STAGES) for _ in range(depth // 6)]
-        self.blocks = nn.Sequential(
-            *(Block(a, b, 1 if a == b else 2, batch_norm) for a, b in zip(channels, channels[1:], strict=False))
-        )
+        self.blocks = nn.Sequential(*(Block(a, b, 1 if a == b else 2, batch_norm) for a, b in pairwise(channels)))
         self.linear = nn.Linear(channels[-1], classes)
         for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):

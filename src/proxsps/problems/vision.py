@@ -1,8 +1,8 @@
 """Image classification by residual networks: the paper's deep experiments, and smaller ones of the same kind.
 
 Images stay in uint8 until a batch is made. A batch is cropped and mirrored as a whole: the images are surrounded by
-zeros, and one gather takes the right pixels of all of them. Draws are made on the CPU from the seed and the epoch alone,
-so that a run can be taken up again at any epoch, on any device and in any number of processes.
+zeros, and one gather takes the right pixels of all of them. Draws are made on the CPU from the seed and the epoch
+alone, so that a run can be taken up again at any epoch, on any device and in any number of processes.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ class ImageClassification(Problem):
 
 
 def image_problem(name: str, **options: Any) -> ImageClassification:
-    """The problem that a name such as "cifar10-resnet110" stands for: data set and depth. ImageNet32 comes as published.
+    """The problem that a name such as "cifar10-resnet110" stands for: data set and depth, as published.
 
-    Other options are those of `ImageClassification`.
+    `options` are those of `ImageClassification`.
     """
     match = NAME.fullmatch(name)
     if match is None:

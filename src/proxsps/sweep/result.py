@@ -32,7 +32,7 @@ class RunResult:
 
 
 def alpha_of_epoch(spec: RunSpec, epoch: int, zetas: Iterable[np.ndarray] = ()) -> float:
-    """alpha_k throughout an epoch, which counts from 0; the adaptive schedule looks at the zetas of all epochs before."""
+    """alpha_k throughout an epoch, which counts from 0; the adaptive schedule looks at the zetas before it."""
     match spec.schedule:
         case "constant":
             return schedules.constant(epoch, spec.lr)

@@ -37,7 +37,9 @@ class Training:
         for problem in {spec.problem for spec in missing}:
             problem.train_data()  # decoded once, and an error is raised here rather than in a process
         if torch.cuda.is_available():
-            results = (train(spec, self._file(spec), Ranks(torch.device("cuda")), watch=_Count(advance)) for spec in missing)
+            results = (
+                train(spec, self._file(spec), Ranks(torch.device("cuda")), watch=_Count(advance)) for spec in missing
+            )
         else:
             results = self._in_processes(missing, advance)
         for result in results:
