@@ -70,22 +70,21 @@ def train(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the last epoch as JSON.")] = False,
 ) -> None:
-    """Train a residual network on images.
+    r"""Train a residual network on images.
 
     \b
     proxsps train cifar10-resnet110 --method prox-sps --lr 1 --weight-decay 5e-4
     proxsps train cifar10-resnet20 --method adamw --width 8 --size 16 --epochs 5
-    torchrun --nproc-per-node 4 --no-python proxsps train imagenet32-resnet110 --amp
+    torchrun --nproc-per-node 4 --no-python proxsps train cifar10-resnet56
 
     A checkpoint is written after every epoch; the same command goes on from it. A finished run is kept in the store
     DIR/train/NAME, with the columns of a sweep.
     """
     method = {known.replace("-", ""): known for known in METHODS}.get(method, method)
     options = {"width": width, "size": size, "images": images, "validation_images": validation_images}
-    chosen = {
-        key: value for key, value in (("batch_size", batch_size), ("batch_norm", batch_norm)) if value is not None
-    }
-    problem = image_problem(name, augment=augment, **options, **chosen)
+    published = {"batch_size": batch_size, "batch_norm": batch_norm}  # unless given
+    options |= {key: value for key, value in published.items() if value is not None}
+    problem = image_problem(name, augment=augment, **options)
     schedule = schedule or ("constant" if method in CONSTANT else "sqrt")
     spec = RunSpec(problem, method, schedule, LRS.get(method, 1.0) if lr is None else lr, weight_decay, seed, epochs)
     place = folder / "train" / name

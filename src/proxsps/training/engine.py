@@ -24,7 +24,7 @@ PATIENCE = 0.5  # seconds between looks at what the processes have done
 class Training:
     """Runs specs through `train`, with a checkpoint each in `folder` until a run is finished and taken in.
 
-    Small networks gain little from a second thread: on a CPU as many processes as cores take runs, with one thread each.
+    Small networks gain little from a second thread: on a CPU as many processes as cores take runs, a thread each.
     """
 
     def __init__(self, folder: Path, workers: int | None = None) -> None:
@@ -36,18 +36,17 @@ class Training:
         missing = [spec for spec in specs if spec.id not in done]
         for problem in {spec.problem for spec in missing}:
             problem.train_data()  # decoded once, and an error is raised here rather than in a process
-        if torch.cuda.is_available():
-            results = (
-                train(spec, self._file(spec), Ranks(torch.device("cuda")), watch=_Count(advance)) for spec in missing
-            )
-        else:
-            results = self._in_processes(missing, advance)
+        results = self._on_gpu(missing, advance) if torch.cuda.is_available() else self._in_processes(missing, advance)
         for result in results:
             yield [result]
             self._file(result.spec).unlink(missing_ok=True)  # the consumer has kept it by now
 
     def _file(self, spec: RunSpec) -> Path:
         return self.folder / "checkpoints" / f"{spec.id}.pt"
+
+    def _on_gpu(self, missing: Sequence[RunSpec], advance: Advance) -> Iterator[RunResult]:
+        ranks = Ranks(torch.device("cuda"))
+        return (train(spec, self._file(spec), ranks, watch=_Count(advance)) for spec in missing)
 
     def _in_processes(self, missing: Sequence[RunSpec], advance: Advance) -> Iterator[RunResult]:
         context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
