@@ -7,7 +7,6 @@ written beside its place and renamed: a kill leaves the last complete one. Only 
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,19 @@ def facts(spec: RunSpec) -> dict[str, Any]:
     return {**spec.columns(), **{f"problem {key}": value for key, value in describe(spec.problem).items()}}
 
 
+def prepare(path: Path) -> None:
+    """Make the folder of a checkpoint, so that a run finds out before its first epoch if it cannot."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: Exception) -> CheckpointError:
+    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    return CheckpointError(f"The checkpoint {path} cannot be written ({reason}). Choose another place.")
+
+
 def save(path: Path, spec: RunSpec, model: nn.Module, optimizer: Optimizer, history: dict[str, Any]) -> None:
     """Write a checkpoint; `history` is plain data and tensors."""
     content = {
@@ -40,15 +52,12 @@ def save(path: Path, spec: RunSpec, model: nn.Module, optimizer: Optimizer, hist
     }
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(content, beside)
         os.replace(beside, path)
     except (OSError, RuntimeError) as error:  # torch raises the latter where a folder cannot be written to
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise CheckpointError(f"The checkpoint {path} cannot be written ({reason}). Choose another place.") from None
+        raise _unwritable(path, error) from None
     finally:
-        if beside.exists():
-            beside.unlink()
+        beside.unlink(missing_ok=True)
 
 
 def load(path: Path, spec: RunSpec, device: torch.device) -> dict[str, Any]:
@@ -57,7 +66,7 @@ def load(path: Path, spec: RunSpec, device: torch.device) -> dict[str, Any]:
         content = torch.load(path, map_location=device, weights_only=True)
         known = content["format"] == FORMAT
         saved = content["run"]
-    except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError):
+    except Exception:  # of many kinds: bytes that are no checkpoint lead torch's reader astray in many ways
         raise CheckpointError(
             f"{path} is not a checkpoint of a training run, or is damaged. Move it away, or choose another place."
         ) from None

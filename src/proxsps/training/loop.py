@@ -177,8 +177,10 @@ def train(
     """
     ranks, watch = ranks or Ranks(torch.device("cpu")), watch or Watch()
     run = Run(spec, ranks, amp)
-    if checkpoint is not None and checkpoint.exists():
-        run.resume(checkpoint)
+    if checkpoint is not None:
+        checkpoints.prepare(checkpoint)
+        if checkpoint.exists():
+            run.resume(checkpoint)
     watch.start(run.done, run.zetas.shape[1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a run that diverges is a result, not a warning
