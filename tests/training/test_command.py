@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pandas as pd
@@ -127,7 +128,7 @@ def test_an_interrupt_says_what_was_kept(call, monkeypatch):
 
 def test_the_bar_shows_loss_accuracy_tau_and_speed(kit, monkeypatch):
     monkeypatch.setattr("proxsps.training.command.REFRESH", 0.0)
-    console = Console(force_terminal=True, width=160, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(force_terminal=True, width=160, record=True, quiet=False, file=io.StringIO())
     spec = kit.spec(epochs=2)
     seen = []
     with _Bar(console, spec) as bar:
@@ -145,7 +146,6 @@ def test_the_bar_shows_loss_accuracy_tau_and_speed(kit, monkeypatch):
                 bar.epoch(row)
 
         train(spec, watch=Both())
-    console.file.close()
     assert [completed for _, completed, _, _ in seen] == list(range(1, 11))
     assert {total for _, _, total, _ in seen} == {10}
     assert seen[-1][0] == "epoch 2/2"

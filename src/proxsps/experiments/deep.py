@@ -80,8 +80,8 @@ def drawings(window: int, deviations: float) -> tuple[Drawing, ...]:
 
 STEP_SIZES = Drawing(
     "step-sizes",
-    "Adaptive step sizes zeta_k of one run (dots), their medians over each epoch (lines), and the caps alpha_k. Dots "
-    "of ProxSPS on the lower edge are steps that only shrink the weights.",
+    "Adaptive step sizes zeta_k of one run (dots), their medians over each epoch (lines), and the caps alpha_k. Where "
+    "zeta_k is tiny SPS stands still, while ProxSPS shrinks the weights by 1 + alpha_k lambda in every step.",
     lambda f: figures.step_sizes(f["steps"], f["runs"]),
 )
 
