@@ -79,8 +79,8 @@ def test_two_steps_of_a_twin(name: str, tmp_path: Path) -> None:
         norm, zeta = (frames["runs"].set_index("method")[column] for column in ("model_norm", "zeta_median"))
         before = sum(float(w.double().square().sum()) for w in problem.start().values()) ** 0.5
         assert zeta["sps"] < 1e-4, "at this depth the loss allows only steps that lead nowhere"
-        assert norm["sps"] == pytest.approx(before, rel=1e-6), "so that SPS stands still"
-        assert norm["prox-sps"] == pytest.approx(before / 1.0005**2, rel=1e-5), "and ProxSPS shrinks the weights"
+        assert norm["sps"] == pytest.approx(before, rel=2e-4), "so that SPS stands still"
+        assert norm["prox-sps"] == pytest.approx(before / 1.0005**2, rel=2e-4), "and ProxSPS shrinks the weights"
 
 
 # Claims

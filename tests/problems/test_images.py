@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import sys
 import tarfile
 from pathlib import Path
@@ -301,6 +302,21 @@ def test_other_npz_files(folder, arrays):
     assert "is not a batch of ImageNet32" in refusal("imagenet32")
     (folder / "imagenet32" / "train_data_batch_1.npz").write_bytes(b"no zip")
     assert "is not a batch of ImageNet32" in refusal("imagenet32")
+
+
+def test_the_conversion_of_the_documentation(folder):
+    page = (Path(__file__).parents[2] / "docs" / "deep-networks.md").read_text()
+    (source,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def convert" in block]
+    namespace: dict[str, object] = {"Path": Path}
+    exec(source, namespace)
+    pixels, _ = drawn(1000, 5)
+    batch = {"data": pixels.reshape(-1, 3072), "labels": list(range(1, 1001)), "mean": pixels[0]}
+    for name in ("train_data_batch_1", "val_data"):
+        (folder / "imagenet32" / name).write_bytes(pickle.dumps(batch))
+    namespace["convert"](folder / "imagenet32")
+    for found in load_images("imagenet32"):
+        np.testing.assert_array_equal(found.images, pixels)
+        np.testing.assert_array_equal(found.labels, np.arange(1000))
 
 
 # Real data, where it is there

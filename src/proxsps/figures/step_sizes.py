@@ -33,7 +33,7 @@ def step_sizes(steps: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     alphas, lambdas = sorted(steps["lr"].unique()), sorted(steps["weight_decay"].unique())
     limits = _limits(steps["zeta"], runs["alpha"])
 
-    figure = style.new_figure(style.WIDTH, 0.9 + 2.0 * len(alphas))
+    figure = style.new_figure(style.WIDTH, max(3.6, 0.9 + 2.0 * len(alphas)))
     panels = figure.subplots(len(alphas), len(lambdas), sharex=True, sharey=True, squeeze=False)
     for row, lr in zip(panels, alphas, strict=True):
         for axes, lam in zip(row, lambdas, strict=True):
