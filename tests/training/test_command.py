@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+from functools import partial
 
 import pandas as pd
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from proxsps.cli import app
+from proxsps.cli import _chosen, app
+from proxsps.experiments import EXPERIMENTS, deep
 from proxsps.problems.images import load_images
 from proxsps.training import Watch, train
 from proxsps.training.command import _Bar
@@ -151,3 +154,44 @@ def test_the_bar_shows_loss_accuracy_tau_and_speed(kit, monkeypatch):
     assert seen[-1][0] == "epoch 2/2"
     for word in ("loss", "accuracy", "%", "tau", "images/s"):
         assert word in seen[-1][3]
+
+
+@pytest.fixture
+def tiny_twin(kit, monkeypatch):
+    """The twin of ResNet56 with its claims and figures, on tiny networks and synthetic images."""
+    name = "cifar10-resnet56-twin"
+    tiny_specs = partial(deep.specs, kit.tiny(), deep.LAMBDAS[-1:], deep.POLYAK)
+    monkeypatch.setitem(EXPERIMENTS, name, dataclasses.replace(EXPERIMENTS[name], specs=tiny_specs))
+    return name
+
+
+def test_an_experiment_is_run_drawn_decided_and_reported(tiny_twin, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", tiny_twin, "--seeds", "1", "--epochs", "2", "--engine", "single"]  # the engine is its own
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "3 runs, 0 there already, about" in result.stderr
+    runs = pd.read_parquet(tmp_path / "out" / tiny_twin / "runs.parquet")
+    assert runs.groupby("method").size().to_dict() == {"adamw": 2, "prox-sps": 2, "sps": 2}
+    assert (tmp_path / "out" / "report.html").read_text().count("<svg") == 4
+    assert "3 runs, 3 there already" in CliRunner().invoke(app, words).stderr
+
+
+def test_all_leaves_out_what_takes_a_gpu():
+    chosen = {experiment.name for experiment in _chosen(["all"])}
+    assert "cifar10-resnet110-twin" in chosen
+    assert not chosen & {"cifar10-resnet110", "cifar10-resnet56", "imagenet32-resnet110"}
+    assert [experiment.name for experiment in _chosen(["cifar10-resnet110"])] == ["cifar10-resnet110"]
+
+
+def test_an_experiment_without_its_data_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROXSPS_DATA", "")
+    load_images.cache_clear()
+    (tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(app, ["run", "imagenet32-resnet110", "--data", "empty"])
+    assert result.exit_code == 2
+    assert "Imagenet32_train_npz.zip" in result.stderr
+    shown = CliRunner().invoke(app, ["data"]).output
+    assert "cifar10: not there" in shown
+    assert "imagenet32: not there" in shown
