@@ -6,11 +6,11 @@ and steps instead. One epoch of a twin takes 20,000 images, and counts in the sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from proxsps import figures
-from proxsps.experiments.base import Drawing, Experiment
+from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
 from proxsps.experiments.deep_claims import (
     adaptive_helps,
     both_work,
@@ -29,6 +29,8 @@ from proxsps.experiments.deep_claims import (
 from proxsps.problems.vision import ImageClassification, image_problem
 from proxsps.sweep.spec import RunSpec, grid
 from proxsps.training import Training
+
+Claims = tuple[Callable[[Frames], Claim], ...]
 
 LAMBDAS = (5e-6, 5e-5, 5e-4)
 POLYAK = ("prox-sps", "sps")
@@ -94,94 +96,84 @@ def _steps_of(schedule: str, text: str) -> Drawing:
     )
 
 
-PUBLISHED_LOOKS = (*drawings(5, 2), STEP_SIZES)
+PUBLISHED_DRAWINGS = (*drawings(5, 2), STEP_SIZES)
+RESNET56_CLAIMS = (both_work, competitive, smaller_norm)
 RESNET110_CLAIMS = (tiny_steps, faster_than_adamw, competitive, partial(smaller_norm, largest_only=True))
-HOUR = 3600.0
 # On a GPU: 1.5 GFLOP to train a ResNet110 on an image, half of it for a ResNet56, at 5 TFLOP/s. Not measured.
-GPU = "a GPU, estimated"
+HOUR, GPU = 3600.0, "a GPU, estimated"
 
+
+def _published(depth: int, claims: Claims, hours: float) -> Experiment:
+    name = f"cifar10-resnet{depth}"
+    return Experiment(
+        name,
+        f"ResNet{depth} without batch norm on CIFAR-10",
+        "As published: 100 epochs in batches of 128, three strengths, three runs of ProxSPS and SPS (sqrt schedule, "
+        "alpha_0 = 1) and AdamW (1e-3).",
+        PUBLISHED_DRAWINGS,
+        claims,
+        partial(specs, image_problem(name), LAMBDAS, POLYAK),
+        seeds=3,
+        epochs=100,
+        seconds=hours * HOUR,
+        hardware=GPU,
+        engine=Training,
+    )
+
+
+def _twin(depth: int, claims: Claims, seeds: int, epochs: int, seconds: float) -> Experiment:
+    name = f"cifar10-resnet{depth}"
+    return Experiment(
+        f"{name}-twin",
+        f"ResNet{depth}, twin for a CPU",
+        f"Depth {depth} with 8 channels instead of 16, 20,000 images of 16 x 16 pixels, lambda = 5e-4; else as "
+        "published.",
+        (*drawings(1, 2 if seeds > 1 else 0), STEP_SIZES),
+        claims,
+        partial(specs, image_problem(name, images=TWIN_IMAGES, **TWIN), LAMBDAS[-1:], POLYAK),
+        seeds=seeds,
+        epochs=epochs,
+        seconds=seconds,
+        engine=Training,
+    )
+
+
+IMAGENET32 = Experiment(
+    "imagenet32-resnet110",
+    "ResNet110 with batch norm on ImageNet32",
+    "As published: 50 epochs in batches of 512, three strengths, one run of ProxSPS, SPS and SGD (sqrt schedule, "
+    "alpha_0 = 1) and AdamW (1e-3).",
+    PUBLISHED_DRAWINGS,
+    (equally_well, less_sensitive, faster_start),
+    partial(specs, image_problem("imagenet32-resnet110"), LAMBDAS, (*POLYAK, "sgd")),
+    seeds=1,
+    epochs=50,
+    seconds=65 * HOUR,
+    hardware=GPU,
+    engine=Training,
+)
+ADAPTIVE = Experiment(
+    "cifar10-resnet56-adaptive",
+    "ResNet56: a cap that follows the adaptive step",
+    "The twin of ResNet56 with all images, lambda = 5e-4: ProxSPS with the sqrt schedule, and with alpha_k the median "
+    "of zeta_k over the epoch before, at most 1.",
+    (
+        *drawings(1, 0),
+        _steps_of("sqrt", "the sqrt schedule"),
+        _steps_of("adaptive", "the cap that follows the epoch before"),
+    ),
+    (adaptive_helps,),
+    adaptive_specs,
+    seeds=1,
+    epochs=24,
+    seconds=1400,
+    engine=Training,
+)
 EXPERIMENTS = (
-    Experiment(
-        "cifar10-resnet56",
-        "ResNet56 without batch norm on CIFAR-10",
-        "As published: 100 epochs in batches of 128, three strengths, three runs of ProxSPS and SPS (sqrt schedule, "
-        "alpha_0 = 1) and AdamW (1e-3).",
-        PUBLISHED_LOOKS,
-        (both_work, competitive, smaller_norm, stagnates, capped_far_above),
-        partial(specs, image_problem("cifar10-resnet56"), LAMBDAS, POLYAK),
-        seeds=3,
-        epochs=100,
-        seconds=6 * HOUR,
-        hardware=GPU,
-        engine=Training,
-    ),
-    Experiment(
-        "cifar10-resnet110",
-        "ResNet110 without batch norm on CIFAR-10",
-        "As published: 100 epochs in batches of 128, three strengths, three runs of ProxSPS and SPS (sqrt schedule, "
-        "alpha_0 = 1) and AdamW (1e-3).",
-        PUBLISHED_LOOKS,
-        (partial(leaves_chance, sps_after=50), *RESNET110_CLAIMS),
-        partial(specs, image_problem("cifar10-resnet110"), LAMBDAS, POLYAK),
-        seeds=3,
-        epochs=100,
-        seconds=12 * HOUR,
-        hardware=GPU,
-        engine=Training,
-    ),
-    Experiment(
-        "imagenet32-resnet110",
-        "ResNet110 with batch norm on ImageNet32",
-        "As published: 50 epochs in batches of 512, three strengths, one run of ProxSPS, SPS and SGD (sqrt schedule, "
-        "alpha_0 = 1) and AdamW (1e-3).",
-        PUBLISHED_LOOKS,
-        (equally_well, less_sensitive, faster_start),
-        partial(specs, image_problem("imagenet32-resnet110"), LAMBDAS, (*POLYAK, "sgd")),
-        seeds=1,
-        epochs=50,
-        seconds=65 * HOUR,
-        hardware=GPU,
-        engine=Training,
-    ),
-    Experiment(
-        "cifar10-resnet56-twin",
-        "ResNet56, twin for a CPU",
-        "Depth 56 with 8 channels instead of 16, 20,000 images of 16 x 16 pixels, lambda = 5e-4; else as published.",
-        (*drawings(1, 2), STEP_SIZES),
-        (competitive, smaller_norm, both_work),
-        partial(specs, image_problem("cifar10-resnet56", images=TWIN_IMAGES, **TWIN), LAMBDAS[-1:], POLYAK),
-        seeds=3,
-        epochs=12,
-        seconds=1500,
-        engine=Training,
-    ),
-    Experiment(
-        "cifar10-resnet110-twin",
-        "ResNet110, twin for a CPU",
-        "Depth 110 with 8 channels instead of 16, 20,000 images of 16 x 16 pixels, lambda = 5e-4; else as published.",
-        (*drawings(1, 0), STEP_SIZES),
-        (leaves_chance, *RESNET110_CLAIMS),
-        partial(specs, image_problem("cifar10-resnet110", images=TWIN_IMAGES, **TWIN), LAMBDAS[-1:], POLYAK),
-        seeds=1,
-        epochs=14,
-        seconds=1500,
-        engine=Training,
-    ),
-    Experiment(
-        "cifar10-resnet56-adaptive",
-        "ResNet56: a cap that follows the adaptive step",
-        "The twin of ResNet56 with all images, lambda = 5e-4: ProxSPS with the sqrt schedule, and with alpha_k the "
-        "median of zeta_k over the epoch before, at most 1.",
-        (
-            *drawings(1, 0),
-            _steps_of("sqrt", "the sqrt schedule"),
-            _steps_of("adaptive", "the cap that follows the epoch before"),
-        ),
-        (adaptive_helps,),
-        adaptive_specs,
-        seeds=1,
-        epochs=24,
-        seconds=1500,
-        engine=Training,
-    ),
+    _published(56, (*RESNET56_CLAIMS, stagnates, capped_far_above), hours=6),
+    _published(110, (partial(leaves_chance, sps_after=50), *RESNET110_CLAIMS), hours=12),
+    IMAGENET32,
+    _twin(56, RESNET56_CLAIMS, seeds=3, epochs=12, seconds=1450),
+    _twin(110, (leaves_chance, *RESNET110_CLAIMS), seeds=1, epochs=14, seconds=1450),
+    ADAPTIVE,
 )
