@@ -11,8 +11,9 @@
 | train_loss, val_error, model_norm | its parts, the problem's validation error, and ||x|| |
 | zeta_median | median over the epoch of the adaptive step zeta_k; NaN for methods without |
 | alpha | alpha_k throughout the epoch |
-| others | what only some experiments measure: accuracies, quartiles of zeta_k |
 | status | "ok", or "diverged" from the first epoch whose objective is not finite (metrics are then NaN) |
+
+Experiments on images have columns of their own before alpha: the validation accuracy and more on zeta_k.
 
 `steps.parquet`, a row per iteration of the runs with seed 0: run, method, schedule, lr, weight_decay, seed, step,
 epoch, zeta, alpha. Files are replaced as a whole, so that a kill leaves the old or the new ones, never a torn one.
