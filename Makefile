@@ -32,6 +32,7 @@ bench: .venv/.demo ## time steps and sweeps, and count prox evaluations
 	@$(BIN)/python benchmarks/step_time.py
 	@$(BIN)/python benchmarks/prox_evaluations.py
 	@$(BIN)/python benchmarks/sweep_speed.py
+	@$(BIN)/python benchmarks/training_loop.py
 
 docs: .venv/.test ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

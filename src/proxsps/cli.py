@@ -21,9 +21,11 @@ from rich.table import Table
 from proxsps import figures
 from proxsps.experiments import EXPERIMENTS, Claim, Experiment, find
 from proxsps.problems.datasets import DataError, data_folder, find_sensors
+from proxsps.problems.images import find_cifar10, find_imagenet32
 from proxsps.report import Section, describe_environment, write_report
 from proxsps.sweep.engines import ENGINES
 from proxsps.sweep.store import Store, StoreError
+from proxsps.training.command import Data, train
 
 app = typer.Typer(
     help="Stochastic proximal Polyak step sizes: reproduce the paper's experiments.",
@@ -64,6 +66,7 @@ def list_experiments(as_json: AsJson = False) -> None:
             "runs": len(experiment.specs(experiment.seeds, experiment.epochs)) if experiment.specs else 0,
             "epochs": experiment.epochs,
             "seconds": experiment.seconds,
+            "hardware": experiment.hardware,
             "claims": len(experiment.claims),
         }
         for experiment in EXPERIMENTS.values()
@@ -74,10 +77,11 @@ def list_experiments(as_json: AsJson = False) -> None:
     table = Table("experiment", "what it shows", "runs", "epochs", "about", "claims", box=box.SIMPLE_HEAD)
     table.columns[0].no_wrap = True
     for row in rows:
-        numbers = (str(row["runs"] or "-"), str(row["epochs"] or "-"), _duration(row["seconds"]), str(row["claims"]))
+        about = _duration(row["seconds"]) + ("" if row["hardware"] == "two cores" else " *")
+        numbers = (str(row["runs"] or "-"), str(row["epochs"] or "-"), about, str(row["claims"]))
         table.add_row(row["name"], row["title"], *numbers)
     out.print(table)
-    out.print("Times are for two cores. Next: [bold]proxsps reproduce matrix-fac1[/bold]")
+    out.print("Times are for two cores; * on a GPU, estimated. Next: [bold]proxsps reproduce matrix-fac1[/bold]")
 
 
 @app.command()
@@ -87,6 +91,7 @@ def run(
     seeds: Seeds = None,
     epochs: Epochs = None,
     engine: Engine = DEFAULT_ENGINE,
+    data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Run experiments; what is already in the folder is not run again."""
@@ -134,9 +139,10 @@ def reproduce(
     seeds: Seeds = None,
     epochs: Epochs = None,
     engine: Engine = DEFAULT_ENGINE,
+    data: Data = None,
     strict: Strict = False,
 ) -> None:
-    """Run, draw, decide and report in one go; `all` leaves out what has no data."""
+    """Run, draw, decide and report in one go; `all` leaves out what has no data, and what takes a GPU."""
     with _one_line_errors(folder):
         chosen = _chosen(names)
         speed = {}
@@ -161,17 +167,22 @@ def data() -> None:
     folder = data_folder()
     out.print(f"PROXSPS_DATA: {folder if folder else 'not set'}", highlight=False)
     with _one_line_errors(DEFAULT_OUT):
-        place = find_sensors()
+        place, cifar10, imagenet32 = find_sensors(), find_cifar10(), find_imagenet32()
     out.print(
         f"sensor: {place or 'not there; `proxsps run sensor` downloads it and checks its sha256'}", highlight=False
     )
+    for name, source in (("cifar10", cifar10), ("imagenet32", imagenet32)):
+        lacking = "not there; a run that needs it says what to get" + (" and tries to" if name == "cifar10" else "")
+        out.print(f"{name}: {', '.join(map(str, source.files)) if source else lacking}", highlight=False)
 
 
 # What the commands are made of
 
 
 def _chosen(names: list[str]) -> list[Experiment]:
-    return list(EXPERIMENTS.values()) if names == ["all"] else [find(name) for name in names]
+    if names == ["all"]:
+        return [experiment for experiment in EXPERIMENTS.values() if not experiment.heavy]
+    return [find(name) for name in names]
 
 
 def _run(
@@ -184,11 +195,13 @@ def _run(
     store = Store(folder / experiment.name, experiment.name)
     missing = sum(spec.id not in store.done for spec in specs)
     share = missing * specs[0].epochs / (len(experiment.specs(experiment.seeds, 1)) * experiment.epochs)
-    guess = f", about {_duration(experiment.seconds * share)} on two cores" if engine == "batched" and missing else ""
+    known = missing and (engine == "batched" or experiment.engine is not None)
+    guess = f", about {_duration(experiment.seconds * share)} on {experiment.hardware}" if known else ""
     err.print(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}", highlight=False)
     started = time.perf_counter()
     with _progress(experiment.name, missing * specs[0].epochs) as advance:
-        for results in ENGINES[engine]().run(specs, store.done, advance):
+        runner = ENGINES[engine]() if experiment.engine is None else experiment.engine(store.folder)
+        for results in runner.run(specs, store.done, advance):
             store.add(results)
     wanted = {spec.id for spec in specs}
     final = store.runs[store.runs["run"].isin(wanted)].groupby("run")["status"].last()
@@ -282,6 +295,9 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+app.command()(_one_line_errors(DEFAULT_OUT)(train))
+
+
 def _print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
@@ -289,4 +305,6 @@ def _print_json(value: Any) -> None:
 def _duration(seconds: float) -> str:
     if seconds < 1:
         return "a second" if seconds else "-"
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -25,6 +25,7 @@ def fake(experiment: str, zeta: Value = lambda spec: 1.0, **metrics: Value) -> F
     for name in METRICS:
         value = metrics.get(name, lambda spec: 1.0)
         runs[name] = np.concatenate([np.broadcast_to(value(spec), EPOCHS) for spec in specs])
+    runs = runs.assign(val_accuracy=1 - runs["val_error"], alpha=runs["lr"])
     runs["status"] = np.where(runs["objective"].isna(), "diverged", "ok")
     firsts = [spec for spec in specs if spec.seed == 0]
     steps = _constants(firsts, EPOCHS * STEPS)

@@ -15,10 +15,13 @@ from proxsps.problems import from_module, matrix_fac1
 from proxsps.sweep.batched import run_batched
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches
 from proxsps.sweep.single import run_single
+from proxsps.sweep.spec import ADAPTIVE as FOLLOWED
 from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
 
 ADAPTIVE = ("prox-sps", "sps", "dec-sps")  # methods with a zeta
 F64 = 1e-12  # nine steps multiply rounding errors of 1e-16 by a few hundred at most
+PAIRS = [(m, s) for m in METHODS for s in SCHEDULES if s != "adaptive" or m in FOLLOWED]
+FOLLOWS = 1e-5  # the adaptive schedule reads zetas in float32, and nine steps amplify what that costs
 F32 = 2.5e-7  # zetas are kept in float32: two units in the last place
 
 
@@ -31,8 +34,7 @@ def agree(one: RunResult, other: RunResult, rtol: float = F64) -> None:
 # Whole runs in float64
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "schedule"), PAIRS)
 def test_runs_are_equal_to_rounding(kit: Any, method: str, schedule: str) -> None:
     specs = [
         kit.spec(method=method, schedule=schedule, weight_decay=lam, seed=seed, epochs=3)
@@ -41,7 +43,7 @@ def test_runs_are_equal_to_rounding(kit: Any, method: str, schedule: str) -> Non
     for spec, result in zip(specs, run_batched(specs), strict=True):
         assert np.isfinite(result.metrics[:, :4]).all()
         assert np.isfinite(result.zetas).all() == (method in ADAPTIVE)
-        agree(result, run_single(spec))
+        agree(result, run_single(spec), FOLLOWS if schedule == "adaptive" else F64)
 
 
 def test_all_methods_in_one_batch(kit: Any) -> None:
@@ -49,10 +51,10 @@ def test_all_methods_in_one_batch(kit: Any) -> None:
     problem = kit.tiny()
     specs = [
         kit.spec(problem, method=method, schedule=schedule, seed=seed)
-        for seed, schedule, method in itertools.product((1, 0), SCHEDULES, reversed(METHODS))
+        for seed, (method, schedule) in itertools.product((1, 0), reversed(PAIRS))
     ]
     for result in run_batched(specs):
-        agree(result, run_single(result.spec))
+        agree(result, run_single(result.spec), FOLLOWS if result.spec.schedule == "adaptive" else F64)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -154,7 +156,7 @@ def test_runs_are_equal_in_distribution(kit: Any, method: str) -> None:
 # Against torch
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["constant", "sqrt"])
 @pytest.mark.parametrize("engine", ["batched", "single"])
 def test_adamw_is_torchs_with_the_decay_over_the_rate(kit: Any, engine: str, schedule: str) -> None:
     lr, lam = 0.02, 1e-2
@@ -207,6 +209,15 @@ def test_batches_are_a_permutation_without_the_rest(kit: Any) -> None:
 def test_schedules(kit: Any) -> None:
     assert [alpha_of_epoch(kit.spec(lr=3.0, schedule="constant"), k) for k in (0, 8)] == [3.0, 3.0]
     assert [alpha_of_epoch(kit.spec(lr=3.0, schedule="sqrt"), k) for k in (0, 8)] == [3.0, 1.0]
+
+
+def test_the_adaptive_schedule_follows_the_epoch_before(kit: Any) -> None:
+    spec = kit.spec(lr=3.0, schedule="adaptive", epochs=5)
+    zetas = np.array([[1.0, 2.0, 0.5], [np.nan, 9.0, 8.0], [0.0, 0.0, 1.0], [np.nan] * 3, [2.0, 2.0, 2.0]])
+    # the median; at most alpha_0; as it was where the median is 0, and where no step was taken
+    assert [alpha_of_epoch(spec, k, zetas) for k in range(6)] == [3.0, 1.0, 3.0, 3.0, 3.0, 2.0]
+    zetas[1] = [0.25, 0.5, np.nan]
+    assert [alpha_of_epoch(spec, k, zetas) for k in range(6)] == [3.0, 1.0, 0.375, 0.375, 0.375, 2.0]
 
 
 def test_metrics_are_those_of_the_definition(kit: Any) -> None:

@@ -135,6 +135,13 @@ def test_an_empty_grid_is_refused(kit: Any, lrs: Any, decays: Any, schedules: An
     assert "\n" not in str(caught.value)
 
 
+def test_the_adaptive_schedule_needs_an_adaptive_step(kit: Any) -> None:
+    assert kit.spec(method="sps", schedule="adaptive").schedule == "adaptive"
+    for method in ("sgd", "prox-sgd", "dec-sps", "adamw"):
+        with pytest.raises(ValueError, match=f"which '{method}' does not have"):
+            kit.spec(method=method, schedule="adaptive")
+
+
 @pytest.mark.parametrize(
     ("field", "value", "known"), [("method", "sgdm", METHODS), ("schedule", "cosine", SCHEDULES), ("epochs", 0, ["0"])]
 )

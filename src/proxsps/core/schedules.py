@@ -12,7 +12,7 @@ def constant(k: int, alpha: float) -> float:
     return alpha
 
 
-def sqrt_decay(k: int, alpha: float) -> float:
+def sqrt_decay(k: float, alpha: float) -> float:
     """alpha_k = alpha / sqrt(k + 1).
 
     With k the epoch this is the paper's `sqrt` schedule, alpha_0 / sqrt(j) in epoch j = 1, 2, ...; with k the step it

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 
 from proxsps.experiments.base import Claim, Drawing, Experiment
+from proxsps.experiments.deep import EXPERIMENTS as DEEP
 from proxsps.experiments.illustrations import FLOW, INTERPOLATION, MODEL_COMPARE
 from proxsps.experiments.matrix_fac import EXPERIMENTS as MATRIX_FAC
 from proxsps.experiments.sensor import SENSOR
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*MATRIX_FAC, SENSOR, INTERPOLATION, MODEL_COMPARE, FLOW)
+    experiment.name: experiment for experiment in (*MATRIX_FAC, SENSOR, INTERPOLATION, MODEL_COMPARE, FLOW, *DEEP)
 }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from proxsps.sweep.engines import Engine
 from proxsps.sweep.spec import RunSpec
 
 Frames = dict[str, pd.DataFrame]
@@ -47,7 +49,14 @@ class Experiment:
     tables: Callable[[], Frames] | None = None  # where there is nothing to run
     seeds: int = 0
     epochs: int = 0
-    seconds: float = 0.0  # that the published grid takes, batched, on two cores
+    seconds: float = 0.0  # that the published grid takes, batched, on this hardware
+    hardware: str = "two cores"
+    engine: Callable[[Path], Engine] | None = None  # of a folder for checkpoints; else one of the sweep's
+
+    @property
+    def heavy(self) -> bool:
+        """Whether it is too much for two cores, and is run only when it is named."""
+        return self.hardware != "two cores"
 
     def judge(self, frames: Frames) -> list[Claim]:
         """All claims, decided on these results."""

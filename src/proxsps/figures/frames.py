@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-METRICS = ("objective", "train_loss", "val_error", "model_norm")
+METRICS = ("objective", "train_loss", "val_error", "val_accuracy", "model_norm")
 RUN_COLUMNS = ("run", "method", "schedule", "lr", "weight_decay", "epoch", "status")
 
 
@@ -38,6 +38,16 @@ def require_one(frame: pd.DataFrame, column: str, figure: str) -> None:
     values = sorted(frame[column].unique())
     if len(values) > 1:
         raise ValueError(f"{figure} draws one {column} at a time, but runs holds {values}: select one first")
+
+
+def require_one_schedule(runs: pd.DataFrame, figure: str) -> None:
+    """Refuse a method with several schedules: the lines of a figure are told apart by method and alpha_0."""
+    for method, rows in runs.groupby("method"):
+        if rows["schedule"].nunique() > 1:
+            raise ValueError(
+                f"{figure} draws one schedule at a time for each method, but {method} has "
+                f"{sorted(rows['schedule'].unique())}: select one first"
+            )
 
 
 @dataclass(frozen=True)

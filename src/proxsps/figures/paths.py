@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from proxsps.figures import frames, style
 
-ROLLING = {"val_error": 5}  # epochs of the rolling median; other metrics are drawn as they are
+ROLLING = {"val_error": 5, "val_accuracy": 5}  # epochs of the rolling median; other metrics are drawn as they are
 Scale = Literal["log", "linear"]
 
 
@@ -23,16 +23,16 @@ def per_lambda(
     """Mean over runs per epoch, one panel for each lambda, one line for each (method, alpha_0).
 
     Args:
-        runs: rows of runs and epochs, of one schedule.
-        metric: ``objective``, ``train_loss``, ``val_error`` or ``model_norm``.
+        runs: rows of runs and epochs, one schedule a method.
+        metric: ``objective``, ``train_loss``, ``val_error``, ``val_accuracy`` or ``model_norm``.
         deviations: half width of the shaded band, in standard deviations over the runs; 0 draws none, the paper's
             matrix completion uses 2.
-        window: epochs of the rolling median; by default 5 for the validation error, 1 else.
+        window: epochs of the rolling median; by default 5 for validation, 1 else.
         scale: of the y axis; by default logarithmic for the objective, and where values span more than a decade. On a
             linear axis the first epochs may leave the panel at the top.
     """
     frames.require_runs(runs, metric)
-    frames.require_one(runs, "schedule", "per_lambda")
+    frames.require_one_schedule(runs, "per_lambda")
     window = ROLLING.get(metric, 1) if window is None else window
     lambdas = sorted(runs["weight_decay"].unique())
     curves = {
@@ -67,7 +67,7 @@ def lambda_path(runs: pd.DataFrame, metric: str, *, last: int = 10, scale: Scale
     A point of which a run diverged is left out, and marked by a cross on the upper edge.
     """
     frames.require_runs(runs, metric)
-    frames.require_one(runs, "schedule", "lambda_path")
+    frames.require_one_schedule(runs, "lambda_path")
     if (runs["weight_decay"] <= 0).any():
         raise ValueError("lambda_path has a logarithmic axis of lambda: leave out the runs with weight_decay = 0")
     epochs = int(runs["epoch"].max())

@@ -33,7 +33,7 @@ def step_sizes(steps: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     alphas, lambdas = sorted(steps["lr"].unique()), sorted(steps["weight_decay"].unique())
     limits = _limits(steps["zeta"], runs["alpha"])
 
-    figure = style.new_figure(style.WIDTH, 0.9 + 2.0 * len(alphas))
+    figure = style.new_figure(style.WIDTH, max(3.6, 0.9 + 2.0 * len(alphas)))
     panels = figure.subplots(len(alphas), len(lambdas), sharex=True, sharey=True, squeeze=False)
     for row, lr in zip(panels, alphas, strict=True):
         for axes, lam in zip(row, lambdas, strict=True):
@@ -46,7 +46,7 @@ def step_sizes(steps: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         axes.set_ylabel(style.alpha_label(lr))
     figure.supxlabel("Epoch", fontsize=11.5)
     figure.supylabel(r"Adaptive step size $\zeta_k$", fontsize=11.5)
-    style.draw_legend(figure, _legend(), "outside upper center")
+    style.draw_legend(figure, _legend(steps["method"]), "outside upper center")
     return figure
 
 
@@ -88,9 +88,9 @@ def _panel(axes: Axes, steps: pd.DataFrame, runs: pd.DataFrame, limits: tuple[fl
         axes.step(edges, np.append(cap, cap.iloc[-1]), where="post", color=style.INK, lw=1.3, zorder=12)
 
 
-def _legend() -> list[list[Artist]]:
+def _legend(methods: pd.Series) -> list[list[Artist]]:
     handles: list[list[Artist]] = []
-    for name in ADAPTIVE:
+    for name in style.in_order(methods):
         look, dark = style.method(name), style.shades(name, [0, 1])[1]
         dot = Line2D([], [], ls="none", marker=".", ms=6, color=look.colour, label=rf"{look.label} $\zeta_k$")
         line = Line2D([], [], color=dark, marker=look.marker, ms=4.5, label=f"{look.label} median of the epoch")

@@ -83,12 +83,14 @@ METHODS = {
     "prox-sgd": Method("ProxSGD", "#CC79A7", "D"),
     "dec-sps": Method("DecSPS", "#E69F00", "v"),
     "adamw": Method("AdamW", "#6B6F76", "p"),
+    "prox-sps-adaptive": Method("ProxSPS, adaptive cap", "#56B4E9", "P"),
 }
 
 METRIC_LABELS = {
     "objective": r"Objective $\psi(x^k)$",
     "train_loss": r"Training loss $f(x^k)$",
     "val_error": "Validation error",
+    "val_accuracy": "Validation accuracy",
     "model_norm": r"Model norm $\|x^k\|$",
 }
 SCHEDULE_TITLES = {

@@ -2,7 +2,8 @@
 
 The paper's experiments are `matrix_fac1()`, `matrix_fac2()`, `MatrixCompletion()` (air-quality sensors),
 `RidgeRegression()` (interpolation constant), `PlanarSquares()` (flow) and `ScalarLogistic()` (models of the loss).
-`LogisticRegression` takes synthetic data or a LIBSVM file, `from_module` any model of your own.
+`ImageClassification()` (residual networks) is that of the deep ones. `LogisticRegression` takes synthetic data or a
+LIBSVM file, `from_module` any model of your own.
 """
 
 from proxsps.problems.base import ModuleProblem, Problem, from_module
@@ -11,9 +12,11 @@ from proxsps.problems.datasets import DataError
 from proxsps.problems.linear import LogisticRegression, RidgeRegression, ridge_interpolation_constant
 from proxsps.problems.matrix import MatrixFactorization, matrix_fac1, matrix_fac2
 from proxsps.problems.small import PlanarSquares, ScalarLogistic
+from proxsps.problems.vision import ImageClassification, image_problem
 
 __all__ = [
     "DataError",
+    "ImageClassification",
     "LogisticRegression",
     "MatrixCompletion",
     "MatrixFactorization",
@@ -23,6 +26,7 @@ __all__ = [
     "RidgeRegression",
     "ScalarLogistic",
     "from_module",
+    "image_problem",
     "matrix_fac1",
     "matrix_fac2",
     "ridge_interpolation_constant",

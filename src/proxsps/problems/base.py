@@ -31,6 +31,7 @@ class Problem(ABC):
     lower_bound: ClassVar[float] = 0.0
     drop_last: ClassVar[bool] = True
     reentrant: ClassVar[bool] = True  # whether two threads may ask for losses at the same time
+    pace: ClassVar[float] = 1.0  # of schedules: less where an epoch takes only a part of the published data
     batch_size: int
 
     @abstractmethod

@@ -52,14 +52,19 @@ def load_sensors(path: str | os.PathLike[str] | None = None) -> np.ndarray:
 
 def find_sensors() -> Path | None:
     """The sensor file in the folder PROXSPS_DATA, if it is there."""
+    return find_file("sensor", SENSOR_FILE)
+
+
+def find_file(part: str, name: str) -> Path | None:
+    """A file in the folder PROXSPS_DATA or in its folder `part`, if it is there."""
     folder = data_folder()
     if folder is None:
         return None
     if not folder.is_dir():
         raise DataError(
-            f"PROXSPS_DATA names {folder}, which is not a folder. Create it and put {SENSOR_FILE} there, or unset it."
+            f"PROXSPS_DATA names {folder}, which is not a folder. Create it and put {name} there, or unset it."
         )
-    places = (folder / "sensor" / SENSOR_FILE, folder / SENSOR_FILE)
+    places = (folder / part / name, folder / name)
     return next((place for place in places if place.is_file()), None)
 
 
@@ -185,25 +190,31 @@ def _download_sensors() -> Path:
         f"Save {SENSOR_URL} as sensor/{SENSOR_FILE} in a folder and set PROXSPS_DATA to that folder, "
         "or use data='synthetic'."
     )
+    return download("sensor", SENSOR_URL, f"sha256:{SENSOR_SHA256}", by_hand)
+
+
+def download(part: str, url: str, known_hash: str, by_hand: str) -> Path:
+    """A file in the folder `part` of pooch's cache, downloaded if it is not there yet; its checksum has to be right."""
     try:
         import pooch
     except ImportError:
         raise DataError(
-            f"Downloading the sensor data needs pooch: pip install 'proxsps[experiments]'. Without it: {by_hand}"
+            f"Downloading the {part} data needs pooch: pip install 'proxsps[experiments]'. Without it: {by_hand}"
         ) from None
     try:
         path = pooch.retrieve(
-            SENSOR_URL,
-            known_hash=f"sha256:{SENSOR_SHA256}",
-            fname=SENSOR_FILE,
-            path=pooch.os_cache("proxsps") / "sensor",
+            url,
+            known_hash=known_hash,
+            fname=url.rpartition("/")[2],
+            path=pooch.os_cache("proxsps") / part,
             downloader=pooch.HTTPDownloader(timeout=30),
         )
     except (OSError, ValueError) as error:  # no network, refused, not writable; or another checksum
-        raise DataError(f"The sensor data could not be downloaded: {_one_line(error)}. {by_hand}") from None
+        raise DataError(f"The {part} data could not be downloaded: {one_line(error)}. {by_hand}") from None
     return Path(path)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What an error says, on one line of bearable length."""
     text = " ".join(str(error).split()).rstrip(".")
     return text if len(text) <= 300 else f"{text[:297]}..."

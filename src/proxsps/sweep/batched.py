@@ -84,7 +84,7 @@ class _Program:
 
     def run_epoch(self, epoch: int) -> None:
         """All steps of an epoch."""
-        alpha = self._column([alpha_of_epoch(spec, epoch) for spec in self.specs])
+        alpha = self._column([alpha_of_epoch(spec, epoch, self.zetas[:, :, i]) for i, spec in enumerate(self.specs)])
         orders = [batches(self.problem, seed, epoch) for seed in self.seeds]
         data = self.problem.train_data()
         for step, indices in enumerate(zip(*orders, strict=True)):

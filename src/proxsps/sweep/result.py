@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +22,7 @@ class RunResult:
     spec: RunSpec
     metrics: np.ndarray
     zetas: np.ndarray  # (epochs, steps an epoch): the adaptive step at every iteration
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # (epochs,) each: what only some runs measure
 
     @property
     def diverged_at(self) -> int | None:
@@ -28,9 +31,17 @@ class RunResult:
         return int(bad[0]) + 1 if len(bad) else None
 
 
-def alpha_of_epoch(spec: RunSpec, epoch: int) -> float:
-    """alpha_k throughout an epoch, which counts from 0."""
-    return {"constant": schedules.constant, "sqrt": schedules.sqrt_decay}[spec.schedule](epoch, spec.lr)
+def alpha_of_epoch(spec: RunSpec, epoch: int, zetas: Iterable[np.ndarray] = ()) -> float:
+    """alpha_k throughout an epoch, which counts from 0; the adaptive schedule looks at the zetas before it."""
+    match spec.schedule:
+        case "constant":
+            return schedules.constant(epoch, spec.lr)
+        case "sqrt":
+            return schedules.sqrt_decay(epoch * spec.problem.pace, spec.lr)
+    alpha = spec.lr
+    for last in itertools.islice(zetas, epoch):
+        alpha = min(spec.lr, schedules.adaptive(last[~np.isnan(last)].tolist(), alpha))
+    return alpha
 
 
 def batches(problem: Problem, seed: int, epoch: int) -> list[np.ndarray]:

@@ -27,7 +27,7 @@ def run_single(spec: RunSpec, advance: Callable[[int], None] = lambda runs: None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a run that diverges is a result, not a warning
         for epoch in range(spec.epochs):
-            _run_epoch(spec, epoch, model, optimizer, zetas[epoch])
+            _run_epoch(spec, epoch, model, optimizer, zetas)
             metrics[epoch] = measure(problem, model, spec, zetas[epoch])
             advance(1)
             if not math.isfinite(metrics[epoch, 0]):
@@ -57,7 +57,7 @@ def make_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
 
 def _run_epoch(spec: RunSpec, epoch: int, model: nn.Module, optimizer: Optimizer, zetas: np.ndarray) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = alpha_of_epoch(spec, epoch)
+        group["lr"] = alpha_of_epoch(spec, epoch, zetas)
     data = spec.problem.train_data()
     for step, index in enumerate(batches(spec.problem, spec.seed, epoch)):
         optimizer.zero_grad()
@@ -67,7 +67,7 @@ def _run_epoch(spec: RunSpec, epoch: int, model: nn.Module, optimizer: Optimizer
             optimizer.step(loss=loss)
             last = optimizer.last_step
             if last is not None and not isinstance(optimizer, ProxSGD):
-                zetas[step] = last.zeta[0]
+                zetas[epoch, step] = last.zeta[0]
         else:
             optimizer.step()
 

@@ -14,7 +14,8 @@ from typing import Any
 from proxsps.problems.base import Problem
 
 METHODS = ("prox-sps", "sps", "sgd", "prox-sgd", "dec-sps", "adamw")
-SCHEDULES = ("constant", "sqrt")
+SCHEDULES = ("constant", "sqrt", "adaptive")
+ADAPTIVE = ("prox-sps", "sps")  # methods with an adaptive step for the schedule of this name to follow
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class RunSpec:
             raise ValueError(f"Unknown method {self.method!r}. Known are {', '.join(METHODS)}.")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"Unknown schedule {self.schedule!r}. Known are {', '.join(SCHEDULES)}.")
+        if self.schedule == "adaptive" and self.method not in ADAPTIVE:
+            raise ValueError(
+                f"The schedule 'adaptive' follows the adaptive step zeta, which {self.method!r} does not have. "
+                f"Use it with {' or '.join(ADAPTIVE)}."
+            )
         if self.epochs < 1:
             raise ValueError(f"A run needs at least one epoch, got {self.epochs}.")
         if not 0 <= self.lr < math.inf or not 0 <= self.weight_decay < math.inf:

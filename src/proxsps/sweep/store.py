@@ -13,6 +13,8 @@
 | alpha | alpha_k throughout the epoch |
 | status | "ok", or "diverged" from the first epoch whose objective is not finite (metrics are then NaN) |
 
+Experiments on images have columns of their own before alpha: the validation accuracy and more on zeta_k.
+
 `steps.parquet`, a row per iteration of the runs with seed 0: run, method, schedule, lr, weight_decay, seed, step,
 epoch, zeta, alpha. Files are replaced as a whole, so that a kill leaves the old or the new ones, never a torn one.
 """
@@ -119,7 +121,8 @@ def _epoch_rows(result: RunResult, experiment: str) -> pd.DataFrame:
             **spec.columns(),
             "epoch": epochs,
             **dict(zip(METRICS, result.metrics.T, strict=True)),
-            "alpha": [alpha_of_epoch(spec, epoch - 1) for epoch in epochs],
+            **result.extra,
+            "alpha": [alpha_of_epoch(spec, epoch - 1, result.zetas) for epoch in epochs],
             "status": np.where(epochs < diverged, "ok", "diverged"),
         }
     )
@@ -136,6 +139,6 @@ def _step_rows(result: RunResult) -> pd.DataFrame:
             "step": np.arange(epochs * steps),
             "epoch": epoch,
             "zeta": result.zetas.ravel(),
-            "alpha": np.repeat([alpha_of_epoch(spec, e) for e in range(epochs)], steps),
+            "alpha": np.repeat([alpha_of_epoch(spec, e, result.zetas) for e in range(epochs)], steps),
         }
     )

@@ -1,0 +1,179 @@
+"""Residual networks on images: the paper's deep experiments, and twins of them that two cores run in half an hour.
+
+What makes a ResNet110 without batch normalisation hard is its depth: the twins keep it, and save on channels, pixels
+and steps instead. One epoch of a twin takes 20,000 images, and counts in the schedule as the 0.4 epochs that it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from proxsps import figures
+from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
+from proxsps.experiments.deep_claims import (
+    adaptive_helps,
+    both_work,
+    capped_far_above,
+    competitive,
+    equally_well,
+    faster_start,
+    faster_than_adamw,
+    leaves_chance,
+    less_sensitive,
+    relabelled,
+    smaller_norm,
+    stagnates,
+    tiny_steps,
+)
+from proxsps.problems.vision import ImageClassification, image_problem
+from proxsps.sweep.spec import RunSpec, grid
+from proxsps.training import Training
+
+Claims = tuple[Callable[[Frames], Claim], ...]
+
+LAMBDAS = (5e-6, 5e-5, 5e-4)
+POLYAK = ("prox-sps", "sps")
+TWIN = {"width": 8, "size": 16, "validation_images": 5_000}
+TWIN_IMAGES = 20_000
+
+
+def specs(
+    problem: ImageClassification, lambdas: Sequence[float], methods: Sequence[str], seeds: int, epochs: int
+) -> list[RunSpec]:
+    """Methods with the sqrt schedule and alpha_0 = 1, and AdamW with a constant 1e-3."""
+    steps = grid(problem, dict.fromkeys(methods, (1.0,)), lambdas, ["sqrt"], seeds, epochs)
+    return steps + grid(problem, {"adamw": (1e-3,)}, lambdas, ["constant"], seeds, epochs)
+
+
+def adaptive_specs(seeds: int, epochs: int) -> list[RunSpec]:
+    """ProxSPS with both caps at the largest strength; all images, so that an epoch is one of the paper's."""
+    problem = image_problem("cifar10-resnet56", **TWIN)
+    return grid(problem, {"prox-sps": (1.0,)}, LAMBDAS[-1:], ["sqrt", "adaptive"], seeds, epochs)
+
+
+# Figures
+
+
+def drawings(window: int, deviations: float) -> tuple[Drawing, ...]:
+    """Accuracy, norm, loss and step sizes; the accuracy as a running median over `window` epochs."""
+    median = f" as a running median over {window} epochs" if window > 1 else ""
+    shaded = ", shaded two standard deviations" if deviations else ""
+    return (
+        Drawing(
+            "accuracy",
+            f"Validation accuracy{median}, mean over runs{shaded}.",
+            lambda f: figures.per_lambda(
+                relabelled(f)["runs"], "val_accuracy", window=window, deviations=deviations, scale="linear"
+            ),
+        ),
+        Drawing(
+            "norm",
+            f"Norm of all weights, mean over runs{shaded}.",
+            lambda f: figures.per_lambda(relabelled(f)["runs"], "model_norm", deviations=deviations),
+        ),
+        Drawing(
+            "loss",
+            "Training loss after each epoch, mean over runs.",
+            lambda f: figures.per_lambda(relabelled(f)["runs"], "train_loss", scale="log"),
+        ),
+    )
+
+
+STEP_SIZES = Drawing(
+    "step-sizes",
+    "Adaptive step sizes zeta_k of one run (dots), their medians over each epoch (lines), and the caps alpha_k. Where "
+    "zeta_k is tiny SPS stands still, while ProxSPS shrinks the weights by 1 + alpha_k lambda in every step.",
+    lambda f: figures.step_sizes(f["steps"], f["runs"]),
+)
+
+
+def _steps_of(schedule: str, text: str) -> Drawing:
+    return Drawing(
+        f"step-sizes-{schedule}",
+        f"Adaptive step sizes zeta_k of ProxSPS with {text} (dots), their medians over each epoch (line), and alpha_k.",
+        lambda f: figures.step_sizes(*(f[name][f[name]["schedule"] == schedule] for name in ("steps", "runs"))),
+    )
+
+
+PUBLISHED_DRAWINGS = (*drawings(5, 2), STEP_SIZES)
+RESNET56_CLAIMS = (both_work, competitive, smaller_norm)
+RESNET110_CLAIMS = (tiny_steps, faster_than_adamw, competitive, partial(smaller_norm, largest_only=True))
+# On a GPU: 1.5 GFLOP to train a ResNet110 on an image, half of it for a ResNet56, at 5 TFLOP/s. Not measured.
+HOUR, GPU = 3600.0, "a GPU, estimated"
+
+
+def _published(depth: int, claims: Claims, hours: float) -> Experiment:
+    name = f"cifar10-resnet{depth}"
+    return Experiment(
+        name,
+        f"ResNet{depth} without batch norm on CIFAR-10",
+        "As published: 100 epochs in batches of 128, three strengths, three runs of ProxSPS and SPS (sqrt schedule, "
+        "alpha_0 = 1) and AdamW (1e-3).",
+        PUBLISHED_DRAWINGS,
+        claims,
+        partial(specs, image_problem(name), LAMBDAS, POLYAK),
+        seeds=3,
+        epochs=100,
+        seconds=hours * HOUR,
+        hardware=GPU,
+        engine=Training,
+    )
+
+
+def _twin(depth: int, claims: Claims, seeds: int, epochs: int, seconds: float) -> Experiment:
+    name = f"cifar10-resnet{depth}"
+    return Experiment(
+        f"{name}-twin",
+        f"ResNet{depth}, twin for a CPU",
+        f"Depth {depth} with 8 channels instead of 16, 20,000 images of 16 x 16 pixels, lambda = 5e-4; else as "
+        "published.",
+        (*drawings(1, 2 if seeds > 1 else 0), STEP_SIZES),
+        claims,
+        partial(specs, image_problem(name, images=TWIN_IMAGES, **TWIN), LAMBDAS[-1:], POLYAK),
+        seeds=seeds,
+        epochs=epochs,
+        seconds=seconds,
+        engine=Training,
+    )
+
+
+IMAGENET32 = Experiment(
+    "imagenet32-resnet110",
+    "ResNet110 with batch norm on ImageNet32",
+    "As published: 50 epochs in batches of 512, three strengths, one run of ProxSPS, SPS and SGD (sqrt schedule, "
+    "alpha_0 = 1) and AdamW (1e-3).",
+    PUBLISHED_DRAWINGS,
+    (equally_well, less_sensitive, faster_start),
+    partial(specs, image_problem("imagenet32-resnet110"), LAMBDAS, (*POLYAK, "sgd")),
+    seeds=1,
+    epochs=50,
+    seconds=65 * HOUR,
+    hardware=GPU,
+    engine=Training,
+)
+ADAPTIVE = Experiment(
+    "cifar10-resnet56-adaptive",
+    "ResNet56: a cap that follows the adaptive step",
+    "The twin of ResNet56 with all images, lambda = 5e-4: ProxSPS with the sqrt schedule, and with alpha_k the median "
+    "of zeta_k over the epoch before, at most 1.",
+    (
+        *drawings(1, 0),
+        _steps_of("sqrt", "the sqrt schedule"),
+        _steps_of("adaptive", "the cap that follows the epoch before"),
+    ),
+    (adaptive_helps,),
+    adaptive_specs,
+    seeds=1,
+    epochs=24,
+    seconds=1400,
+    engine=Training,
+)
+EXPERIMENTS = (
+    _published(56, (*RESNET56_CLAIMS, stagnates, capped_far_above), hours=6),
+    _published(110, (partial(leaves_chance, sps_after=50), *RESNET110_CLAIMS), hours=12),
+    IMAGENET32,
+    _twin(56, RESNET56_CLAIMS, seeds=3, epochs=12, seconds=1450),
+    _twin(110, (leaves_chance, *RESNET110_CLAIMS), seeds=1, epochs=14, seconds=1450),
+    ADAPTIVE,
+)

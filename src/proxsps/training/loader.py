@@ -1,0 +1,53 @@
+"""The batches of an epoch, made ready for the network on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from proxsps.problems.vision import ImageClassification, crop_and_mirror, draw, normalize
+from proxsps.sweep.result import batches
+from proxsps.training.ranks import Ranks
+
+Batch = tuple[Tensor, Tensor]  # normalised images (B, 3, S, S), channels last in memory, and labels (B,)
+
+
+def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: Ranks) -> Iterator[Batch]:
+    """This process's part of every batch of an epoch.
+
+    Order and augmentation are drawn for the whole batch from the seed and the epoch: they do not depend on the number
+    of processes, nor on where a run was taken up again. Pixels travel to the device as bytes.
+    """
+    images, labels = problem.train_data()
+    order = batches(problem, seed, epoch)
+    draws = draw(problem, seed, epoch, len(order) * problem.batch_size)
+    mine = ranks.share(problem.batch_size)
+    for step, index in enumerate(order):
+        chosen = torch.from_numpy(index[mine])
+        pixels = to_device(images[chosen], ranks.device)
+        if problem.augment:
+            first = step * problem.batch_size
+            pixels = crop_and_mirror(pixels, draws.at(slice(first + mine.start, first + mine.stop)), problem.padding)
+        yield prepared(pixels), to_device(labels[chosen], ranks.device)
+
+
+def plain_batches(data: Batch, size: int, ranks: Ranks) -> Iterator[Batch]:
+    """This process's part of a data set, as it is, in batches of at most `size`."""
+    images, labels = data
+    for first in range(ranks.rank * size, len(labels), ranks.size * size):
+        part = slice(first, first + size)
+        yield prepared(to_device(images[part], ranks.device)), to_device(labels[part], ranks.device)
+
+
+def prepared(pixels: Tensor) -> Tensor:
+    """Normalised pixels with the channels last in memory, which convolutions are quickest on."""
+    return normalize(pixels).contiguous(memory_format=torch.channels_last)
+
+
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """A tensor on the device; to a GPU without waiting for it."""
+    if device.type != "cuda":
+        return value
+    return value.pin_memory().to(device, non_blocking=True)

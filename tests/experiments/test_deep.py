@@ -1,0 +1,188 @@
+"""Deep experiments: the published grids, two steps of each twin, and claims that can hold and can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from proxsps.experiments import EXPERIMENTS, deep_claims
+from proxsps.experiments.base import Claim, Frames
+from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.store import Store
+from proxsps.training import train
+
+Made = Callable[..., Frames]
+PUBLISHED = ("cifar10-resnet56", "cifar10-resnet110", "imagenet32-resnet110")
+TWINS = ("cifar10-resnet56-twin", "cifar10-resnet110-twin", "cifar10-resnet56-adaptive")
+
+
+# Grids
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_grids(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    specs = experiment.specs(experiment.seeds, experiment.epochs)
+    imagenet = name.startswith("imagenet32")
+    methods = {"prox-sps", "sps", "adamw"} | ({"sgd"} if imagenet else set())
+    assert len(specs) == len({spec.id for spec in specs}) == len(methods) * 3 * (1 if imagenet else 3)
+    assert {spec.method for spec in specs} == methods
+    assert {spec.weight_decay for spec in specs} == {5e-6, 5e-5, 5e-4}
+    assert {spec.epochs for spec in specs} == {50 if imagenet else 100}
+    for spec in specs:
+        assert (spec.schedule, spec.lr) == (("constant", 1e-3) if spec.method == "adamw" else ("sqrt", 1.0))
+    (problem,) = {spec.problem for spec in specs}
+    assert (problem.width, problem.size, problem.images, problem.augment) == (16, 32, 0, True)
+    assert problem.depth == (56 if "56" in name else 110)
+    assert (problem.batch_norm, problem.batch_size) == ((True, 512) if imagenet else (False, 128))
+    assert experiment.heavy
+    assert experiment.seconds >= 3600
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_twins_keep_depth_batches_and_settings(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    assert not experiment.heavy
+    assert experiment.seconds <= 1800
+    for spec in experiment.specs(experiment.seeds, experiment.epochs):
+        problem = spec.problem
+        assert problem.depth == (56 if "56" in name else 110)
+        assert (problem.batch_size, problem.batch_norm, problem.augment) == (128, False, True)
+        assert spec.weight_decay == 5e-4
+        assert spec.lr == (1e-3 if spec.method == "adamw" else 1.0)
+
+
+# Two steps of each twin, on synthetic images
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_two_steps_of_a_twin(name: str, tmp_path: Path) -> None:
+    experiment = EXPERIMENTS[name]
+    store = Store(tmp_path, name)
+    for spec in experiment.specs(1, 1):
+        problem = dataclasses.replace(spec.problem, data="synthetic", images=256, validation_images=100)
+        store.add([train(dataclasses.replace(spec, problem=problem))])
+    frames = {"runs": store.runs, "steps": store.steps}
+    assert len(frames["steps"]) == 2 * len(frames["runs"])
+    assert np.isfinite(frames["runs"]["objective"]).all()
+    claims = experiment.judge(frames)
+    assert all(isinstance(claim.holds, bool) for claim in claims)
+    for drawing in experiment.drawings:
+        plt.close(drawing.draw(frames))
+    if "110" in name:
+        norm, zeta = (frames["runs"].set_index("method")[column] for column in ("model_norm", "zeta_median"))
+        before = sum(float(w.double().square().sum()) for w in problem.start().values()) ** 0.5
+        assert zeta["sps"] < 1e-4, "at this depth the loss allows only steps that lead nowhere"
+        assert norm["sps"] == pytest.approx(before, rel=2e-4), "so that SPS stands still"
+        assert norm["prox-sps"] == pytest.approx(before / 1.0005**2, rel=2e-4), "and ProxSPS shrinks the weights"
+
+
+# Claims
+
+
+def judged(claim: Callable[[Frames], Claim], frames: Frames, holds: bool, *measured: str) -> None:
+    decided = claim(frames)
+    assert isinstance(decided.holds, bool)
+    assert decided.holds is holds, decided.measured
+    for text in measured:
+        assert text in decided.measured
+
+
+def errors(**values: object) -> Callable[[RunSpec], object]:
+    """Validation errors by method, 0.5 for others."""
+    return lambda spec: values.get(spec.method.replace("-", "_"), 0.5)
+
+
+RISING = np.where(np.arange(1, 13) < 5, 0.9, 0.5)  # chance level until epoch 4
+
+
+def test_leaves_chance(made: Made) -> None:
+    name = "cifar10-resnet110-twin"
+    claim = deep_claims.leaves_chance
+    judged(claim, made(name, val_error=errors(prox_sps=RISING, sps=0.9)), True, "ProxSPS epoch 5, epoch 5; SPS never")
+    judged(claim, made(name, val_error=errors(prox_sps=RISING, sps=RISING)), False, "SPS epoch 5")
+    judged(claim, made(name, val_error=errors(prox_sps=0.8, sps=0.9)), False, "ProxSPS never")
+    early = partial(claim, sps_after=4)
+    judged(early, made(name, val_error=errors(prox_sps=0.7, sps=RISING)), True, "ProxSPS epoch 1")
+    judged(early, made(name, val_error=errors(prox_sps=RISING, sps=0.9)), False)
+    one_of_two = made(name, val_error=lambda spec: 0.9 if spec.method == "sps" and spec.seed else 0.5)
+    judged(claim, one_of_two, False)
+
+
+def test_tiny_steps(made: Made) -> None:
+    name = "cifar10-resnet110-twin"
+    small = {"zeta_median": lambda spec: 1e-8 if spec.method == "sps" else 1.0}
+    judged(deep_claims.tiny_steps, made(name, val_error=errors(sps=0.9), **small), True, "1.0e-08 over 24 epochs")
+    judged(deep_claims.tiny_steps, made(name, val_error=errors(sps=0.9)), False, "1.0e+00")
+    judged(deep_claims.tiny_steps, made(name, val_error=errors(sps=0.5), **small), False, "0 epochs")
+
+
+def test_faster_than_adamw(made: Made) -> None:
+    name = "cifar10-resnet110-twin"
+    claim = deep_claims.faster_than_adamw
+    judged(claim, made(name, val_error=errors(prox_sps=0.5, adamw=RISING)), True, "ProxSPS epoch 1; AdamW epoch 5")
+    judged(claim, made(name, val_error=errors(prox_sps=RISING, adamw=0.5)), False, "ProxSPS epoch 5; AdamW epoch 1")
+    judged(claim, made(name, val_error=errors(prox_sps=0.56, adamw=0.5)), False, "ProxSPS never")
+
+
+@pytest.mark.parametrize("name", ["cifar10-resnet56-twin", "cifar10-resnet56"])
+def test_competitive(made: Made, name: str) -> None:
+    claim = deep_claims.competitive
+    judged(claim, made(name, val_error=errors(prox_sps=0.515)), True, "-1.5 points", "ProxSPS 48.5%", "AdamW 50.0%")
+    judged(claim, made(name, val_error=errors(prox_sps=0.53)), False, "-3.0 points")
+    judged(claim, made(name, val_error=errors(prox_sps=float("nan"))), False)
+    judged(claim, made(name, val_error=errors(sps=0.9)), True, "+0.0 points")
+    judged(deep_claims.both_work, made(name, val_error=errors(sps=0.9)), False, "-40.0 points", "SPS 10.0%")
+    judged(deep_claims.both_work, made(name, val_error=errors(adamw=0.51)), True, "+1.0 points")
+
+
+def test_smaller_norm(made: Made) -> None:
+    name = "cifar10-resnet110"
+    claim, largest = deep_claims.smaller_norm, partial(deep_claims.smaller_norm, largest_only=True)
+
+    def norms(spec: RunSpec) -> float:
+        large = spec.weight_decay == 5e-4
+        return {"prox-sps": 10.0 if large else 90.0, "sps": 60.0, "adamw": 20.0}[spec.method]
+
+    judged(claim, made(name, model_norm=lambda spec: 1.0 + (spec.method != "prox-sps")), True, "0.500")
+    judged(claim, made(name, model_norm=norms), False, "4.500")
+    judged(largest, made(name, model_norm=norms), True, "0.500", "AdamW 20")
+    judged(largest, made(name, model_norm=lambda spec: 1.0), False)
+
+
+def test_stagnation_and_its_reason(made: Made) -> None:
+    name = "cifar10-resnet56"
+    flat, rising = np.where(np.arange(12) < 2, 0.9, 0.2), np.linspace(0.9, 0.2, 12)
+    judged(deep_claims.stagnates, made(name, val_error=errors(prox_sps=flat)), True, "+0.0 points")
+    judged(deep_claims.stagnates, made(name, val_error=errors(prox_sps=rising)), False, "+50.9 points")
+    small = {"zeta_median": lambda spec: 0.01}
+    judged(deep_claims.capped_far_above, made(name, **small), True, "0.01")
+    judged(deep_claims.capped_far_above, made(name), False, "1")
+
+
+def test_adaptive_helps(made: Made) -> None:
+    name = "cifar10-resnet56-adaptive"
+    better = made(name, val_error=lambda spec: 0.25 if spec.schedule == "adaptive" else 0.5)
+    judged(deep_claims.adaptive_helps, better, True, "+25.0 points (75.0% against 50.0%")
+    judged(deep_claims.adaptive_helps, made(name), False, "+0.0 points")
+
+
+def test_imagenet32_claims(made: Made) -> None:
+    name = "imagenet32-resnet110"
+    judged(deep_claims.equally_well, made(name, val_error=errors(sps=0.51)), True, "largest 1.0 points")
+    judged(deep_claims.equally_well, made(name, val_error=errors(sps=0.55)), False, "largest 5.0 points")
+
+    def sensitive(method: str) -> Callable[[RunSpec], float]:
+        return lambda spec: 0.8 if spec.method == method and spec.weight_decay == 5e-4 else 0.5
+
+    judged(deep_claims.less_sensitive, made(name, val_error=sensitive("adamw")), True, "AdamW 30.0%", "ProxSPS 0.0%")
+    judged(deep_claims.less_sensitive, made(name, val_error=sensitive("sps")), False, "SPS 30.0%")
+    late = np.where(np.arange(12) < 1, 0.9, 0.5)
+    judged(deep_claims.faster_start, made(name, val_error=errors(sgd=late)), True, "+40.0 points")
+    judged(deep_claims.faster_start, made(name, val_error=errors(sps=late)), False, "-40.0 points")

@@ -1,0 +1,188 @@
+"""Runs that are cut off and go on; checkpoints of other runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import proxsps
+from proxsps.sweep.spec import METHODS
+from proxsps.training import CheckpointError, Watch, train
+
+
+class Stop(Watch):
+    """Breaks a run off in the middle of an epoch."""
+
+    def __init__(self, epoch: int, step: int) -> None:
+        self.left = epoch * 5 + step
+
+    def step(self, epoch, loss, optimizer):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def weights(file: Path) -> dict[str, torch.Tensor]:
+    return torch.load(file, weights_only=True)["model"]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("method", [*METHODS, "adaptive"])
+def test_a_resumed_run_is_bitwise_the_undisturbed_one(kit, tmp_path, method, norm):
+    options = {"method": "prox-sps", "schedule": "adaptive"} if method == "adaptive" else {"method": method}
+    spec = kit.spec(kit.tiny(batch_norm=norm), **options)
+    whole = train(spec, tmp_path / "whole.pt")
+    with pytest.raises(KeyboardInterrupt):
+        train(spec, tmp_path / "parts.pt", watch=Stop(1, 3))
+    assert len(torch.load(tmp_path / "parts.pt", weights_only=True)["history"]["metrics"]) == 1
+    resumed = train(spec, tmp_path / "parts.pt")
+    assert_same(tmp_path / "whole.pt", tmp_path / "parts.pt")
+    np.testing.assert_array_equal(resumed.metrics, whole.metrics)
+    np.testing.assert_array_equal(resumed.zetas, whole.zetas)
+    for name, values in whole.extra.items():
+        np.testing.assert_array_equal(resumed.extra[name], values)
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import torch
+from proxsps.problems.vision import ImageClassification
+from proxsps.sweep.spec import RunSpec
+from proxsps.training import Watch, train
+
+class Hang(Watch):
+    def step(self, epoch, loss, optimizer):
+        if epoch == 1:
+            print("in epoch 2", flush=True)
+            time.sleep(60)
+
+torch.set_num_threads(1)
+problem = ImageClassification(
+    data="synthetic", depth=8, width=2, size=8, images=80, validation_images=30, batch_size=16
+)
+train(RunSpec(problem, "prox-sps", "sqrt", 1.0, 5e-4, 0, 3), Path(sys.argv[1]), watch=Hang())
+"""
+
+
+def test_killed_in_epoch_two(kit, tmp_path):
+    """kill -9 in a process of its own; then the same parameters, bitwise, as without."""
+    file = tmp_path / "killed.pt"
+    environment = {**os.environ, "PYTHONPATH": str(Path(proxsps.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout.readline() == "in epoch 2\n"
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    spec = kit.spec()
+    train(spec, file)
+    train(spec, tmp_path / "whole.pt")
+    assert_same(file, tmp_path / "whole.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.pt", "whole.pt"]
+
+
+def test_a_kill_while_writing_leaves_the_last_checkpoint(kit, tmp_path):
+    file = tmp_path / "run.pt"
+    train(kit.spec(epochs=1), file)
+    before = file.read_bytes()
+    file.with_name(".run.pt.123.part").write_bytes(before[:100])  # what a killed process leaves
+    train(kit.spec(epochs=2), file)
+    assert len(torch.load(file, weights_only=True)["history"]["metrics"]) == 2
+
+
+def test_a_finished_run_can_be_made_longer(kit, tmp_path):
+    train(kit.spec(epochs=2), tmp_path / "run.pt")
+    longer = train(kit.spec(epochs=3), tmp_path / "run.pt")
+    whole = train(kit.spec(epochs=3), tmp_path / "whole.pt")
+    assert_same(tmp_path / "run.pt", tmp_path / "whole.pt")
+    np.testing.assert_array_equal(longer.metrics, whole.metrics)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"method": "sps"}, "method 'prox-sps' instead of 'sps'"),
+        ({"weight_decay": 1e-3}, "weight_decay 0.0005 instead of 0.001"),
+        ({"seed": 1}, "seed 0 instead of 1"),
+        ({"epochs": 1}, "has 2 epochs already, more than 1"),
+        ({"depth": 14}, "problem depth 8 instead of 14"),
+        ({"width": 3, "batch_norm": True}, "problem width 2 instead of 3, problem batch_norm False instead of True"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_and_kept(kit, tmp_path, change, reason):
+    file = tmp_path / "run.pt"
+    spec = kit.spec(epochs=2)
+    train(spec, file)
+    before = file.read_bytes()
+    own = {key: change[key] for key in change if hasattr(spec, key)}
+    problem = dataclasses.replace(spec.problem, **{key: change[key] for key in change if key not in own})
+    with pytest.raises(CheckpointError) as caught:
+        train(dataclasses.replace(spec, problem=problem, **own), file)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert file.read_bytes() == before
+
+
+class Harm:
+    """An object whose unpickling leaves a trace."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize("content", ["text", "cut", "other", "version", "harm", "folder"])
+def test_other_files_are_refused_and_kept(kit, tmp_path, content):
+    file, trace = tmp_path / "run.pt", tmp_path / "trace"
+    train(kit.spec(epochs=1), file)
+    match content:
+        case "text":
+            file.write_text("weights")
+        case "cut":
+            file.write_bytes(file.read_bytes()[:-200])
+        case "other":
+            torch.save({"model": {}}, file)
+        case "version":
+            torch.save({**torch.load(file, weights_only=True), "format": 0}, file)
+        case "harm":
+            torch.save({"format": 1, "run": Harm(trace)}, file)
+        case "folder":
+            file.unlink()
+            file.mkdir()
+    before = None if file.is_dir() else file.read_bytes()
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint|another version") as caught:
+        train(kit.spec(), file)
+    assert "\n" not in str(caught.value)
+    assert not trace.exists()
+    assert before is None or file.read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_to(kit, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        train(kit.spec(epochs=1), tmp_path / "file" / "run.pt")
+    (tmp_path / "folder").mkdir()
+
+    class Late(Watch):
+        def epoch(self, row):
+            (tmp_path / "folder" / "late.pt").mkdir()
+
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        train(kit.spec(epochs=1), tmp_path / "folder" / "late.pt", watch=Late())
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["late.pt"]
