@@ -160,7 +160,11 @@ def reproduce(
             except DataError as error:
                 if names != ["all"]:
                     raise
-                err.print(f"[yellow]Left out:[/yellow] {experiment.name}. {error}", highlight=False, soft_wrap=True)
+                err.print(
+                    f"[yellow]Left out:[/yellow] {experiment.name}. {escape(str(error))}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
                 chosen.remove(experiment)
                 continue
             if summary["ran"]:
@@ -306,7 +310,7 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (EngineError, StoreError, DataError, ValueError) as error:
-        err.print(f"[bold red]Error:[/bold red] {error}", highlight=False, soft_wrap=True)
+        err.print(f"[bold red]Error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         err.print(
