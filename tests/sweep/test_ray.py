@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -72,7 +71,7 @@ def session(leader: int) -> list[int]:
     return found
 
 
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, "waited in vain"
@@ -91,13 +90,11 @@ def gone(leader: int) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def surroundings() -> Iterator[None]:
     """Ray on the loopback interface, with files in a folder of its own (a short path: its sockets are there)."""
-    folder = tempfile.mkdtemp(prefix="ray")
-    with pytest.MonkeyPatch.context() as patch:
+    with tempfile.TemporaryDirectory(prefix="ray") as folder, pytest.MonkeyPatch.context() as patch:
         for name, value in {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled", **ray_engine.PRIVATE}.items():
             patch.setenv(name, value)
         pytest.importorskip("ray")  # which reads some of it when it is imported
         yield
-    shutil.rmtree(folder)
 
 
 HEAD = """
