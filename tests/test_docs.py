@@ -35,6 +35,9 @@ def modules() -> list[str]:
     return ["proxsps", *(module.name for module in found)]
 
 
+# Lightning's advice on the number of processes that load data, and its use of a class that torch has renamed.
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
 def test_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

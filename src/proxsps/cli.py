@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,8 +23,10 @@ from proxsps.experiments import EXPERIMENTS, Claim, Experiment, find
 from proxsps.problems.datasets import DataError, data_folder, find_sensors
 from proxsps.problems.images import find_cifar10, find_imagenet32
 from proxsps.report import Section, describe_environment, write_report
-from proxsps.sweep.engines import ENGINES
+from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine, EngineError
+from proxsps.sweep.ray import Ray
 from proxsps.sweep.store import Store, StoreError
+from proxsps.training import Training
 from proxsps.training.command import Data, train
 
 app = typer.Typer(
@@ -36,7 +38,7 @@ app = typer.Typer(
 out = Console()
 err = Console(stderr=True)
 
-EngineName = StrEnum("EngineName", {name: name for name in ENGINES})
+EngineName = StrEnum("EngineName", {name: name for name in (*ENGINES, "ray")})
 Format = StrEnum("Format", {name: name for name in ("svg", "png", "pdf")})
 
 Names = Annotated[list[str], typer.Argument(metavar="EXPERIMENT...", help="Names as in `proxsps list`, or `all`.")]
@@ -45,8 +47,16 @@ Out = Annotated[
 ]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each setting; default: as published.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs of each run; default: as published.")]
-Engine = Annotated[
-    EngineName, typer.Option(help="batched: all runs as one tensor program; single: one by one; processes.")
+EngineChoice = Annotated[
+    EngineName,
+    typer.Option(help="batched: all runs as one tensor program; single: one by one; processes; ray: on a cluster."),
+]
+Address = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster, or `auto`; default: this machine's cores.")
+]
+PerBatch = Annotated[
+    int | None,
+    typer.Option("--runs-per-batch", min=1, help=f"Runs in one tensor program (batched, ray); default: {BATCH}."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim does not hold.")]
@@ -90,13 +100,16 @@ def run(
     folder: Out = DEFAULT_OUT,
     seeds: Seeds = None,
     epochs: Epochs = None,
-    engine: Engine = DEFAULT_ENGINE,
+    engine: EngineChoice = DEFAULT_ENGINE,
+    address: Address = None,
+    per_batch: PerBatch = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Run experiments; what is already in the folder is not run again."""
     with _one_line_errors(folder):
-        summaries = [_run(experiment, folder, seeds, epochs, engine) for experiment in _chosen(names)]
+        runner = _engine(engine, address, per_batch)
+        summaries = [_run(experiment, folder, seeds, epochs, runner) for experiment in _chosen(names)]
     if as_json:
         _print_json(summaries)
 
@@ -138,21 +151,27 @@ def reproduce(
     folder: Out = DEFAULT_OUT,
     seeds: Seeds = None,
     epochs: Epochs = None,
-    engine: Engine = DEFAULT_ENGINE,
+    engine: EngineChoice = DEFAULT_ENGINE,
+    address: Address = None,
+    per_batch: PerBatch = None,
     data: Data = None,
     strict: Strict = False,
 ) -> None:
     """Run, draw, decide and report in one go; `all` leaves out what has no data, and what takes a GPU."""
     with _one_line_errors(folder):
-        chosen = _chosen(names)
+        runner, chosen = _engine(engine, address, per_batch), _chosen(names)
         speed = {}
         for experiment in list(chosen):
             try:
-                summary = _run(experiment, folder, seeds, epochs, engine)
+                summary = _run(experiment, folder, seeds, epochs, runner)
             except DataError as error:
                 if names != ["all"]:
                     raise
-                err.print(f"[yellow]Left out:[/yellow] {experiment.name}. {error}", highlight=False, soft_wrap=True)
+                err.print(
+                    f"[yellow]Left out:[/yellow] {experiment.name}. {escape(str(error))}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
                 chosen.remove(experiment)
                 continue
             if summary["ran"]:
@@ -185,9 +204,21 @@ def _chosen(names: list[str]) -> list[Experiment]:
     return [find(name) for name in names]
 
 
-def _run(
-    experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: EngineName
-) -> dict[str, Any]:
+def _engine(name: EngineName, address: str | None, per_batch: int | None) -> Engine:
+    if address and name != "ray":
+        raise ValueError(f"--address names a Ray cluster: use it with --engine ray, not {name}.")
+    if per_batch and name not in ("batched", "ray"):
+        raise ValueError(f"--runs-per-batch is of use with --engine batched or ray; {name} has no batches.")
+    match name:
+        case "batched":
+            return Batched(per_batch or BATCH)
+        case "ray":
+            return Ray(address, per_batch or BATCH)
+        case _:
+            return ENGINES[name]()
+
+
+def _run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: Engine) -> dict[str, Any]:
     """Run what is missing of an experiment; what was done, in numbers."""
     if experiment.specs is None:
         return {"experiment": experiment.name, "runs": 0, "ran": 0, "diverged": 0, "seconds": 0.0}
@@ -195,13 +226,18 @@ def _run(
     store = Store(folder / experiment.name, experiment.name)
     missing = sum(spec.id not in store.done for spec in specs)
     share = missing * specs[0].epochs / (len(experiment.specs(experiment.seeds, 1)) * experiment.epochs)
-    known = missing and (engine == "batched" or experiment.engine is not None)
+    if experiment.engine is not None and not isinstance(engine, Batched):
+        err.print(f"{experiment.name} trains networks, in a way of its own: --engine is not used.", highlight=False)
+    runner = engine if experiment.engine is None else experiment.engine(store.folder)
+    known = missing and isinstance(runner, Batched | Training)
     guess = f", about {_duration(experiment.seconds * share)} on {experiment.hardware}" if known else ""
     err.print(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}", highlight=False)
     started = time.perf_counter()
-    with _progress(experiment.name, missing * specs[0].epochs) as advance:
-        runner = ENGINES[engine]() if experiment.engine is None else experiment.engine(store.folder)
-        for results in runner.run(specs, store.done, advance):
+    with (
+        _progress(experiment.name, missing * specs[0].epochs) as advance,
+        closing(runner.run(specs, store.done, advance)) as finished,  # what a sweep has started ends with it
+    ):
+        for results in finished:
             store.add(results)
     wanted = {spec.id for spec in specs}
     final = store.runs[store.runs["run"].isin(wanted)].groupby("run")["status"].last()
@@ -285,8 +321,8 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
     """What a user can mend is said in one line; an interrupt says what was kept."""
     try:
         yield
-    except (StoreError, DataError, ValueError) as error:
-        err.print(f"[bold red]Error:[/bold red] {error}", highlight=False, soft_wrap=True)
+    except (EngineError, StoreError, DataError, ValueError) as error:
+        err.print(f"[bold red]Error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         err.print(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from proxsps.sweep import engines
 from proxsps.sweep.engines import ENGINES, Batched, Engine, Processes, Single
@@ -80,6 +81,21 @@ def test_processes_without_anything_to_do_start_none(kit: Any) -> None:
     begin = time.monotonic()
     assert everything(Processes(workers=2), [kit.spec()], {kit.spec().id}) == []
     assert time.monotonic() - begin < 0.5  # a process that imports torch takes longer
+
+
+def test_a_sweep_that_is_interrupted_gives_the_threads_back(kit: Any) -> None:
+    def interrupt(runs: int) -> None:
+        during.append(torch.get_num_threads())
+        raise KeyboardInterrupt
+
+    before, during = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(Batched().run([kit.spec()], set(), interrupt))
+        assert (during, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 # Batches

@@ -6,8 +6,9 @@ functions take a leading axis of runs anyway. Runs share nothing: one that diver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import torch
@@ -28,12 +29,22 @@ BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
 
 def run_batched(specs: Sequence[RunSpec], advance: Callable[[int], None] = lambda runs: None) -> list[RunResult]:
     """Run all specs, which share problem and epochs, together; `advance` hears of every finished epoch of all runs."""
+    with closing(batched_epochs(specs)) as epochs:
+        while True:
+            try:
+                advance(next(epochs))
+            except StopIteration as end:
+                return end.value
+
+
+def batched_epochs(specs: Sequence[RunSpec]) -> Generator[int, None, list[RunResult]]:
+    """The same, epoch by epoch: yields the number of runs after each, and returns the results."""
     if len({(spec.problem, spec.epochs) for spec in specs}) != 1:
         raise ValueError("Runs of one batch must share their problem and number of epochs.")
     program = _Program(specs)
     threads = torch.get_num_threads()
     # Small arrays gain nothing from several threads, so that one trains while another one evaluates.
-    share = 1 if program.x.numel() < LARGE else threads
+    share = threads if is_large(specs) else 1
     torch.set_num_threads(share)
     try:
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(share,)) as evaluator:
@@ -42,11 +53,16 @@ def run_batched(specs: Sequence[RunSpec], advance: Callable[[int], None] = lambd
                 program.run_epoch(epoch)
                 records.append(evaluator.submit(program.record, epoch, program.x.clone()))
                 records[epoch - 1 if program.problem.reentrant and epoch else epoch].result()  # an error is raised here
-                advance(len(specs))
+                yield len(specs)
             records[-1].result()
     finally:
         torch.set_num_threads(threads)
     return program.results()
+
+
+def is_large(specs: Sequence[RunSpec]) -> bool:
+    """Whether the parameters of all runs together are so many that several threads share the work of an operation."""
+    return len(specs) * sum(x.numel() for x in specs[0].problem.start().values()) >= LARGE
 
 
 class _Program:

@@ -27,6 +27,10 @@ BATCH = 300  # runs; more of them hardly run faster
 MEMORY = 512 * 2**20  # bytes of parameters and data that the runs of a batch may hold
 
 
+class EngineError(RuntimeError):
+    """An engine cannot run, or cannot go on. The message is one line that says what to do."""
+
+
 class Engine(Protocol):
     """Runs specs."""
 
@@ -42,10 +46,12 @@ class Batched:
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
         """One batch after the other."""
-        for batch in self.batches(specs):
-            if any(spec.id not in done for spec in batch):
-                results = run_batched(batch, advance)
-                yield [result for result in results if result.spec.id not in done]
+        for batch in self.missing(specs, done):
+            yield [result for result in run_batched(batch, advance) if result.spec.id not in done]
+
+    def missing(self, specs: Sequence[RunSpec], done: Collection[str]) -> Iterator[list[RunSpec]]:
+        """The batches that are not done, each as a whole."""
+        return (batch for batch in self.batches(specs) if any(spec.id not in done for spec in batch))
 
     def batches(self, specs: Sequence[RunSpec]) -> Iterator[list[RunSpec]]:
         """Runs that share problem and epochs, in order, as many at a time as memory allows."""

@@ -1,0 +1,39 @@
+"""Transformers' `Trainer` for optimizers that step by the value of the loss.
+
+The Trainer sends backward, for each micro-batch, its share of the batch's loss: divided by the number of tokens in all
+micro-batches where the model takes that number, by the number of micro-batches where not. Either way the batch's loss
+is the sum of what `training_step` returns, whatever model, label smoothing or incomplete last batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from torch import Tensor
+
+from proxsps.optim.base import PolyakOptimizer
+
+
+class WatchesLoss:
+    """Put in front of a Trainer class: `class MyTrainer(WatchesLoss, SFTTrainer)`."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As in the Trainer; the optimizer sees the loss."""
+        opt = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate wraps it
+        if not isinstance(opt, PolyakOptimizer) or not opt.needs_loss:
+            return super().training_step(*args, **kwargs)
+        if self.args.max_grad_norm > 0:
+            raise ValueError(
+                f"max_grad_norm={self.args.max_grad_norm} clips gradients, which makes a Polyak step too long: "
+                "pass max_grad_norm=0 to TrainingArguments."
+            )
+        if all(p.grad is None for group in opt.param_groups for p in group["params"]):
+            opt.zero_grad()  # also forgets the losses of a step that a gradient scaler left out
+        share = super().training_step(*args, **kwargs)
+        opt.watch(share * self.current_gradient_accumulation_steps)  # of which the step takes the mean
+        return share
+
+
+class Trainer(WatchesLoss, transformers.Trainer):
+    """`transformers.Trainer`, with optimizers that see the loss."""

@@ -1,0 +1,186 @@
+"""Batches of runs on a Ray cluster: a task is a batch of the batched engine, and its results come back to the driver.
+
+Batches and threads are those that the batched engine would have in this process, so that rows are bitwise the same on
+the same kind of processor. Only the driver needs data and writes results. Ray is imported when a sweep starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsps.problems.base import Problem
+from proxsps.sweep.batched import batched_epochs, is_large
+from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError
+from proxsps.sweep.result import RunResult
+from proxsps.sweep.spec import RunSpec
+
+RETRIES = 3  # of a batch whose worker was lost
+# A cluster of our own listens on the loopback interface only, as Ray does by itself elsewhere than on Linux, and sends
+# no usage reports.
+PRIVATE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+Found = list[tuple[np.ndarray, np.ndarray]]  # metrics and zetas of every run
+
+
+class Ray:
+    """Batches of runs as tasks of a Ray cluster.
+
+    Args:
+        address: of a running cluster, `HOST:PORT` or `auto`; by default that of the environment variable RAY_ADDRESS,
+            and without it a cluster of this machine's cores, which ends with the sweep.
+        size: runs in a batch, as of `Batched`; smaller ones spread a sweep over more workers.
+    """
+
+    def __init__(self, address: str | None = None, size: int = BATCH) -> None:
+        self.address, self.batched = address, Batched(size)
+
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+        """Batches in the order in which they finish; a worker that is lost costs no more than the time of its batch."""
+        batches = list(self.batched.missing(specs, done))
+        if not batches:
+            return
+        carried = _carry(batches)
+        with _cluster(self.address) as ray:
+            problems = {problem: ray.put(data) for problem, data in carried.items()}
+            pending = {_submit(ray, problems[batch[0].problem], batch): batch for batch in batches}
+            try:
+                while pending:
+                    (task,), _ = ray.wait(list(pending), num_returns=1)
+                    news = _receive(ray, task)
+                    if isinstance(news, int):
+                        advance(news)
+                        continue
+                    found = zip(pending.pop(task), news, strict=True)
+                    # Ray's arrays live in its shared memory, which goes with the cluster.
+                    results = [RunResult(spec, metrics.copy(), zetas.copy()) for spec, (metrics, zetas) in found]
+                    yield [result for result in results if result.spec.id not in done]
+            finally:
+                for task in pending:
+                    ray.cancel(task, force=True)
+
+
+# What a worker is given and gives back
+
+
+class _Carried(Problem):
+    """A problem together with its data, which a worker need not have."""
+
+    name: str
+    lower_bound: float
+    drop_last: bool
+    reentrant: bool
+
+    def __init__(self, problem: Problem, seeds: Collection[int]) -> None:
+        self.problem, self.name, self.batch_size = problem, problem.name, problem.batch_size
+        self.lower_bound, self.drop_last, self.reentrant = problem.lower_bound, problem.drop_last, problem.reentrant
+        self._start, self._train = problem.start(), problem.train_data()
+        self._validation = {seed: problem.validation_data(seed) for seed in seeds}
+
+    def start(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self._start.items()}
+
+    def train_data(self) -> tuple[Tensor, ...]:
+        return self._train
+
+    def validation_data(self, seed: int) -> tuple[Tensor, ...]:
+        return self._validation[seed]
+
+    def loss(self, params: dict[str, Tensor], *batch: Tensor) -> Tensor:
+        return self.problem.loss(params, *batch)
+
+    def validation_error(self, params: dict[str, Tensor], *data: Tensor) -> Tensor:
+        return self.problem.validation_error(params, *data)
+
+
+def _carry(batches: list[list[RunSpec]]) -> dict[Problem, _Carried]:
+    seeds = defaultdict(set)
+    for batch in batches:
+        seeds[batch[0].problem].update(spec.seed for spec in batch)
+    return {problem: _Carried(problem, wanted) for problem, wanted in seeds.items()}
+
+
+def _work(problem: Problem, options: list[dict[str, Any]], threads: int) -> Generator[int | Found, None, None]:
+    """The task: the number of runs after each epoch, at last what was found."""
+    torch.set_num_threads(threads)
+    results = yield from batched_epochs([RunSpec(problem, **constants) for constants in options])
+    yield [(result.metrics, result.zetas) for result in results]
+
+
+def _submit(ray: ModuleType, problem: Any, batch: list[RunSpec]) -> Any:
+    threads = torch.get_num_threads()
+    cores = max([1, *(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])])
+    work = ray.remote(_work).options(
+        name=f"{len(batch)} runs",
+        num_cpus=min(threads, cores) if is_large(batch) else 1,
+        num_returns="streaming",
+        max_retries=RETRIES,
+    )
+    return work.remote(problem, [{**spec.columns(), "epochs": spec.epochs} for spec in batch], threads)
+
+
+def _receive(ray: ModuleType, task: Any) -> int | Found:
+    try:
+        return ray.get(next(task))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise EngineError(
+            f"A batch was given up after {RETRIES + 1} attempts ({_first_line(error)}). What was finished is kept; if "
+            "memory is short, give fewer runs to a batch (--runs-per-batch)."
+        ) from None
+
+
+# The cluster
+
+
+@contextmanager
+def _cluster(address: str | None) -> Iterator[ModuleType]:
+    """Ray, connected; a connection that was there before is used and kept."""
+    address = address or os.environ.get("RAY_ADDRESS")
+    if not address:
+        for name, value in PRIVATE.items():
+            os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise EngineError("The Ray engine needs Ray: pip install 'proxsps[ray]'.") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    try:
+        _connect(ray, address)
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: ModuleType, address: str | None) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not address:
+        ray.init("local", include_dashboard=False, **quiet)
+        return
+    try:
+        if address != "auto":  # Ray would knock for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=5).close()
+        ray.init(address, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise EngineError(
+            f"No Ray cluster was reached at {address} ({_first_line(error)}). Give HOST:PORT as printed by "
+            "`ray start --head`, on a machine of that cluster; without an address the sweep runs on this machine alone."
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

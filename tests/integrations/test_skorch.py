@@ -1,0 +1,55 @@
+"""skorch hands over a closure: nothing has to be changed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from proxsps import L1, ProxSPS, SqrtLR
+
+OPTIONS = {"max_epochs": 2, "batch_size": 8, "train_split": None, "iterator_train__shuffle": False, "verbose": 0}
+
+
+def losses(net: Any) -> list[float]:
+    return [row["train_loss"] for epoch in net.history for row in epoch["batches"]]
+
+
+def test_a_regressor(kit: Any) -> None:
+    skorch = pytest.importorskip("skorch")
+    x, y = kit.regression()
+    net = skorch.NeuralNetRegressor(kit.network(), optimizer=ProxSPS, lr=1.0, optimizer__weight_decay=1e-3, **OPTIONS)
+    net.fit(x.numpy(), y.numpy())
+    model = kit.network()
+    opt = ProxSPS(model.parameters(), lr=1.0, weight_decay=1e-3)
+    assert losses(net) == kit.by_hand(opt, kit.loader(), lambda batch: mse_loss(model(batch[0]), batch[1]))
+    assert torch.equal(kit.weights(net.module_), kit.weights(model))
+
+
+def test_a_classifier_with_a_schedule(kit: Any) -> None:
+    skorch = pytest.importorskip("skorch")
+    x, y = kit.regression()
+    labels = (y[:, 0] > 1).long()
+    start = nn.Linear(6, 2)
+    nn.init.zeros_(start.weight)
+    nn.init.zeros_(start.bias)
+    net = skorch.NeuralNetClassifier(
+        copy.deepcopy(start),
+        criterion=nn.CrossEntropyLoss,
+        optimizer=ProxSPS,
+        lr=1.0,
+        optimizer__regularizer=L1(1e-3),
+        callbacks=[skorch.callbacks.LRScheduler(policy=SqrtLR)],
+        **OPTIONS,
+    )
+    net.fit(x.numpy(), labels.numpy())
+    opt = ProxSPS(start.parameters(), lr=1.0, regularizer=L1(1e-3))
+    batches = zip(x.split(8), labels.split(8), strict=True)
+    seen = kit.by_hand(opt, batches, lambda b: cross_entropy(start(b[0]), b[1]), after_epoch=SqrtLR(opt).step)
+    assert losses(net) == seen
+    assert torch.equal(kit.weights(net.module_), kit.weights(start))
+    assert seen[-1] < seen[0]

@@ -1,0 +1,178 @@
+"""Transformers' Trainer takes the steps of a loop by hand over whole batches, also from unequal micro-batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.functional import mse_loss
+from torch.utils.data import Dataset
+
+from proxsps import ProxSGD, ProxSPS, SqrtLR
+
+# A few steps, each of which rounds sums of some hundred terms in another order.
+ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-14}
+
+
+class Rows(Dataset):
+    """Samples as the Trainer wants them: dictionaries of tensors."""
+
+    def __init__(self, **columns: Tensor) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: Any) -> dict[str, Tensor]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+def sentences() -> Rows:
+    """Ten sentences of up to eight words; what lies behind their ends has no label."""
+    generator = torch.Generator().manual_seed(5)
+    words = torch.randint(20, (10, 8), generator=generator)
+    lengths = torch.tensor([8, 3, 2, 4, 8, 8, 5, 2, 7, 3])
+    return Rows(input_ids=words, labels=words.where(torch.arange(8) < lengths[:, None], -100))
+
+
+def language_model() -> nn.Module:
+    """A Llama of two layers. Its loss is the mean over the tokens of a batch, of however many it is told."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(6)
+        return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=8))
+
+
+class Regression(nn.Module):
+    """A model of one's own, which knows nothing of other micro-batches: the mean over samples."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        outputs = self.net(x)
+        return {"loss": mse_loss(outputs, labels), "logits": outputs}
+
+
+def make_optimizer(model: nn.Module, **options: Any) -> ProxSPS:
+    return ProxSPS(model.parameters(), **{"lr": 0.5, "weight_decay": 1e-3, **options})
+
+
+def trainer_of(model: nn.Module, data: Rows, opt: Any, folder: Path, micro: int, **options: Any) -> Any:
+    """A trainer for one epoch of updates from `micro` micro-batches of two samples each."""
+    from transformers import TrainingArguments
+
+    from proxsps.integrations.transformers import Trainer
+
+    arguments = {
+        "max_grad_norm": 0,
+        "num_train_epochs": 1,
+        "gradient_accumulation_steps": micro,
+        "train_sampling_strategy": "sequential",
+        "report_to": [],
+        "use_cpu": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        **options,
+    }
+    size = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 4}
+    return Trainer(
+        model,
+        TrainingArguments(str(folder), **size, **arguments),
+        train_dataset=data,
+        eval_dataset=data,
+        optimizers=(opt, SqrtLR(opt)),
+    )
+
+
+def train(*args: Any, **options: Any) -> Any:
+    trainer = trainer_of(*args, **options)
+    trainer.train()
+    return trainer
+
+
+def by_hand(model: nn.Module, data: Rows, batch_size: int, opt: Any = None) -> list[float]:
+    """One epoch of whole batches, none of them cut up; the loss of each."""
+    opt = opt or make_optimizer(model)
+    scheduler, seen = SqrtLR(opt), []
+    for first in range(0, len(data), batch_size):
+        opt.zero_grad()
+        loss = model(**data[first : first + batch_size])["loss"]
+        loss.backward()
+        opt.step(loss=loss)
+        scheduler.step()
+        seen.append(loss.item())
+    return seen
+
+
+def close(kit: Any, one: nn.Module, other: nn.Module) -> bool:
+    x, y = kit.weights(one), kit.weights(other)
+    return torch.allclose(x, y, rtol=ROUNDING[x.dtype], atol=ROUNDING[x.dtype])
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3], ids=["whole", "divides", "rest"])
+def test_a_language_model(kit: Any, tmp_path: Path, micro: int) -> None:
+    """Five micro-batches with 11 to 16 tokens: of two or three, the last update has fewer."""
+    trained, model = language_model(), language_model()
+    opt = make_optimizer(trained)
+    trainer = train(trained, sentences(), opt, tmp_path, micro)
+    assert trainer.model_accepts_loss_kwargs
+    seen = by_hand(model, sentences(), 2 * micro)
+    assert trainer.state.global_step == len(seen)
+    assert close(kit, trained, model)
+    assert not torch.allclose(kit.weights(model), kit.weights(language_model()), rtol=0.01)
+    assert float(opt.last_step.gap) == pytest.approx(seen[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize("micro", [1, 4], ids=["whole", "micro-batches"])
+def test_a_model_of_ones_own(kit: Any, tmp_path: Path, micro: int) -> None:
+    x, y = (part[:20].double() for part in kit.regression())
+    data, trained, model = Rows(x=x, labels=y), Regression(kit.network().double()), Regression(kit.network().double())
+    trainer = train(trained, data, make_optimizer(trained), tmp_path, micro)
+    assert not trainer.model_accepts_loss_kwargs
+    by_hand(model, data, 2 * micro)
+    assert close(kit, trained, model)
+
+
+def test_evaluation_in_between_changes_nothing(kit: Any, tmp_path: Path) -> None:
+    trained, model = language_model(), language_model()
+    trainer = train(trained, sentences(), make_optimizer(trained), tmp_path, 2, eval_strategy="steps", eval_steps=1)
+    assert len(trainer.state.log_history) > 2
+    by_hand(model, sentences(), 4)
+    assert close(kit, trained, model)
+
+
+def test_losses_of_a_step_that_was_left_out_are_forgotten(kit: Any, tmp_path: Path) -> None:
+    """A scale at the end of float32 makes the first update overflow; the Trainer clears gradients by the model."""
+    x, y = kit.regression()
+    trained, model = Regression(kit.network()), Regression(kit.network())
+    trainer = trainer_of(trained, Rows(x=x[:12], labels=10 * y[:12]), make_optimizer(trained), tmp_path, 2)
+    trainer.accelerator.scaler = GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-100)
+    trainer.train()
+    by_hand(model, Rows(x=x[4:12], labels=10 * y[4:12]), 4)
+    assert close(kit, trained, model)
+
+
+def test_clipping_is_refused(tmp_path: Path) -> None:
+    model = language_model()
+    with pytest.raises(ValueError, match=r"max_grad_norm=1\.0 clips gradients.*pass max_grad_norm=0"):
+        train(model, sentences(), make_optimizer(model), tmp_path, 1, max_grad_norm=1.0)
+
+
+def test_other_optimizers_are_left_alone(kit: Any, tmp_path: Path) -> None:
+    """Neither needs the loss, and clipping is their own affair."""
+    for kind in (ProxSGD, torch.optim.SGD):
+        trained, model = language_model(), language_model()
+        train(trained, sentences(), kind(trained.parameters(), lr=0.1), tmp_path, 1, max_grad_norm=1e9)
+        opt = ProxSGD(model.parameters(), lr=0.1)
+        by_hand(model, sentences(), 2, opt)
+        assert close(kit, trained, model)
