@@ -83,6 +83,7 @@ METHODS = {
     "prox-sgd": Method("ProxSGD", "#CC79A7", "D"),
     "dec-sps": Method("DecSPS", "#E69F00", "v"),
     "adamw": Method("AdamW", "#6B6F76", "p"),
+    "prox-point": Method("proximal point", "#E69F00", "D"),
 }
 
 METRIC_LABELS = {

@@ -12,14 +12,14 @@ domain of phi where it is a box, and a ball where phi is strongly convex: the pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from proxsps.problems.losses import Absolute, Cauchy, Logistic, Loss, Phase, Squared
-from proxsps.regularizers import L1, L2, Box, Regularizer, Zero
+from proxsps.regularizers import L1, L2, Box, Regularizer
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class Composite:
 
     def penalty(self, x: np.ndarray) -> np.ndarray:
         """phi(x): (..., n) to (...)."""
+        if isinstance(self.phi, L2):  # not row by row: the runs ask for it at every point
+            return self.phi.lam / 2 * (x * x).sum(-1)
         rows = x.reshape(-1, x.shape[-1])
         return np.array([float(self.phi.value(row)) for row in rows]).reshape(x.shape[:-1])
 
@@ -101,9 +103,8 @@ class Composite:
         """The constants, computed."""
         squares = (self.A**2).sum(1)
         spectrum = np.linalg.eigvalsh(self.A.T @ self.A / self.size)
-        radius, reach = self._region()
-        slopes = self.loss.steepest(reach, self.b) ** 2 * squares
-        bounded = float(slopes.mean())
+        radius, _ = self._region()
+        bounded = float((self.slopes**2).mean())
         return Constants(
             L=self.loss.smooth * float(spectrum[-1]),
             L_max=self.loss.smooth * float(squares.max()),
@@ -114,6 +115,11 @@ class Composite:
             G=math.sqrt(bounded),
             radius=radius,
         )
+
+    @property
+    def slopes(self) -> np.ndarray:
+        """G_i: the largest norm of a (sub)gradient of f_i where iterates can be, (N,)."""
+        return self.loss.steepest(self._region()[1], self.b) * np.sqrt((self.A**2).sum(1))
 
     def _region(self) -> tuple[float, np.ndarray]:
         """A ball that iterates do not leave, and the largest |<a_i, x>| where they can be."""
@@ -188,7 +194,7 @@ def accelerated(
     momentum = np.ones(x.shape[:-1])
     for _ in range(limit):
         z = prox(y - gradient(y) / L, 1 / L)
-        if np.abs(z - x).max() <= 1e-16 * np.abs(z).max() and np.abs(z - y).max() <= 1e-15 * np.abs(z).max():
+        if np.abs(z - y).max() <= 1e-15 * (1 + np.abs(z).max()):
             return z
         back = ((y - z) * (z - x)).sum(-1) > 0
         larger = np.where(back, 1.0, (1 + np.sqrt(1 + 4 * momentum**2)) / 2)
@@ -200,10 +206,22 @@ def accelerated(
 # The problems of the checks
 
 
-def ridge(lam: float = 0.2) -> Composite:
-    """Least squares with noisy targets and the squared l2 norm; 20 samples, 4 variables."""
-    A, b = _regression(20, 4, noise=0.5, seed=1)
+def ridge(lam: float = 0.2, noise: float = 0.5) -> Composite:
+    """Least squares with noisy targets and the squared l2 norm; 20 samples, 4 variables. Without noise f is 0 somewhere."""
+    A, b = _regression(20, 4, noise=noise, seed=1)
     return Composite("ridge", A, b, Squared(), L2(lam), np.zeros(4))
+
+
+def easy_regression() -> Composite:
+    """Least squares with little noise and a weak squared l2 norm; 40 samples, 8 variables."""
+    A, b = _regression(40, 8, noise=0.02, seed=7)
+    return Composite("squared loss", A, b, Squared(), L2(1e-4), np.zeros(8))
+
+
+def easy_classification() -> Composite:
+    """Logistic loss, labels that a plane separates, and a weak squared l2 norm; 40 samples, 8 variables."""
+    A, b = _regression(40, 8, noise=0.0, seed=7)
+    return Composite("logistic loss", 4 * A, np.where(b >= 0, 1.0, -1.0), Logistic(), L2(1e-3), np.zeros(8))
 
 
 def box_least_squares() -> Composite:
@@ -243,14 +261,16 @@ def cauchy_regression(lam: float = 0.02) -> Composite:
     return Composite("Cauchy regression", A, b, Cauchy(), L2(lam), np.array([-1.0, -2.0]))
 
 
-def scalar_quadratic(phi: Regularizer, *, curvature: float, slope: float, spread: float, start: float) -> Composite:
-    """f_i(x) = curvature/2 (x - c_i)^2 on the line with two samples, f'_i(0) = slope -+ spread.
+def scalar_quadratic(
+    phi: Regularizer, *, name: str, curvature: float, slope: float, noise: Sequence[float], start: float
+) -> Composite:
+    """f_i(x) = curvature/2 (x - c_i)^2 on the line, with f_i'(0) = slope + noise_i, where the noise sums to 0.
 
-    The gradient noise is spread^2 everywhere: with a small curvature f is almost linear, the worst case of several bounds.
+    The gradient noise is the same everywhere: with a small curvature f is almost linear, the worst case of several bounds.
     """
     root = math.sqrt(curvature)
-    b = -(slope + spread * np.array([-1.0, 1.0])) / root
-    return Composite("scalar quadratic", np.full((2, 1), root), b, Squared(), phi, np.array([start]))
+    b = -(slope + np.asarray(noise)) / root
+    return Composite(name, np.full((len(b), 1), root), b, Squared(), phi, np.array([start]))
 
 
 def _regression(N: int, n: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -276,10 +296,11 @@ __all__ = [
     "PROBLEMS",
     "Composite",
     "Constants",
-    "Zero",
     "accelerated",
     "box_least_squares",
     "cauchy_regression",
+    "easy_classification",
+    "easy_regression",
     "phase_retrieval",
     "ridge",
     "robust_regression",
