@@ -259,11 +259,11 @@ def _exit_if_failing(judged: dict[str, list[Claim]], strict: bool) -> None:
 
 
 @contextmanager
-def _progress(name: str, total: int) -> Iterator[Any]:
+def _progress(name: str, total: int, unit: str = "epochs") -> Iterator[Any]:
     """A bar on a terminal; in a pipe, nothing."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as progress:
-        task = progress.add_task(f"{name} (epochs)", total=total)
+        task = progress.add_task(f"{name} ({unit})", total=total)
         yield lambda count: progress.advance(task, count)
 
 
@@ -290,3 +290,6 @@ def _duration(seconds: float) -> str:
     if seconds < 1:
         return "a second" if seconds else "-"
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+import proxsps.cli_theory  # noqa: E402, F401  (adds `proxsps theory`, with what is defined above)

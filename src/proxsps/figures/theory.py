@@ -1,4 +1,4 @@
-"""Figures of the theory: rates against their bounds, how tight they are, the floor of SPS_max, robustness to alpha_0."""
+"""Figures of the theory: rates and their bounds, how tight they are, the floor of SPS_max, robustness to alpha_0."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import NullLocator
 
 from proxsps.figures import frames, style
 
@@ -24,7 +25,7 @@ MODEL_NAMES = {"prox-sgd": "linear", "prox-sps": "truncated", "prox-point": "ful
 @style.styled
 def rates(checks: pd.DataFrame) -> Figure:
     """A panel for each rate: measured mean and confidence band over K, and the bound, for each of its problems."""
-    needed = ("check", "place", "problem", "K", "measured", "half", "bound", "exact")
+    needed = ("check", "place", "symbol", "problem", "K", "measured", "half", "bound", "exact")
     frames.require(checks, needed, "checks")
     runs = frames.require(checks[~checks["exact"].astype(bool)], needed, "checks of rates")
     names = list(dict.fromkeys(runs["check"]))
@@ -44,8 +45,10 @@ def rates(checks: pd.DataFrame) -> Figure:
 
 def _rate_panel(axes: Axes, rows: pd.DataFrame) -> None:
     title = "\n".join(textwrap.wrap(rows["place"].iloc[0], 36))
-    axes.set(xscale="log", yscale="log", xlabel="Steps $K$")
+    axes.set(xscale="log", yscale="log")
     axes.set_title(title, fontsize=10.5)
+    axes.set_xlabel("Steps $K$", fontsize=10)
+    axes.set_ylabel(rows["symbol"].iloc[0], fontsize=10)
     groups = rows.groupby("problem", sort=False)
     for (problem, group), colour, marker in zip(groups, COLOURS, MARKERS, strict=False):
         group = group.sort_values("K")
@@ -58,6 +61,12 @@ def _rate_panel(axes: Axes, rows: pd.DataFrame) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** (0.09 * groups.ngroups))  # room for the names above the curves
     axes.legend(loc="upper right", fontsize=8.5, handlelength=1.3, labelspacing=0.2, borderaxespad=0.1)
+    _ticks(axes)
+
+
+def _ticks(axes: Axes) -> None:
+    """Powers of ten on both axes, without minor ticks."""
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: style.tick_text(value))
     style.log_ticks(axes)
 
@@ -99,10 +108,10 @@ def floor(curves: pd.DataFrame, floors: pd.DataFrame) -> Figure:
     figure = style.new_figure(style.WIDTH, 4.2)
     left, right = figure.subplots(1, 2)
     for (name, steps), group in curves.groupby(["method", "steps"], sort=False):
-        look, colour = style.method(str(name)), style.method(str(name)).colour
+        colour = style.method(str(name)).colour
         group = group.sort_values("K")
         options = style.marked(str(name), colour, len(group)) | {"ls": DASHED if steps == "constant" else "-"}
-        left.plot(group["K"], group["gap"], label=f"{look.label}, {steps}", **options)
+        left.plot(group["K"], group["gap"], label=f"{_floor_name(str(name))}, {steps}", **options)
         low = np.maximum(group["gap"] - group["std"], group["gap"] / 10)
         left.fill_between(group["K"], low, group["gap"] + group["std"], color=colour, alpha=0.15, lw=0)
     left.set(xscale="log", yscale="log", xlabel="Steps $K$", ylabel=r"Mean of $\psi(x^k) - \psi^*$ over $k \leq K$")
@@ -111,18 +120,18 @@ def floor(curves: pd.DataFrame, floors: pd.DataFrame) -> Figure:
         look = style.method(str(name))
         group = group.sort_values("sigma_sq")
         options = {"color": look.colour, "marker": look.marker, "ms": 6, "mec": "white", "mew": 0.6}
-        label = f"{look.label}, {steps}"
+        label = f"{_floor_name(str(name))}, {steps}"
         right.plot(group["sigma_sq"], group["gap"], ls=DASHED if steps == "constant" else "-", label=label, **options)
     limit = floors.drop_duplicates("sigma_sq").sort_values("sigma_sq")
     right.plot(limit["sigma_sq"], limit["limit"], color=style.REFERENCE, lw=1.3, ls=":")
     right.annotate(
         r"bound $2\gamma_b\sigma^2/\alpha$ of SPS$_{\max}$",
-        (limit["sigma_sq"].iloc[1], limit["limit"].iloc[1]),
-        xytext=(0, 12),
+        (limit["sigma_sq"].iloc[len(limit) // 2], limit["limit"].iloc[len(limit) // 2]),
+        xytext=(4, 14),
         textcoords="offset points",
         fontsize=10.5,
         color=style.REFERENCE,
-        ha="center",
+        ha="right",
     )
     right.set(
         xscale="log",
@@ -133,9 +142,12 @@ def floor(curves: pd.DataFrame, floors: pd.DataFrame) -> Figure:
     low, high = right.get_ylim()
     right.set_ylim(low, high * 10)
     for axes in (left, right):
-        axes.xaxis.set_major_formatter(lambda value, _: style.tick_text(value))
-        style.log_ticks(axes)
+        _ticks(axes)
     return figure
+
+
+def _floor_name(name: str) -> str:
+    return r"SPS$_{\max}$" if name == "sps" else style.method(name).label
 
 
 @style.styled
@@ -153,8 +165,7 @@ def robustness(frame: pd.DataFrame) -> Figure:
         axes.axhline(1, color=style.REFERENCE, lw=1.0, ls=":")
         for name in style.in_order(rows["method"]):
             _robust_line(axes, name, rows[rows["method"] == name].sort_values("alpha"))
-        style.log_ticks(axes)
-        axes.xaxis.set_major_formatter(lambda value, _: style.tick_text(value))
+        _ticks(axes)
     steps = int(frame["steps"].iloc[0])
     panels[0].set_ylabel(rf"$\psi(x^{{{steps}}}) - \psi^*$ over $\psi(x^0) - \psi^*$")
     names = style.in_order(frame["method"])
@@ -182,8 +193,8 @@ def _robust_line(axes: Axes, name: str, rows: pd.DataFrame) -> None:
     shown = gap <= CEILING
     options = style.marked(name, colour, len(rows)) | {"markevery": 2, "markersize": 5.5}
     axes.plot(alpha[shown], gap[shown], **options)
-    high = np.minimum(rows["high"].to_numpy(dtype=float), CEILING)
-    axes.fill_between(alpha[shown], rows["low"].to_numpy(dtype=float)[shown], high[shown], color=colour, alpha=0.15, lw=0)
+    low, high = (np.minimum(rows[side].to_numpy(dtype=float), CEILING)[shown] for side in ("low", "high"))
+    axes.fill_between(alpha[shown], low, high, color=colour, alpha=0.15, lw=0)
     if not shown.all():
         first = int(np.argmin(shown))
         axes.plot(alpha[first - 1 : first + 1], [gap[first - 1], CEILING], color=colour, lw=1.7)

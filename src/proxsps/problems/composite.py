@@ -1,12 +1,12 @@
 """Small problems psi = f + phi of which every constant of the theorems is known.
 
-f is the mean of f_i(x) = loss(<a_i, x>; b_i) over N samples, phi a regulariser that acts on each entry for itself. Points
-are rows: x may carry leading axes for many runs.
+f is the mean of f_i(x) = loss(<a_i, x>; b_i) over N samples, phi a regulariser that acts on each entry for itself.
+Points are rows: x may carry leading axes for many runs.
 
 The gradient noise of the squared loss grows with x; the theorems need a bound only where iterates can be. That is the
-domain of phi where it is a box, and a ball where phi is strongly convex: the paper's basic inequality at the origin gives
-(1 + 2 alpha lam) ||x+||^2 <= ||x||^2 + 2 alpha (f_i(0) - C_i), so that ProxSPS with convex losses never leaves the ball
-||x||^2 <= max{||x^0||^2, max_i (f_i(0) - C_i) / lam}, whatever its steps and samples are.
+domain of phi where it is a box, and a ball where phi is strongly convex: the paper's basic inequality at the origin
+gives (1 + 2 alpha lam) ||x+||^2 <= ||x||^2 + 2 alpha (f_i(0) - C_i), so that ProxSPS with convex losses never leaves
+the ball ||x||^2 <= max{||x^0||^2, max_i (f_i(0) - C_i) / lam}, whatever its steps and samples are.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Composite:
 
     @cached_property
     def solution(self) -> np.ndarray:
-        """A minimiser of psi: the unique one in convex problems, the best of many local ones where psi is not convex."""
+        """A minimiser of psi: the only one in convex problems, else the best of many local ones."""
         if self.planted is not None:
             return self.planted
         if isinstance(self.loss, Absolute):
@@ -189,7 +189,7 @@ def accelerated(
     start: np.ndarray,
     limit: int = 200_000,
 ) -> np.ndarray:
-    """Accelerated proximal gradient steps until rounding stops them; the momentum of a row restarts where it hinders."""
+    """Accelerated proximal gradient steps until rounding stops them; a row's momentum restarts where it hinders."""
     x = y = prox(start, 1 / L)
     momentum = np.ones(x.shape[:-1])
     for _ in range(limit):
@@ -207,7 +207,7 @@ def accelerated(
 
 
 def ridge(lam: float = 0.2, noise: float = 0.5) -> Composite:
-    """Least squares with noisy targets and the squared l2 norm; 20 samples, 4 variables. Without noise f is 0 somewhere."""
+    """Least squares with the squared l2 norm; 20 samples, 4 variables. Without noise the loss is 0 somewhere."""
     A, b = _regression(20, 4, noise=noise, seed=1)
     return Composite("ridge", A, b, Squared(), L2(lam), np.zeros(4))
 
@@ -266,7 +266,8 @@ def scalar_quadratic(
 ) -> Composite:
     """f_i(x) = curvature/2 (x - c_i)^2 on the line, with f_i'(0) = slope + noise_i, where the noise sums to 0.
 
-    The gradient noise is the same everywhere: with a small curvature f is almost linear, the worst case of several bounds.
+    The gradient noise is the same everywhere. With a small curvature f is almost linear, the worst case of several
+    bounds.
     """
     root = math.sqrt(curvature)
     b = -(slope + np.asarray(noise)) / root

@@ -1,4 +1,4 @@
-"""Losses of one number t = <a, x> against a target b, with the constants of their shape. All are at least 0, and reach it.
+"""Losses of one number t = <a, x> against a target b, with the constants of their shape; the infimum of each is 0.
 
 They are convex or weakly convex; `strong` and `weak` are the largest mu and the smallest rho >= 0 for which
 loss - mu/2 t^2 and loss + rho/2 t^2 are convex, `smooth` bounds the second derivative (infinity where there is none).

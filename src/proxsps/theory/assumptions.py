@@ -1,7 +1,7 @@
 """What the theorems ask for, and errors that say which of it is missing.
 
-Symbols are the paper's: alpha_k steps, lam strong convexity of phi, L smoothness, mu strong and rho weak convexity of f,
-beta bound on the gradient noise, G on the subgradients, eta parameter of the Moreau envelope, theta > 1 of the proofs.
+Symbols are the paper's: alpha_k steps, lam strong convexity of phi, L smoothness, mu strong and rho weak convexity of
+f, beta bound on the gradient noise, G on the subgradients, eta parameter of the envelope, theta > 1 of the proofs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class AssumptionError(ValueError):
 
 
 def check_positive(meaning: str, **values: float) -> None:
-    """Refuse a constant that the theorem needs to be positive and finite, for instance lam in a strongly convex case."""
+    """Refuse a constant that has to be positive and finite, for instance lam in a strongly convex case."""
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise AssumptionError(f"{meaning}: needs 0 < {name} < inf, got {name} = {value:g}.")

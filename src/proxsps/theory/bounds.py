@@ -15,8 +15,8 @@ smallest theta that the steps allow, for which the bound is smallest.
 One step of the paper's proof of the weakly convex theorem is not right for lam > 0: with r = 1/eta + lam - rho > 0 it
 estimates 1 - alpha r / (1 + alpha lam) by 1 - alpha r from above. The prox inequality that the proof uses holds with
 r/2 ||x^{k+1} - prox(x^k)||^2 more, which gives 1 - 2 alpha r / (1 + alpha (lam + r)) instead; that is at most
-1 - alpha r if alpha (lam + r) <= 1. So the theorem holds under this further condition, alpha <= 1/(1/eta + 2 lam - rho),
-which is no restriction if 2 lam <= L + rho; without it the theorem is false (f = 0, phi = lam/2 x^2, alpha lam > 1).
+1 - alpha r if alpha (lam + r) <= 1. So the theorem holds under this further condition, alpha <= 1/(1/eta + 2 lam -
+rho), which is no restriction if 2 lam <= L + rho; without it it is false (f = 0, phi = lam/2 x^2, alpha lam > 1).
 """
 
 from __future__ import annotations

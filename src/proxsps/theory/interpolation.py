@@ -1,8 +1,8 @@
 """Published results for other Polyak steps, for comparison: both carry the interpolation constant sigma^2.
 
-SPS_max (Loizou, Vaswani, Laradji and Lacoste-Julien, 2021; Orvieto, Lacoste-Julien and Loizou, 2022, Theorem 3.1) reaches
-a neighbourhood whose size is proportional to sigma^2; DecSPS (Orvieto et al., 2022, Theorems 5.3 and 5.5) shrinks it like
-1/sqrt(K). ProxSPS's rates have no sigma^2 in them.
+SPS_max (Loizou, Vaswani, Laradji and Lacoste-Julien, 2021; Orvieto, Lacoste-Julien and Loizou, 2022) reaches a
+neighbourhood whose size is proportional to sigma^2; DecSPS (Orvieto et al., 2022) shrinks it like 1/sqrt(K). ProxSPS's
+rates have no sigma^2 in them. Both bounds are derived again in the documentation, with all their constants.
 """
 
 from __future__ import annotations
@@ -66,13 +66,11 @@ def dec_sps_radius(*, mu: float, gamma_b: float, worst_gap: float, D_sq: float) 
     return max(D_sq, 2 * worst_gap * max(1 / mu, gamma_b))
 
 
-def dec_sps_rate(
-    K: Any, *, c_0: float, L_max: float, gamma_b: float, sigma_sq: float, radius_sq: float
-) -> Number:
+def dec_sps_rate(K: Any, *, c_0: float, L_max: float, gamma_b: float, sigma_sq: float, radius_sq: float) -> Number:
     """E f(mean of x^0 ... x^{K-1}) - f* for DecSPS with c_k = c_0 sqrt(k + 1), c_0 >= 1.
 
-    [2 c_0 max{L_max, 1/(2 c_0 gamma_b)} radius_sq + 2 sigma^2 / c_0] / sqrt(K), where radius_sq bounds ||x^k - x*||^2 for
-    all k: `dec_sps_radius`, which needs strongly convex f_i.
+    [2 c_0 max{L_max, 1/(2 c_0 gamma_b)} radius_sq + 2 sigma^2 / c_0] / sqrt(K), where radius_sq bounds ||x^k - x*||^2
+    for all k: `dec_sps_radius`, which needs strongly convex f_i.
     """
     counts = check_count(K)
     check_positive("Smoothness of every f_i", L_max=L_max)

@@ -1,7 +1,7 @@
 """The Moreau envelope: env^eta(x) = min_y psi(y) + ||y - x||^2 / (2 eta), its gradient, and the gradient mapping.
 
-env is smooth where psi is not, and ||grad env(x)|| measures how far x is from stationary: (x - p) / eta is the gradient,
-where p = prox_{eta psi}(x) is the minimiser. Points are rows: x has shape (..., n), values have shape (...).
+env is smooth where psi is not, and the norm of its gradient (x - p) / eta, where p = prox_{eta psi}(x) minimises,
+measures how far x is from stationary. Points are rows: x has shape (..., n), values have shape (...).
 
 Where psi has no known prox, two solvers find it: `prox_by_gradient` for a smooth f and a phi with a prox, and
 `prox_by_cuts` for any psi of a few variables with subgradients. Both say how close they are.

@@ -58,8 +58,9 @@ def convex_recursion(
     next_distance_sq: Number,
     next_gap: Number,
 ) -> Sides:
-    """Smooth convex theorem: (1 + alpha lam) E ||x+ - x*||^2 + 2 alpha E [psi(x+) - psi*] <= ||x - x*||^2 + theta beta
-    alpha^2.
+    """Smooth convex theorem, for alpha <= (1 - 1/theta) / L and gradient noise up to beta.
+
+    (1 + alpha lam) E ||x+ - x*||^2 + 2 alpha E [psi(x+) - psi*] <= ||x - x*||^2 + theta beta alpha^2.
     """
     left = (1 + alpha * lam) * next_distance_sq + 2 * alpha * next_gap
     return Sides(left, distance_sq + theta * beta * alpha**2)
@@ -68,8 +69,9 @@ def convex_recursion(
 def bounded_recursion(
     *, alpha: float, lam: float, G: float, distance_sq: Number, next_distance_sq: Number, next_gap: Number
 ) -> Sides:
-    """Convex f, bounded subgradients: (1 + alpha lam) E ||x+ - x*||^2 + 2 alpha E [psi(x+) - psi*] <= ||x - x*||^2 + 4
-    alpha^2 G^2.
+    """Behind the strongly convex corollary: convex f with bounded subgradients, any alpha.
+
+    (1 + alpha lam) E ||x+ - x*||^2 + 2 alpha E [psi(x+) - psi*] <= ||x - x*||^2 + 4 alpha^2 G^2.
     """
     left = (1 + alpha * lam) * next_distance_sq + 2 * alpha * next_gap
     return Sides(left, distance_sq + 4 * alpha**2 * G**2)
@@ -78,8 +80,9 @@ def bounded_recursion(
 def bounded_envelope_recursion(
     *, alpha: float, rho: float, eta: float, G: float, distance_sq: Number, next_distance_sq: Number
 ) -> Sides:
-    """Bounded subgradients, p = prox_{eta psi}(x): E ||x+ - p||^2 <= (1 - alpha (1/eta - rho)) ||x - p||^2 + 4 alpha^2
-    G^2 / (1 - alpha/eta), for alpha < eta < 1/rho.
+    """Behind the weakly convex corollary: bounded subgradients, alpha < eta < 1/rho, p = prox_{eta psi}(x).
+
+    E ||x+ - p||^2 <= (1 - alpha (1/eta - rho)) ||x - p||^2 + 4 alpha^2 G^2 / (1 - alpha/eta).
     """
     check_envelope(eta, rho, 0.0)
     check_step(alpha, eta, "alpha < eta")
@@ -99,8 +102,9 @@ def envelope_recursion(
     next_gap: Number,
     gradient_sq: Number,
 ) -> Sides:
-    """Smooth weakly convex theorem, in the envelope: E env(x+) + alpha/2 (1 - eta (rho - lam)) ||grad env(x)||^2 <=
-    env(x) + alpha^2 theta beta / (2 eta).
+    """Smooth weakly convex theorem, in the envelope.
+
+    E env(x+) + alpha/2 (1 - eta (rho - lam)) ||grad env(x)||^2 <= env(x) + alpha^2 theta beta / (2 eta).
 
     Args:
         alpha: step size, at most `envelope_alpha`.

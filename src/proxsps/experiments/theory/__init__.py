@@ -8,7 +8,7 @@ import pandas as pd
 
 from proxsps import figures
 from proxsps.experiments.base import Drawing, Experiment, Frames
-from proxsps.experiments.theory.checks import CHECKS, SEEDS, claim, evaluate, find_check, summary
+from proxsps.experiments.theory.checks import CHECKS, SEEDS, Check, claim, evaluate, find_check, summary
 from proxsps.experiments.theory.floor import SEEDS as FLOOR_SEEDS
 from proxsps.experiments.theory.floor import floor_grows_with_sigma, floor_tables, through_the_floor
 from proxsps.experiments.theory.robustness import SEEDS as ROBUSTNESS_SEEDS
@@ -68,8 +68,8 @@ FLOOR = Experiment(
 ROBUSTNESS = Experiment(
     "theory-robustness",
     "Robustness of the linear, truncated and full model",
-    "Proximal SGD, ProxSPS and stochastic proximal point with steps alpha_0/sqrt(k+1), alpha_0 over six decades, for the "
-    "squared and the logistic loss.",
+    "Proximal SGD, ProxSPS and stochastic proximal point with steps alpha_0/sqrt(k+1), alpha_0 over six decades, for "
+    "the squared and the logistic loss.",
     (
         Drawing(
             "robustness",
@@ -85,4 +85,15 @@ ROBUSTNESS = Experiment(
 
 EXPERIMENTS = (BOUNDS, FLOOR, ROBUSTNESS)
 
-__all__ = ["BOUNDS", "CHECKS", "EXPERIMENTS", "FLOOR", "ROBUSTNESS", "claim", "evaluate", "find_check", "summary"]
+__all__ = [
+    "BOUNDS",
+    "CHECKS",
+    "EXPERIMENTS",
+    "FLOOR",
+    "ROBUSTNESS",
+    "Check",
+    "claim",
+    "evaluate",
+    "find_check",
+    "summary",
+]

@@ -212,10 +212,10 @@ def smooth_envelope(problem: Composite, x: np.ndarray, eta: float) -> theory.Env
     return theory.moreau_envelope(problem.objective, prox, x, eta)
 
 
-def _weakly_convex_cases() -> list[tuple[Composite, float, float, dict[str, float]]]:
+def _weakly_convex_cases(scalar: Composite) -> list[tuple[Composite, float, float, dict[str, float]]]:
     """Problem, alpha, eta and the constants of the weakly convex theorem."""
     cases = []
-    for problem, alpha, eta in ((cauchy_regression(), 0.3, 1.0), (pure_shrinkage(), 0.45, 20.0)):
+    for problem, alpha, eta in ((cauchy_regression(), 0.3, 1.0), (scalar, 0.45, 20.0)):
         c = problem.constants
         Delta = float(smooth_envelope(problem, problem.start[None], eta).value[0]) - problem.optimum
         constants = {"L": c.L, "rho": c.rho, "lam": c.lam, "eta": eta, "beta": c.beta, "Delta": Delta}
@@ -233,7 +233,7 @@ def _gradient_squares(problem: Composite, path: Path, eta: float) -> np.ndarray:
 def envelope_sum(seeds: int) -> pd.DataFrame:
     """The weakly convex theorem as a sum, with constant steps."""
     parts = []
-    for problem, alpha, eta, constants in _weakly_convex_cases():
+    for problem, alpha, eta, constants in _weakly_convex_cases(pure_shrinkage()):
         schedule = partial(schedules.constant, alpha=alpha)
         path = run(problem, prox_sps(problem), schedule, HORIZONS[-1], seeds)
         K = checkpoints(HORIZONS[-1])
@@ -246,7 +246,7 @@ def envelope_sum(seeds: int) -> pd.DataFrame:
 def envelope_sqrt(seeds: int) -> pd.DataFrame:
     """The weakly convex theorem for the best of K expectations."""
     parts = []
-    for problem, alpha, eta, constants in _weakly_convex_cases():
+    for problem, alpha, eta, constants in _weakly_convex_cases(noisy_shrinkage()):
         schedule = partial(schedules.sqrt_decay, alpha=alpha)
         path = run(problem, prox_sps(problem), schedule, HORIZONS[-1], seeds)
         K = checkpoints(HORIZONS[-1])
@@ -260,7 +260,7 @@ def envelope_sqrt(seeds: int) -> pd.DataFrame:
 def envelope_horizon(seeds: int) -> pd.DataFrame:
     """The weakly convex theorem for a drawn point and alpha / sqrt(K): a run of its own for each K."""
     parts = []
-    for problem, alpha, eta, constants in _weakly_convex_cases():
+    for problem, alpha, eta, constants in _weakly_convex_cases(pure_shrinkage()):
         rows, truncated = [], []
         for K in HORIZONS:
             schedule = partial(schedules.horizon, alpha=2 * alpha, K=K)

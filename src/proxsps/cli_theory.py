@@ -1,0 +1,357 @@
+"""`proxsps theory`: hold the paper's bounds against runs, and tell which steps they allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from rich import box
+from rich.table import Table
+
+from proxsps import figures, theory
+from proxsps.cli import DEFAULT_FORMAT, AsJson, Format, _one_line_errors, _print_json, _progress, _show_claims, err, out
+from proxsps.cli import app as main
+from proxsps.experiments import Claim, Experiment
+from proxsps.experiments.base import Drawing, Frames
+from proxsps.experiments.theory import BOUNDS, CHECKS, FLOOR, ROBUSTNESS, Check, claim, evaluate, find_check, summary
+from proxsps.problems.composite import PROBLEMS
+from proxsps.report import Section, describe_environment, write_report
+from proxsps.theory import AssumptionError
+
+app = typer.Typer(help="The paper's theory: its bounds against runs, and the steps they allow.", no_args_is_help=True)
+main.add_typer(app, name="theory")
+
+STUDIES = {"floor": FLOOR, "robustness": ROBUSTNESS}
+COLUMNS = ["check", "problem", "K", "measured", "half", "bound", "ratio", "truncated", "holds"]
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[CHECK]...", help="Names as in `proxsps theory list`; default: all.")
+]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of table, figures and report.")]
+Seeds = Annotated[int | None, typer.Option(min=2, help="Runs of each setting; default: 400 for the rates.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a bound does not hold.")]
+DEFAULT_OUT = Path("out/theory")
+
+
+@app.command("list")
+def list_checks(as_json: AsJson = False) -> None:
+    """Show what `verify` checks: what each bound says, and which problem and alpha_k it needs."""
+    rows = [{"name": c.name, "place": c.place, "says": c.says, "needs": c.needs} for c in CHECKS.values()]
+    rows += [{"name": name, "place": "", "says": study.title, "needs": ""} for name, study in STUDIES.items()]
+    if as_json:
+        _print_json(rows)
+        return
+    table = Table("check", "where it stands, what it says, what it needs", box=box.SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        needs = f"[dim]needs {row['needs']}[/dim]" if row["needs"] else ""
+        table.add_row(row["name"], "\n".join(line for line in (row["place"], row["says"], needs) if line))
+    out.print(table, highlight=False)
+    out.print("Next: [bold]proxsps theory verify[/bold]")
+
+
+@app.command()
+def problems(as_json: AsJson = False) -> None:
+    """Show the problems that `verify` runs on, and their constants."""
+    made = {name: make() for name, make in PROBLEMS.items()}
+    rows = [{"problem": name, **asdict(p.constants), "psi*": p.optimum} for name, p in made.items()]
+    if as_json:
+        _print_json([{key: _finite(value) for key, value in row.items()} for row in rows])
+        return
+    table = Table(*rows[0], box=box.SIMPLE_HEAD, padding=0, pad_edge=True)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*(value if isinstance(value, str) else f"{value:.3g}" for value in row.values()))
+    out.print(table)
+    out.print("beta and G hold where iterates can be: in the ball of this radius, or everywhere.")
+
+
+@app.command()
+def verify(
+    names: Names = None,
+    folder: Out = DEFAULT_OUT,
+    seeds: Seeds = None,
+    kind: Annotated[Format, typer.Option("--format", help="Kind of the figures' files.")] = DEFAULT_FORMAT,
+    as_json: AsJson = False,
+    strict: Strict = False,
+) -> None:
+    """Hold the bounds of the paper against runs: a table, figures and a report, in less than two minutes.
+
+    Rates run ProxSPS with their theorem's steps over many seeds, and hold unless the lower 99 % confidence limit of the
+    measured mean lies above the bound. One-step inequalities are evaluated in exact expectation, over every sample.
+    """
+    with _one_line_errors(folder):
+        _check_folder(folder)
+        wanted = list(dict.fromkeys(names or [*CHECKS, *STUDIES]))
+        checks = [find_check(name, STUDIES) for name in wanted if name not in STUDIES]
+        try:
+            results = _measure(checks, [STUDIES[name] for name in wanted if name in STUDIES], seeds)
+        except KeyboardInterrupt:
+            err.print("Interrupted: nothing was written.", highlight=False)
+            raise typer.Exit(130) from None
+        report = _write(results, folder, kind)
+    claims = [found for result in results for found in result.claims]
+    if as_json:
+        rows = [row for result in results for row in result.records()]
+        _print_json(rows)
+    else:
+        _show(results)
+        out.print(f"Report: {report}", highlight=False, soft_wrap=True)
+    if strict and not all(found.holds for found in claims):
+        raise typer.Exit(1)
+
+
+@app.command()
+def steps(
+    L: Annotated[float | None, typer.Option("--L", help="Smoothness of the loss f.")] = None,
+    lam: Annotated[float, typer.Option("--lam", help="Strong convexity of the regulariser.")] = 0.0,
+    mu: Annotated[float, typer.Option("--mu", help="Strong convexity of f.")] = 0.0,
+    rho: Annotated[float, typer.Option("--rho", help="Weak convexity of f; 0: convex.")] = 0.0,
+    beta: Annotated[float | None, typer.Option("--beta", help="Bound on the gradient noise.")] = None,
+    G: Annotated[float | None, typer.Option("--G", help="Bound on the subgradients, root mean square.")] = None,
+    D_sq: Annotated[float | None, typer.Option("--D-sq", help="||x^0 - x*||^2.")] = None,
+    Delta: Annotated[float | None, typer.Option("--Delta", help="env(x^0) - inf psi.")] = None,
+    K: Annotated[int, typer.Option("--K", min=1, help="Number of steps.")] = 1000,
+    theta: Annotated[float, typer.Option("--theta", help="Constant of the proofs, above 1.")] = 2.0,
+    eta: Annotated[float | None, typer.Option("--eta", help="Of the envelope; default 1/(2 rho), or 1/L.")] = None,
+) -> None:
+    """Tell which alpha_k the theory allows for a problem with these constants, and what it then promises."""
+    with _one_line_errors(DEFAULT_OUT):
+        if L is None and G is None:
+            raise ValueError("Give --L (a smooth loss) or --G (bounded subgradients), or both.")
+        rows = _step_rows(L, lam, mu, rho, beta, G, D_sq, Delta, K, theta, eta)
+    table = Table("theorem", "alpha_k", f"bound after K = {K} steps", box=box.SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*row)
+    out.print(table, highlight=False)
+
+
+# What the commands are made of
+
+
+@dataclass(frozen=True)
+class Result:
+    """An experiment, its tables and what they say."""
+
+    experiment: Experiment
+    frames: Frames
+    claims: Sequence[Claim]
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """Those that can be drawn: the rates only where there are some."""
+        rates = "checks" not in self.frames or not self.frames["checks"]["exact"].all()
+        return [drawing for drawing in self.experiment.drawings if rates or drawing.name != "rates"]
+
+    @property
+    def table(self) -> pd.DataFrame | None:
+        """Measured values beside their bounds, where they come closest."""
+        return summary(self.frames["checks"])[COLUMNS] if "checks" in self.frames else None
+
+    def records(self) -> list[dict[str, Any]]:
+        """For programs."""
+        if self.table is None:
+            return [vars(found) for found in self.claims]
+        return [{k: _finite(v) for k, v in row.items()} for row in self.table.to_dict("records")]
+
+
+def _show(results: Sequence[Result]) -> None:
+    """The bounds as a table, the claims of the studies as another."""
+    for result in results:
+        if result.table is not None:
+            _show_bounds(result.table)
+            holding = sum(found.holds for found in result.claims)
+            out.print(f"{holding} of {len(result.claims)} bounds hold.", highlight=False)
+    studies = {result.experiment.title: list(result.claims) for result in results if result.table is None}
+    if studies:
+        _show_claims(studies, as_json=False)
+
+
+def _show_bounds(rows: pd.DataFrame) -> None:
+    table = Table("bound and problem", "K", "measured", "bound", "ratio", "u < 1", "holds", box=box.SIMPLE_HEAD)
+    for column in table.columns:
+        column.no_wrap = True
+    for name, group in rows.groupby("check", sort=False):
+        table.add_row(f"[bold]{name}[/bold]")
+        for row in group.itertuples():
+            measured = f"{row.measured:.3g}" + (f" ± {row.half:.1g}" if row.half > 1e-12 else "")
+            share = "-" if pd.isna(row.truncated) else f"{100 * row.truncated:.0f} %"
+            verdict = "[green]yes[/green]" if row.holds else "[bold red]NO[/bold red]"
+            numbers = (str(row.K), measured, f"{row.bound:.3g}", f"{row.ratio:.3f}", share)
+            table.add_row(f"  {row.problem}", *numbers, verdict)
+    out.print(table, highlight=False)
+    out.print(
+        "Each row is taken where measured / bound is largest. K: steps, or evaluations of a one-step inequality. "
+        "u < 1: share of steps with a truncated model.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _measure(checks: Sequence[Check], studies: Sequence[Experiment], seeds: int | None) -> list[Result]:
+    results, parts = [], []
+    with _progress("theory", len(checks) + len(studies), unit="checks") as advance:
+        for check in checks:
+            parts.append(evaluate(check, seeds or BOUNDS.seeds))
+            advance(1)
+        if parts:
+            rows = pd.concat(parts, ignore_index=True)
+            results.append(Result(BOUNDS, {"checks": rows}, [claim(check, rows) for check in checks]))
+        for study in studies:
+            frames = study.tables(seeds or study.seeds) if study.tables else {}
+            results.append(Result(study, frames, study.judge(frames)))
+            advance(1)
+    return results
+
+
+def _write(results: Sequence[Result], folder: Path, kind: str) -> Path:
+    """Figures, the table of all rows, and the report."""
+    sections = []
+    for result in results:
+        drawn = [(drawing, drawing.draw(result.frames)) for drawing in result.drawings]
+        for drawing, figure in drawn:
+            figures.save(figure, folder / f"{drawing.name}.{kind}")
+        shown = [(drawing.caption, figure) for drawing, figure in drawn]
+        of = result.experiment
+        sections.append(Section(of.title, of.description, result.claims, shown, result.table))
+        for name, frame in result.frames.items():
+            frame.to_csv(folder / f"{name}.csv", index=False)
+    return write_report(
+        folder / "report.html",
+        sections,
+        title="The theory of stochastic proximal Polyak step sizes, against runs",
+        environment=describe_environment(),
+        speed={},
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written to before anything is run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"Cannot use {folder}: {error.strerror}. Choose another folder with --out.") from None
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN."""
+    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+
+
+def _step_rows(
+    L: float | None,
+    lam: float,
+    mu: float,
+    rho: float,
+    beta: float | None,
+    G: float | None,
+    D_sq: float | None,
+    Delta: float | None,
+    K: int,
+    theta: float,
+    eta: float | None,
+) -> list[tuple[str, str, str]]:
+    """Theorem, its steps, its promise; or what is missing."""
+    rows = []
+    given = {"L": L, "beta": beta, "G": G, "D_sq": D_sq, "Delta": Delta}
+
+    def add(name: str, steps: Callable[[], str], bound: Callable[[], float], limit: str, needs: str) -> None:
+        if given[limit] is None:
+            return
+        try:
+            allowed = steps()
+        except AssumptionError as error:
+            rows.append((name, "[yellow]does not apply[/yellow]", str(error)))
+            return
+        missing = [f"--{key.replace('_', '-')}" for key in needs.split() if given[key] is None]
+        rows.append((name, allowed, f"give {' and '.join(missing)}" if missing else f"{bound():.4g}"))
+
+    if rho == 0:
+        alpha = theory.smooth_alpha(L=L, theta=theta) if L is not None else 0.0
+        add(
+            "smooth, convex (a)",
+            lambda: f"1/(lam (k + k_0)), k_0 >= {_shift(lam, alpha):.4g}",
+            lambda: theory.smooth_strongly_convex(
+                K, lam=lam, k_0=_shift(lam, alpha), L=L, beta=beta, D_sq=D_sq, theta=theta
+            ),
+            "L",
+            "beta D_sq",
+        )
+        add(
+            "smooth, convex (b)",
+            lambda: f"alpha/sqrt(k + 1), alpha <= {alpha:.4g}",
+            lambda: theory.smooth_convex(K, alpha=alpha, L=L, beta=beta, D_sq=D_sq, theta=theta),
+            "L",
+            "beta D_sq",
+        )
+        add(
+            "smooth, convex (c)",
+            lambda: f"alpha <= {_with_convexity(alpha, mu, lam):.4g}",
+            lambda: theory.smooth_constant_step(K, alpha=alpha, L=L, mu=mu, lam=lam, beta=beta, D_sq=D_sq, theta=theta),
+            "L",
+            "beta D_sq",
+        )
+        add(
+            "bounded, strongly convex",
+            lambda: f"2/(lam (k + 1)) = {2 / _positive(lam):.4g}/(k + 1)",
+            lambda: theory.bounded_strongly_convex(K, lam=lam, G=G, D_sq=D_sq),
+            "G",
+            "D_sq",
+        )
+    else:
+        add(
+            "bounded, weakly convex",
+            lambda: (
+                f"1/(2 rho + sqrt(4 rho G^2 K/Delta)), below {1 / (2 * rho):.4g}"
+                if Delta is None
+                else f"{theory.bounded_weakly_convex_alpha(K=K, rho=rho, G=G, Delta=Delta):.4g}"
+            ),
+            lambda: theory.bounded_weakly_convex(K, rho=rho, G=G, Delta=Delta),
+            "G",
+            "Delta",
+        )
+    if L is not None:
+        parameter = eta or (1 / (2 * rho) if rho else 1 / L if L else 1.0)
+
+        def largest() -> float:
+            return theory.envelope_alpha(L=L, theta=theta, eta=parameter, lam=lam, rho=rho)
+
+        constants = {"L": L, "rho": rho, "lam": lam, "eta": parameter, "beta": beta, "Delta": Delta, "theta": theta}
+        name = f"smooth, weakly convex (eta = {parameter:.3g})"
+        add(
+            name,
+            lambda: f"alpha/sqrt(k + 1), alpha <= {largest():.4g}",
+            lambda: theory.envelope_sqrt(K, alpha=largest(), **constants),
+            "L",
+            "beta Delta",
+        )
+        add(
+            name,
+            lambda: f"alpha/sqrt(K) <= {largest():.4g}",
+            lambda: theory.envelope_horizon(K, alpha=largest() * K**0.5, **constants),
+            "L",
+            "beta Delta",
+        )
+    return rows
+
+
+def _positive(lam: float) -> float:
+    if not lam > 0:
+        raise AssumptionError(f"Strong convexity of phi: needs lam > 0, got lam = {lam:g}.")
+    return lam
+
+
+def _shift(lam: float, alpha: float) -> float:
+    """The smallest k_0 with 1/(lam k_0) <= alpha."""
+    return max(1.0, 1 / (_positive(lam) * alpha))
+
+
+def _with_convexity(alpha: float, mu: float, lam: float) -> float:
+    if not mu + lam > 0:
+        raise AssumptionError("Strong convexity of f or phi: needs mu + lam > 0.")
+    return alpha
