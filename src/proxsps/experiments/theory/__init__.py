@@ -12,7 +12,7 @@ from proxsps.experiments.theory.checks import CHECKS, SEEDS, Check, claim, evalu
 from proxsps.experiments.theory.floor import SEEDS as FLOOR_SEEDS
 from proxsps.experiments.theory.floor import floor_grows_with_sigma, floor_tables, through_the_floor
 from proxsps.experiments.theory.robustness import SEEDS as ROBUSTNESS_SEEDS
-from proxsps.experiments.theory.robustness import never_worse_than_at_the_start, robustness_tables
+from proxsps.experiments.theory.robustness import bounded_models_are_robust, robustness_tables
 
 
 def bound_tables(seeds: int = SEEDS) -> Frames:
@@ -77,7 +77,7 @@ ROBUSTNESS = Experiment(
             lambda f: figures.robustness(f["robustness"]),
         ),
     ),
-    (never_worse_than_at_the_start,),
+    (bounded_models_are_robust,),
     tables=robustness_tables,
     seeds=ROBUSTNESS_SEEDS,
     seconds=3.0,
