@@ -173,8 +173,10 @@ def _show(results: Sequence[Result]) -> None:
 
 
 def _show_bounds(rows: pd.DataFrame) -> None:
-    table = Table("bound and problem", "K", "measured", "bound", "ratio", "u < 1", "holds", box=box.SIMPLE_HEAD)
-    for column in table.columns:
+    heads = ("bound and problem", "K", "measured", "bound", "ratio", "u < 1", "holds")
+    table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
         column.no_wrap = True
     for name, group in rows.groupby("check", sort=False):
         table.add_row(f"[bold]{name}[/bold]")
@@ -183,7 +185,7 @@ def _show_bounds(rows: pd.DataFrame) -> None:
             share = "-" if pd.isna(row.truncated) else f"{100 * row.truncated:.0f} %"
             verdict = "[green]yes[/green]" if row.holds else "[bold red]NO[/bold red]"
             numbers = (str(row.K), measured, f"{row.bound:.3g}", f"{row.ratio:.3f}", share)
-            table.add_row(f"  {row.problem}", *numbers, verdict)
+            table.add_row(f" {row.problem}", *numbers, verdict)
     out.print(table, highlight=False)
     out.print(
         "Each row is taken where measured / bound is largest. K: steps, or evaluations of a one-step inequality. "

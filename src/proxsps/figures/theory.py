@@ -44,7 +44,7 @@ def rates(checks: pd.DataFrame) -> Figure:
 
 
 def _rate_panel(axes: Axes, rows: pd.DataFrame) -> None:
-    title = "\n".join(textwrap.wrap(rows["place"].iloc[0], 36))
+    title = "\n".join(textwrap.wrap(rows["place"].iloc[0].replace("alpha/sqrt", "\u03b1/\u221a"), 31))
     axes.set(xscale="log", yscale="log")
     axes.set_title(title, fontsize=10.5)
     axes.set_xlabel("Steps $K$", fontsize=10)
