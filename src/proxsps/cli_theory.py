@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,6 @@ from proxsps.experiments.base import Drawing, Frames
 from proxsps.experiments.theory import BOUNDS, CHECKS, FLOOR, ROBUSTNESS, Check, claim, evaluate, find_check, summary
 from proxsps.problems.composite import PROBLEMS
 from proxsps.report import Section, describe_environment, write_report
-from proxsps.theory import AssumptionError
 
 app = typer.Typer(help="The paper's theory: its bounds against runs, and the steps they allow.", no_args_is_help=True)
 main.add_typer(app, name="theory")
@@ -121,13 +120,13 @@ def steps(
 ) -> None:
     """Tell which alpha_k the theory allows for a problem with these constants, and what it then promises."""
     with _one_line_errors(DEFAULT_OUT):
-        if L is None and G is None:
-            raise ValueError("Give --L (a smooth loss) or --G (bounded subgradients), or both.")
-        rows = _step_rows(L, lam, mu, rho, beta, G, D_sq, Delta, K, theta, eta)
-    table = Table("theorem", "alpha_k", f"bound after K = {K} steps", box=box.SIMPLE_HEAD)
+        known = theory.Known(K, L, lam, mu, rho, beta, G, D_sq, Delta, theta, eta)
+        rows = theory.advise(known)
+    table = Table("theorem", "alpha_k", f"bound after {K} steps", box=box.SIMPLE_HEAD)
     table.columns[0].no_wrap = True
     for row in rows:
-        table.add_row(*row)
+        bound = row.missing if row.bound is None else f"{row.bound:.4g}"
+        table.add_row(row.theorem, row.steps or "[yellow]does not apply[/yellow]", bound)
     out.print(table, highlight=False)
 
 
@@ -243,117 +242,3 @@ def _check_folder(folder: Path) -> None:
 def _finite(value: Any) -> Any:
     """JSON has no infinity and no NaN."""
     return None if isinstance(value, float) and not abs(value) < float("inf") else value
-
-
-def _step_rows(
-    L: float | None,
-    lam: float,
-    mu: float,
-    rho: float,
-    beta: float | None,
-    G: float | None,
-    D_sq: float | None,
-    Delta: float | None,
-    K: int,
-    theta: float,
-    eta: float | None,
-) -> list[tuple[str, str, str]]:
-    """Theorem, its steps, its promise; or what is missing."""
-    rows = []
-    given = {"L": L, "beta": beta, "G": G, "D_sq": D_sq, "Delta": Delta}
-
-    def add(name: str, steps: Callable[[], str], bound: Callable[[], float], limit: str, needs: str) -> None:
-        if given[limit] is None:
-            return
-        try:
-            allowed = steps()
-        except AssumptionError as error:
-            rows.append((name, "[yellow]does not apply[/yellow]", str(error)))
-            return
-        missing = [f"--{key.replace('_', '-')}" for key in needs.split() if given[key] is None]
-        rows.append((name, allowed, f"give {' and '.join(missing)}" if missing else f"{bound():.4g}"))
-
-    if rho == 0:
-        alpha = theory.smooth_alpha(L=L, theta=theta) if L is not None else 0.0
-        add(
-            "smooth, convex (a)",
-            lambda: f"1/(lam (k + k_0)), k_0 >= {_shift(lam, alpha):.4g}",
-            lambda: theory.smooth_strongly_convex(
-                K, lam=lam, k_0=_shift(lam, alpha), L=L, beta=beta, D_sq=D_sq, theta=theta
-            ),
-            "L",
-            "beta D_sq",
-        )
-        add(
-            "smooth, convex (b)",
-            lambda: f"alpha/sqrt(k + 1), alpha <= {alpha:.4g}",
-            lambda: theory.smooth_convex(K, alpha=alpha, L=L, beta=beta, D_sq=D_sq, theta=theta),
-            "L",
-            "beta D_sq",
-        )
-        add(
-            "smooth, convex (c)",
-            lambda: f"alpha <= {_with_convexity(alpha, mu, lam):.4g}",
-            lambda: theory.smooth_constant_step(K, alpha=alpha, L=L, mu=mu, lam=lam, beta=beta, D_sq=D_sq, theta=theta),
-            "L",
-            "beta D_sq",
-        )
-        add(
-            "bounded, strongly convex",
-            lambda: f"2/(lam (k + 1)) = {2 / _positive(lam):.4g}/(k + 1)",
-            lambda: theory.bounded_strongly_convex(K, lam=lam, G=G, D_sq=D_sq),
-            "G",
-            "D_sq",
-        )
-    else:
-        add(
-            "bounded, weakly convex",
-            lambda: (
-                f"1/(2 rho + sqrt(4 rho G^2 K/Delta)), below {1 / (2 * rho):.4g}"
-                if Delta is None
-                else f"{theory.bounded_weakly_convex_alpha(K=K, rho=rho, G=G, Delta=Delta):.4g}"
-            ),
-            lambda: theory.bounded_weakly_convex(K, rho=rho, G=G, Delta=Delta),
-            "G",
-            "Delta",
-        )
-    if L is not None:
-        parameter = eta or (1 / (2 * rho) if rho else 1 / L if L else 1.0)
-
-        def largest() -> float:
-            return theory.envelope_alpha(L=L, theta=theta, eta=parameter, lam=lam, rho=rho)
-
-        constants = {"L": L, "rho": rho, "lam": lam, "eta": parameter, "beta": beta, "Delta": Delta, "theta": theta}
-        name = f"smooth, weakly convex (eta = {parameter:.3g})"
-        add(
-            name,
-            lambda: f"alpha/sqrt(k + 1), alpha <= {largest():.4g}",
-            lambda: theory.envelope_sqrt(K, alpha=largest(), **constants),
-            "L",
-            "beta Delta",
-        )
-        add(
-            name,
-            lambda: f"alpha/sqrt(K) <= {largest():.4g}",
-            lambda: theory.envelope_horizon(K, alpha=largest() * K**0.5, **constants),
-            "L",
-            "beta Delta",
-        )
-    return rows
-
-
-def _positive(lam: float) -> float:
-    if not lam > 0:
-        raise AssumptionError(f"Strong convexity of phi: needs lam > 0, got lam = {lam:g}.")
-    return lam
-
-
-def _shift(lam: float, alpha: float) -> float:
-    """The smallest k_0 with 1/(lam k_0) <= alpha."""
-    return max(1.0, 1 / (_positive(lam) * alpha))
-
-
-def _with_convexity(alpha: float, mu: float, lam: float) -> float:
-    if not mu + lam > 0:
-        raise AssumptionError("Strong convexity of f or phi: needs mu + lam > 0.")
-    return alpha

@@ -285,3 +285,47 @@ def test_repaired_weakly_convex_theorem_holds_on_quadratics(seed):
             assert left <= bound[-1] * (1 + 1e-12)
             tightest = max(tightest, left / right)
     assert tightest > 0.8
+
+
+# Advice
+
+
+def test_advice_is_what_the_bounds_say_at_the_largest_step():
+    known = theory.Known(K=50, L=4.0, lam=0.1, mu=0.2, beta=1.0, G=3.0, D_sq=2.0, Delta=1.5)
+    found = theory.advise(known)
+    assert [advice.theorem for advice in found] == [
+        "smooth, convex (a)",
+        "smooth, convex (b)",
+        "smooth, convex (c)",
+        "bounded, strongly convex",
+        "smooth, weakly convex",
+        "smooth, weakly convex",
+    ]
+    smooth = {"L": 4.0, "beta": 1.0, "D_sq": 2.0, "theta": 2.0}
+    envelope = {"L": 4.0, "beta": 1.0, "Delta": 1.5, "theta": 2.0, "rho": 0.0, "lam": 0.1, "eta": 0.25}
+    alpha = theory.envelope_alpha(L=4.0, theta=2.0, eta=0.25, lam=0.1)
+    assert [advice.bound for advice in found] == [
+        theory.smooth_strongly_convex(50, lam=0.1, k_0=80.0, **smooth),
+        theory.smooth_convex(50, alpha=0.125, **smooth),
+        theory.smooth_constant_step(50, alpha=0.125, mu=0.2, lam=0.1, **smooth),
+        theory.bounded_strongly_convex(50, lam=0.1, G=3.0, D_sq=2.0),
+        theory.envelope_sqrt(50, alpha=alpha, **envelope),
+        pytest.approx(theory.envelope_horizon(50, alpha=alpha * math.sqrt(50), **envelope)),
+    ]
+    assert found[0].steps == "1/(lam (k + k_0)), k_0 >= 80"
+
+
+def test_advice_names_what_is_missing():
+    assert [advice.missing for advice in theory.advise(theory.Known(L=4.0))] == [
+        "Strong convexity of phi: needs 0 < lam < inf, got lam = 0.",
+        "needs beta and D_sq",
+        "Strong convexity of f or phi: needs 0 < mu + lam < inf, got mu + lam = 0.",
+        "needs beta and Delta",
+        "needs beta and Delta",
+    ]
+    weakly = theory.advise(theory.Known(G=2.0, rho=1.0))
+    assert [(advice.theorem, advice.missing) for advice in weakly] == [("bounded, weakly convex", "needs Delta")]
+    assert "below 0.5" in weakly[0].steps
+    assert theory.advise(theory.Known(L=0.0))[1].steps == "alpha/sqrt(k + 1), alpha <= inf"
+    with pytest.raises(AssumptionError, match="Give L"):
+        theory.advise(theory.Known())

@@ -4,6 +4,7 @@ Nothing here knows runs: constants go in by name, numbers come out, and an assum
 `AssumptionError` that names it. `proxsps theory verify` holds measured runs against all of it.
 """
 
+from proxsps.theory.advice import Advice, Known, advise
 from proxsps.theory.assumptions import AssumptionError, envelope_alpha, repair_alpha, smallest_theta, smooth_alpha
 from proxsps.theory.bounds import (
     bounded_strongly_convex,
@@ -46,12 +47,15 @@ from proxsps.theory.recursions import (
 )
 
 __all__ = [
+    "Advice",
     "AssumptionError",
     "Cut",
     "Envelope",
     "Interval",
+    "Known",
     "Norms",
     "Sides",
+    "advise",
     "basic_inequality",
     "bounded_envelope_recursion",
     "bounded_recursion",

@@ -6,7 +6,7 @@ point with the largest quotient left / right is kept: K is the number of inequal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -27,6 +27,7 @@ from proxsps.experiments.theory.runs import prox_sps, prox_sps_step, run
 from proxsps.problems.composite import (
     PROBLEMS,
     Composite,
+    Constants,
     box_least_squares,
     cauchy_regression,
     phase_retrieval,
@@ -101,12 +102,11 @@ def model_slope(seeds: int) -> pd.DataFrame:
     return _model_rows(sides, (box_least_squares, sparse_logistic, robust_regression, phase_retrieval))
 
 
-def _model_rows(sides: Callable[[Composite, np.ndarray], theory.Sides], problems: object) -> pd.DataFrame:
-    rows = []
-    for make in problems:
-        problem = make()
-        rows.append(worst(problem.name, sides(problem, visited(problem, 0.5)[::2])))
-    return pd.concat(rows)
+def _model_rows(
+    sides: Callable[[Composite, np.ndarray], theory.Sides], makers: Iterable[Callable[[], Composite]]
+) -> pd.DataFrame:
+    problems = [make() for make in makers]
+    return pd.concat([worst(problem.name, sides(problem, visited(problem, 0.5)[::2])) for problem in problems])
 
 
 def _models(problem: Composite, x: np.ndarray) -> np.ndarray:
@@ -157,26 +157,13 @@ def basic_inequality(seeds: int) -> pd.DataFrame:
 
 def convex_recursion(seeds: int) -> pd.DataFrame:
     """The recursion of the smooth convex theorem."""
+
+    def sides(c: Constants, alpha: float, distances: dict[str, np.ndarray]) -> theory.Sides:
+        theta = theory.smallest_theta(alpha, c.L)
+        return theory.convex_recursion(alpha=alpha, lam=c.lam, theta=theta, beta=c.beta, **distances)
+
     makers = (ridge, box_least_squares, sparse_logistic, noisy_shrinkage, drift_to_wall, soft_landing)
-    rows = []
-    for problem in (make() for make in makers):
-        c = problem.constants
-        parts = []
-        for alpha in _steps_to_try(problem):
-            distance, after, gap = _distances(problem, alpha)
-            parts.append(
-                theory.convex_recursion(
-                    alpha=alpha,
-                    lam=c.lam,
-                    theta=theory.smallest_theta(alpha, c.L),
-                    beta=c.beta,
-                    distance_sq=distance,
-                    next_distance_sq=after,
-                    next_gap=gap,
-                )
-            )
-        rows.append(worst(problem.name, joined(parts)))
-    return pd.concat(rows)
+    return _recursion_rows(sides, makers)
 
 
 def kink() -> Composite:
@@ -187,27 +174,32 @@ def kink() -> Composite:
 
 def bounded_recursion(seeds: int) -> pd.DataFrame:
     """The recursion behind the strongly convex corollary."""
+
+    def sides(c: Constants, alpha: float, distances: dict[str, np.ndarray]) -> theory.Sides:
+        return theory.bounded_recursion(alpha=alpha, lam=c.lam, G=c.G, **distances)
+
+    return _recursion_rows(sides, (robust_regression, box_least_squares, kink))
+
+
+def _recursion_rows(
+    sides: Callable[[Constants, float, dict[str, np.ndarray]], theory.Sides], makers: Iterable[Callable[[], Composite]]
+) -> pd.DataFrame:
     rows = []
-    for problem in (robust_regression(), box_least_squares(), kink()):
-        c = problem.constants
-        parts = []
-        for alpha in _steps_to_try(problem):
-            distance, after, gap = _distances(problem, alpha)
-            parts.append(
-                theory.bounded_recursion(
-                    alpha=alpha, lam=c.lam, G=c.G, distance_sq=distance, next_distance_sq=after, next_gap=gap
-                )
-            )
+    for problem in (make() for make in makers):
+        parts = [sides(problem.constants, alpha, _distances(problem, alpha)) for alpha in _steps_to_try(problem)]
         rows.append(worst(problem.name, joined(parts)))
     return pd.concat(rows)
 
 
-def _distances(problem: Composite, alpha: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _distances(problem: Composite, alpha: float) -> dict[str, np.ndarray]:
     """||x - x*||^2, E ||x+ - x*||^2 and E psi(x+) - psi* at visited points."""
     x = visited(problem, alpha)
     y = all_steps(problem, x, alpha)
-    after = square(y - problem.solution).mean(-1)
-    return square(x - problem.solution), after, problem.objective(y).mean(-1) - problem.optimum
+    return {
+        "distance_sq": square(x - problem.solution),
+        "next_distance_sq": square(y - problem.solution).mean(-1),
+        "next_gap": problem.objective(y).mean(-1) - problem.optimum,
+    }
 
 
 def bounded_envelope_recursion(seeds: int) -> pd.DataFrame:
