@@ -106,7 +106,7 @@ def _model_rows(
     sides: Callable[[Composite, np.ndarray], theory.Sides], makers: Iterable[Callable[[], Composite]]
 ) -> pd.DataFrame:
     problems = [make() for make in makers]
-    return pd.concat([worst(problem.name, sides(problem, visited(problem, 0.5)[::2])) for problem in problems])
+    return pd.concat([worst(problem.name, sides(problem, visited(problem, 0.5)[::4])) for problem in problems])
 
 
 def _models(problem: Composite, x: np.ndarray) -> np.ndarray:
@@ -136,7 +136,7 @@ def basic_inequality(seeds: int) -> pd.DataFrame:
         problem = make()
         parts = []
         for alpha in _steps_to_try(problem):
-            x = visited(problem, alpha)[::3]
+            x = visited(problem, alpha)[::5]
             y = all_steps(problem, x, alpha)
             next_model = _sample_models(problem, x, y) + problem.penalty(y)
             parts += [
