@@ -37,6 +37,7 @@ def test_list_and_problems(call):
     rows = json.loads(call("list", "--json").stdout)
     assert [row["name"] for row in rows] == [*CHECKS, "floor", "robustness"]
     text = call("list").output
+    assert "E (psi(x+) - psi*)" in text  # brackets would be markup
     assert "needs subgradients bounded" in text
     assert "proxsps theory verify" in text
     constants = {row["problem"]: row for row in json.loads(call("problems", "--json").stdout)}
@@ -131,7 +132,7 @@ def test_steps_for_weakly_convex_losses(call):
     assert "rho < 1/eta + lam" in call("steps", "--L", "4", "--rho", "5", "--eta", "1").output
 
 
-def test_an_interrupt_says_that_nothing_was_written(tmp_path):
+def test_an_interrupt_leaves_nothing_behind(tmp_path):
     code = "import sys; from proxsps.cli import app; print('ready', flush=True); app()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "theory", "verify"],
@@ -150,6 +151,6 @@ def test_an_interrupt_says_that_nothing_was_written(tmp_path):
     process.send_signal(signal.SIGINT)
     _, text = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Interrupted: nothing was written." in text
+    assert "Interrupted: no report was written." in text
     assert "Traceback" not in text
     assert list((tmp_path / "out" / "theory").iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ STUDIES = {"floor": FLOOR, "robustness": ROBUSTNESS}
 COLUMNS = ["check", "problem", "K", "measured", "half", "bound", "ratio", "truncated", "holds"]
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[CHECK]...", help="Names as in `proxsps theory list`; default: all.")
+    list[str] | None, typer.Argument(metavar="CHECK", help="Names as in `proxsps theory list`; default: all.")
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of table, figures and report.")]
 Seeds = Annotated[int | None, typer.Option(min=2, help="Runs of each setting; default: 400 for the rates.")]
@@ -87,12 +88,13 @@ def verify(
         _check_folder(folder)
         wanted = list(dict.fromkeys(names or [*CHECKS, *STUDIES]))
         checks = [find_check(name, STUDIES) for name in wanted if name not in STUDIES]
+        started = time.perf_counter()
         try:
             results = _measure(checks, [STUDIES[name] for name in wanted if name in STUDIES], seeds)
+            report = _write(results, folder, kind, {"All checks": f"{time.perf_counter() - started:.1f} s"})
         except KeyboardInterrupt:
-            err.print("Interrupted: nothing was written.", highlight=False)
+            err.print("Interrupted: no report was written.", highlight=False)
             raise typer.Exit(130) from None
-        report = _write(results, folder, kind)
     claims = [found for result in results for found in result.claims]
     if as_json:
         rows = [row for result in results for row in result.records()]
@@ -120,8 +122,11 @@ def steps(
 ) -> None:
     """Tell which alpha_k the theory allows for a problem with these constants, and what it then promises."""
     with _one_line_errors(DEFAULT_OUT):
-        known = theory.Known(K, L, lam, mu, rho, beta, G, D_sq, Delta, theta, eta)
-        rows = theory.advise(known)
+        rows = theory.advise(
+            theory.Known(
+                K=K, L=L, lam=lam, mu=mu, rho=rho, beta=beta, G=G, D_sq=D_sq, Delta=Delta, theta=theta, eta=eta
+            )
+        )
     table = Table("theorem", "alpha_k", f"bound after {K} steps", box=box.SIMPLE_HEAD)
     table.columns[0].no_wrap = True
     for row in rows:
@@ -210,7 +215,7 @@ def _measure(checks: Sequence[Check], studies: Sequence[Experiment], seeds: int 
     return results
 
 
-def _write(results: Sequence[Result], folder: Path, kind: str) -> Path:
+def _write(results: Sequence[Result], folder: Path, kind: str, speed: dict[str, str]) -> Path:
     """Figures, the table of all rows, and the report."""
     sections = []
     for result in results:
@@ -219,7 +224,8 @@ def _write(results: Sequence[Result], folder: Path, kind: str) -> Path:
             figures.save(figure, folder / f"{drawing.name}.{kind}")
         shown = [(drawing.caption, figure) for drawing, figure in drawn]
         of = result.experiment
-        sections.append(Section(of.title, of.description, result.claims, shown, result.table))
+        table = None if result.table is None else result.table.rename(columns={"half": "±", "truncated": "u < 1"})
+        sections.append(Section(of.title, of.description, result.claims, shown, table))
         for name, frame in result.frames.items():
             frame.to_csv(folder / f"{name}.csv", index=False)
     return write_report(
@@ -227,7 +233,7 @@ def _write(results: Sequence[Result], folder: Path, kind: str) -> Path:
         sections,
         title="The theory of stochastic proximal Polyak step sizes, against runs",
         environment=describe_environment(),
-        speed={},
+        speed=speed,
     )
 
 

@@ -231,6 +231,10 @@ REFUSALS = {
     ),
     "theta not above 1": (lambda: theory.smooth_alpha(L=1.0, theta=1.0), "needs theta > 1, got theta = 1"),
     "no steps": (lambda: theory.smooth_convex(0, alpha=0.1, L=1.0, beta=1.0, D_sq=1.0), "needs K >= 1, got K = 0"),
+    "a negative step among others": (
+        lambda: theory.envelope_sum([0.1, -0.1], **ENVELOPE),
+        "Smallest step: needs 0 < alpha < inf, got alpha = -0.1",
+    ),
     "negative step": (
         lambda: theory.smooth_convex(1, alpha=-0.1, L=1.0, beta=1.0, D_sq=1.0),
         "Step size: needs 0 < alpha",

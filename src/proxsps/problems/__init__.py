@@ -2,17 +2,21 @@
 
 The paper's experiments are `matrix_fac1()`, `matrix_fac2()`, `MatrixCompletion()` (air-quality sensors),
 `RidgeRegression()` (interpolation constant), `PlanarSquares()` (flow) and `ScalarLogistic()` (models of the loss).
-`LogisticRegression` takes synthetic data or a LIBSVM file, `from_module` any model of your own.
+`LogisticRegression` takes synthetic data or a LIBSVM file, `from_module` any model of your own. `composite` holds small
+problems of which every constant of the paper's theorems is known.
 """
 
 from proxsps.problems.base import ModuleProblem, Problem, from_module
 from proxsps.problems.completion import MatrixCompletion
+from proxsps.problems.composite import Composite, Constants
 from proxsps.problems.datasets import DataError
 from proxsps.problems.linear import LogisticRegression, RidgeRegression, ridge_interpolation_constant
 from proxsps.problems.matrix import MatrixFactorization, matrix_fac1, matrix_fac2
 from proxsps.problems.small import PlanarSquares, ScalarLogistic
 
 __all__ = [
+    "Composite",
+    "Constants",
     "DataError",
     "LogisticRegression",
     "MatrixCompletion",

@@ -152,6 +152,7 @@ def envelope_sum(
     [2 Delta + beta theta / eta sum_{k<K} alpha_k^2] / (1 - eta (rho - lam)).
     """
     steps = np.asarray(alphas, dtype=float)
+    check_positive("Smallest step", alpha=float(steps.min()))
     theta = _envelope_theta(float(steps.max()), L, rho, lam, eta, theta)
     _check_noise(beta, Delta)
     return (2 * Delta + beta * theta / eta * np.cumsum(steps**2)) / (1 - eta * (rho - lam))

@@ -44,7 +44,7 @@ BOUNDS = Experiment(
     tuple(partial(_claim, name) for name in CHECKS),
     tables=bound_tables,
     seeds=SEEDS,
-    seconds=20.0,
+    seconds=15.0,
 )
 
 FLOOR = Experiment(
@@ -62,7 +62,7 @@ FLOOR = Experiment(
     (through_the_floor, floor_grows_with_sigma),
     tables=floor_tables,
     seeds=FLOOR_SEEDS,
-    seconds=10.0,
+    seconds=6.0,
 )
 
 ROBUSTNESS = Experiment(

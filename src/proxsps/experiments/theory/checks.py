@@ -62,7 +62,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "convex-recursion",
             "Smooth convex theorem, recursion",
-            "(1 + alpha lam) E ||x+ - x*||^2 + 2 alpha E [psi(x+) - psi*] <= ||x - x*||^2 + theta beta alpha^2",
+            "(1 + alpha lam) E ||x+ - x*||^2 + 2 alpha E (psi(x+) - psi*) <= ||x - x*||^2 + theta beta alpha^2",
             "f(.; s) convex, f L-smooth; alpha <= (1 - 1/theta)/L",
             steps.convex_recursion,
             exact=True,
@@ -70,7 +70,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "bounded-recursion",
             "Strongly convex corollary, its recursion",
-            "(1 + alpha lam) E ||x+ - x*||^2 + 2 alpha E [psi(x+) - psi*] <= ||x - x*||^2 + 4 alpha^2 G^2",
+            "(1 + alpha lam) E ||x+ - x*||^2 + 2 alpha E (psi(x+) - psi*) <= ||x - x*||^2 + 4 alpha^2 G^2",
             "f(.; s) convex with subgradients bounded by G_s; any alpha",
             steps.bounded_recursion,
             exact=True,
@@ -142,7 +142,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "smooth-b",
             "Smooth convex theorem (b)",
-            "E psi(alpha-weighted mean) - psi* <= [||x^0 - x*||^2/alpha + theta beta alpha (1 + ln K)]"
+            "E psi(alpha-weighted mean) - psi* <= (||x^0 - x*||^2/alpha + theta beta alpha (1 + ln K))"
             "/(4 sqrt(K+1) - 4)",
             "f L-smooth, noise beta; alpha_k = alpha/sqrt(k+1), alpha <= (1 - 1/theta)/L",
             rates.smooth_convex,
@@ -159,7 +159,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "envelope-sum",
             "Smooth weakly convex theorem, sum",
-            "sum_k alpha_k E ||grad env(x^k)||^2 <= [2 Delta + theta beta/eta sum_k alpha_k^2]/(1 - eta (rho - lam))",
+            "sum_k alpha_k E ||grad env(x^k)||^2 <= (2 Delta + theta beta/eta sum_k alpha_k^2)/(1 - eta (rho - lam))",
             "as envelope-recursion, at all steps",
             rates.envelope_sum,
             r"$\sum_k \alpha_k\, \mathbb{E}\,\|\nabla \mathrm{env}(x^k)\|^2$",
@@ -167,8 +167,8 @@ CHECKS: dict[str, Check] = {
         Check(
             "envelope-sqrt",
             "Smooth weakly convex theorem, alpha/sqrt(k+1)",
-            "min_k E ||grad env(x^k)||^2 <= [Delta/alpha + theta beta alpha (1 + ln K)/(2 eta)]/[(1 - eta (rho - lam)) "
-            "(sqrt(K+1) - 1)]",
+            "min_k E ||grad env(x^k)||^2 <= (Delta/alpha + theta beta alpha (1 + ln K)/(2 eta))/((1 - eta (rho - lam)) "
+            "(sqrt(K+1) - 1))",
             "as envelope-recursion, at alpha",
             rates.envelope_sqrt,
             r"$\min_k\, \mathbb{E}\,\|\nabla \mathrm{env}(x^k)\|^2$",
@@ -176,7 +176,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "envelope-horizon",
             "Smooth weakly convex theorem, alpha/sqrt(K)",
-            "E ||grad env(drawn x)||^2 <= [2 Delta/alpha + theta beta alpha/eta]/[(1 - eta (rho - lam)) sqrt(K)]",
+            "E ||grad env(drawn x)||^2 <= (2 Delta/alpha + theta beta alpha/eta)/((1 - eta (rho - lam)) sqrt(K))",
             "as envelope-recursion, at alpha/sqrt(K)",
             rates.envelope_horizon,
             ENVELOPE,
@@ -192,7 +192,7 @@ CHECKS: dict[str, Check] = {
         Check(
             "dec-sps",
             "DecSPS, published rate",
-            "E f(mean) - f* <= [2 c_0 max{L_max, 1/(2 c_0 gamma_b)} D^2 + 2 sigma^2/c_0]/sqrt(K)",
+            "E f(mean) - f* <= (2 c_0 max{L_max, 1/(2 c_0 gamma_b)} D^2 + 2 sigma^2/c_0)/sqrt(K)",
             "f_i strongly convex and L_i-smooth; c_k = c_0 sqrt(k+1), c_0 >= 1",
             rates.dec_sps_rate,
             GAP,
