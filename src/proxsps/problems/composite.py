@@ -45,9 +45,10 @@ class Composite:
         A: rows a_i, (N, n).
         b: targets, (N,).
         loss: the loss of <a_i, x>.
-        phi: the regulariser; it acts per entry.
+        phi: the regulariser; it acts per entry, and is 0 at the origin.
         start: x^0, (n,), in the domain of phi.
         planted: the solution where it is known beforehand.
+        lower_bound: C, not above inf f_i = 0.
     """
 
     name: str
@@ -57,8 +58,16 @@ class Composite:
     phi: Regularizer
     start: np.ndarray
     planted: np.ndarray | None = field(default=None, repr=False)
+    lower_bound: float = 0.0
 
-    lower_bound: float = 0.0  # C_i <= inf f_i = 0
+    def __post_init__(self) -> None:
+        at_origin = float(self.phi.value(np.zeros(self.A.shape[1])))
+        if at_origin != 0:
+            raise ValueError(f"{self.name}: needs a regulariser that is 0 at the origin, got phi(0) = {at_origin:g}.")
+        if self.lower_bound > 0:
+            raise ValueError(
+                f"{self.name}: the losses reach 0; lower_bound must not be above, got {self.lower_bound:g}."
+            )
 
     @property
     def size(self) -> int:
