@@ -177,7 +177,7 @@ def test_constants_need_a_regulariser_at_the_origin_and_a_true_lower_bound():
     data = (np.ones((2, 1)), np.zeros(2), Squared())
     with pytest.raises(ValueError, match=r"off: needs a regulariser that is 0 at the origin, got phi\(0\) = 2"):
         Composite("off", *data, L2(1.0, np.array([2.0])), np.zeros(1))
-    with pytest.raises(ValueError, match="lower_bound must not be above, got 0.5"):
+    with pytest.raises(ValueError, match=r"lower_bound must not be above, got 0\.5"):
         Composite("high", *data, Zero(), np.zeros(1), lower_bound=0.5)
 
 
