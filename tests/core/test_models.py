@@ -105,3 +105,13 @@ def test_full_logistic_step_is_stationary(alpha, lam, label):
     # (new - x) / alpha carries the rounding of new, eps |x| / alpha.
     np.testing.assert_allclose(gradient, 0, atol=1e-14 * (1 + np.abs(x).max() / alpha) * 20)
     assert objective(new) <= minimize(objective, x).fun + 1e-9
+
+
+@pytest.mark.parametrize("step", [full_squared_step, full_logistic_step])
+def test_full_steps_of_many_runs_are_those_of_each(step):
+    rng = np.random.default_rng(2)
+    x, a = rng.standard_normal((2, 4, 3))
+    b, alpha = np.where(rng.random((4, 1)) < 0.5, -1.0, 1.0), 10.0 ** rng.uniform(-2, 2, (4, 1))
+    together = step(x, a, b, alpha, 0.3)
+    for i in range(4):
+        np.testing.assert_allclose(together[i], step(x[i], a[i], b[i, 0], alpha[i, 0], 0.3), rtol=1e-13)

@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from proxsps.cli import _chosen, app
+from proxsps.cli import app
+from proxsps.cli.experiments import _chosen
+from proxsps.cli.training import _Bar
 from proxsps.experiments import EXPERIMENTS, deep
 from proxsps.problems.images import load_images
 from proxsps.training import Watch, train
-from proxsps.training.command import _Bar
 
 TINY = ["--width=2", "--size=8", "--images=80", "--validation-images=30", "--batch-size=16", "--device=cpu"]
 NAME = "synthetic-resnet8"
@@ -130,7 +131,7 @@ def test_an_interrupt_says_what_was_kept(call, monkeypatch):
 
 
 def test_the_bar_shows_loss_accuracy_tau_and_speed(kit, monkeypatch):
-    monkeypatch.setattr("proxsps.training.command.REFRESH", 0.0)
+    monkeypatch.setattr("proxsps.cli.training.REFRESH", 0.0)
     console = Console(force_terminal=True, width=160, record=True, quiet=False, file=io.StringIO())
     spec = kit.spec(epochs=2)
     seen = []

@@ -3,7 +3,7 @@
 A model-based method minimises model + phi + ||y - x||^2 / (2 alpha). The linear model gives (proximal) SGD, the
 truncated one SPS and ProxSPS, the full one stochastic proximal point (Asi and Duchi, 2019; Davis and Drusvyatskiy,
 2019).
-All arrays of one call have one shape (the point's); values are 0-d, or have the shape of the runs.
+Models take arrays of one shape (the point's) and give 0-d values; the steps take runs on leading axes.
 """
 
 from __future__ import annotations
@@ -40,22 +40,32 @@ def proximal_objective(model: Array, x: Array, y: Array, alpha: Array | float) -
     return model + inner(y - x, y - x) / (2 * alpha)
 
 
-def full_squared_step(x: Array, a: Array, b: Array, alpha: Array, lam: Array | float = 0.0) -> Array:
-    """Stochastic proximal point on 1/2 (<a, y> - b)^2 + lam/2 ||y||^2, one sample a of the shape of x; closed form."""
+def full_squared_step(x: Array, a: Array, b: Array | float, alpha: Array | float, lam: Array | float = 0.0) -> Array:
+    """Stochastic proximal point on 1/2 (<a, y> - b)^2 + lam/2 ||y||^2, one sample a run; closed form.
+
+    Args:
+        x: points, shape (..., n).
+        a: samples, shape (..., n).
+        b: targets, a number or shape (..., 1), as are alpha and lam.
+        alpha: step sizes.
+        lam: strengths of the squared l2 norm.
+    """
     shrink = 1 / (1 + alpha * lam)
-    residual = shrink * inner(a, x) - b
-    return shrink * x - (alpha * shrink * residual / (1 + alpha * shrink * inner(a, a))) * a
+    residual = shrink * _rows(a, x) - b
+    return shrink * x - (alpha * shrink * residual / (1 + alpha * shrink * _rows(a, a))) * a
 
 
-def full_logistic_step(x: Array, a: Array, b: Array, alpha: Array, lam: Array | float = 0.0, rounds: int = 40) -> Array:
-    """Stochastic proximal point on log(1 + exp(-b <a, y>)) + lam/2 ||y||^2, with a label b of -1 or 1.
+def full_logistic_step(
+    x: Array, a: Array, b: Array | float, alpha: Array | float, lam: Array | float = 0.0, rounds: int = 40
+) -> Array:
+    """Stochastic proximal point on log(1 + exp(-b <a, y>)) + lam/2 ||y||^2, with labels b of -1 or 1.
 
     y = (x + alpha b p a) / (1 + alpha lam) with p in (0, 1) the root of p = sigmoid(-b <a, y(p)>): the right-hand side
-    falls in p, so that Newton's method inside a shrinking bracket finds it.
+    falls in p, so that Newton's method inside a shrinking bracket finds it. Shapes are those of `full_squared_step`.
     """
     xp = array_namespace(x, a)
     shrink = 1 / (1 + alpha * lam)
-    margin, gain = shrink * b * inner(a, x), alpha * shrink * inner(a, a)
+    margin, gain = shrink * b * _rows(a, x), alpha * shrink * _rows(a, a)
     low = xp.zeros_like(margin)
     high = xp.ones_like(margin)
     p = (low + high) / 2
@@ -66,6 +76,11 @@ def full_logistic_step(x: Array, a: Array, b: Array, alpha: Array, lam: Array | 
         newton = p - excess / (1 + gain * target * (1 - target))
         p = xp.where((newton >= low) & (newton <= high), newton, (low + high) / 2)
     return shrink * x + (alpha * shrink * b * p) * a
+
+
+def _rows(a: Array, b: Array) -> Array:
+    """Inner products along the last axis, which stays as one entry."""
+    return array_namespace(a, b).sum(a * b, axis=-1, keepdims=True)
 
 
 def _sigmoid(t: Array) -> Array:

@@ -9,9 +9,11 @@ from proxsps.experiments.deep import EXPERIMENTS as DEEP
 from proxsps.experiments.illustrations import FLOW, INTERPOLATION, MODEL_COMPARE
 from proxsps.experiments.matrix_fac import EXPERIMENTS as MATRIX_FAC
 from proxsps.experiments.sensor import SENSOR
+from proxsps.experiments.theory import EXPERIMENTS as THEORY
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*MATRIX_FAC, SENSOR, INTERPOLATION, MODEL_COMPARE, FLOW, *DEEP)
+    experiment.name: experiment
+    for experiment in (*MATRIX_FAC, SENSOR, INTERPOLATION, MODEL_COMPARE, FLOW, *THEORY, *DEEP)
 }
 
 

@@ -46,7 +46,7 @@ class Experiment:
     drawings: tuple[Drawing, ...]
     claims: tuple[Callable[[Frames], Claim], ...]
     specs: Callable[[int, int], list[RunSpec]] | None = None  # of seeds and epochs
-    tables: Callable[[], Frames] | None = None  # where there is nothing to run
+    tables: Callable[..., Frames] | None = None  # where there is nothing to store; of a number of seeds, if `seeds`
     seeds: int = 0
     epochs: int = 0
     seconds: float = 0.0  # that the published grid takes, batched, on this hardware

@@ -9,15 +9,20 @@ from proxsps.figures.illustrations import flow, interpolation, model_compare
 from proxsps.figures.paths import lambda_path, per_lambda
 from proxsps.figures.stability import stability
 from proxsps.figures.step_sizes import step_sizes
+from proxsps.figures.theory import floor, rates, robustness, tightness
 
 __all__ = [
+    "floor",
     "flow",
     "interpolation",
     "lambda_path",
     "model_compare",
     "per_lambda",
+    "rates",
+    "robustness",
     "save",
     "stability",
     "step_sizes",
+    "tightness",
     "to_svg",
 ]

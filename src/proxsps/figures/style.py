@@ -84,6 +84,7 @@ METHODS = {
     "dec-sps": Method("DecSPS", "#E69F00", "v"),
     "adamw": Method("AdamW", "#6B6F76", "p"),
     "prox-sps-adaptive": Method("ProxSPS, adaptive cap", "#56B4E9", "P"),
+    "prox-point": Method("proximal point", "#E69F00", "D"),
 }
 
 METRIC_LABELS = {

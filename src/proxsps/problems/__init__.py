@@ -3,11 +3,13 @@
 The paper's experiments are `matrix_fac1()`, `matrix_fac2()`, `MatrixCompletion()` (air-quality sensors),
 `RidgeRegression()` (interpolation constant), `PlanarSquares()` (flow) and `ScalarLogistic()` (models of the loss).
 `ImageClassification()` (residual networks) is that of the deep ones. `LogisticRegression` takes synthetic data or a
-LIBSVM file, `from_module` any model of your own.
+LIBSVM file, `from_module` any model of your own. `composite` holds small problems of which every constant of the
+paper's theorems is known.
 """
 
 from proxsps.problems.base import ModuleProblem, Problem, from_module
 from proxsps.problems.completion import MatrixCompletion
+from proxsps.problems.composite import Composite, Constants
 from proxsps.problems.datasets import DataError
 from proxsps.problems.linear import LogisticRegression, RidgeRegression, ridge_interpolation_constant
 from proxsps.problems.matrix import MatrixFactorization, matrix_fac1, matrix_fac2
@@ -15,6 +17,8 @@ from proxsps.problems.small import PlanarSquares, ScalarLogistic
 from proxsps.problems.vision import ImageClassification, image_problem
 
 __all__ = [
+    "Composite",
+    "Constants",
     "DataError",
     "ImageClassification",
     "LogisticRegression",

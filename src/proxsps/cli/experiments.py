@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from proxsps import figures
+from proxsps.cli.console import (
+    DEFAULT_FORMAT,
+    DEFAULT_OUT,
+    AsJson,
+    Format,
+    duration,
+    err,
+    one_line_errors,
+    out,
+    print_json,
+    progress,
+    show_claims,
+)
+from proxsps.cli.training import Data
 from proxsps.experiments import EXPERIMENTS, Claim, Experiment, find
 from proxsps.problems.datasets import DataError, data_folder, find_sensors
 from proxsps.problems.images import find_cifar10, find_imagenet32
 from proxsps.report import Section, describe_environment, write_report
-from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine, EngineError
+from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine
 from proxsps.sweep.ray import Ray
 from proxsps.sweep.store import Store, StoreError
 from proxsps.training import Training
-from proxsps.training.command import Data, train
 
 app = typer.Typer(
     help="Stochastic proximal Polyak step sizes: reproduce the paper's experiments.",
@@ -35,11 +43,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-out = Console()
-err = Console(stderr=True)
-
 EngineName = StrEnum("EngineName", {name: name for name in (*ENGINES, "ray")})
-Format = StrEnum("Format", {name: name for name in ("svg", "png", "pdf")})
 
 Names = Annotated[list[str], typer.Argument(metavar="EXPERIMENT...", help="Names as in `proxsps list`, or `all`.")]
 Out = Annotated[
@@ -58,12 +62,9 @@ PerBatch = Annotated[
     int | None,
     typer.Option("--runs-per-batch", min=1, help=f"Runs in one tensor program (batched, ray); default: {BATCH}."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim does not hold.")]
 
-DEFAULT_OUT = Path("out")
 DEFAULT_ENGINE = EngineName("batched")
-DEFAULT_FORMAT = Format("svg")
 
 
 @app.command("list")
@@ -82,12 +83,12 @@ def list_experiments(as_json: AsJson = False) -> None:
         for experiment in EXPERIMENTS.values()
     ]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     table = Table("experiment", "what it shows", "runs", "epochs", "about", "claims", box=box.SIMPLE_HEAD)
     table.columns[0].no_wrap = True
     for row in rows:
-        about = _duration(row["seconds"]) + ("" if row["hardware"] == "two cores" else " *")
+        about = duration(row["seconds"]) + ("" if row["hardware"] == "two cores" else " *")
         numbers = (str(row["runs"] or "-"), str(row["epochs"] or "-"), about, str(row["claims"]))
         table.add_row(row["name"], row["title"], *numbers)
     out.print(table)
@@ -107,11 +108,11 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run experiments; what is already in the folder is not run again."""
-    with _one_line_errors(folder):
+    with one_line_errors(folder):
         runner = _engine(engine, address, per_batch)
         summaries = [_run(experiment, folder, seeds, epochs, runner) for experiment in _chosen(names)]
     if as_json:
-        _print_json(summaries)
+        print_json(summaries)
 
 
 @app.command("figures")
@@ -121,7 +122,7 @@ def draw_figures(
     kind: Annotated[Format, typer.Option("--format", help="Kind of file.")] = DEFAULT_FORMAT,
 ) -> None:
     """Draw the figures of experiments that were run."""
-    with _one_line_errors(folder):
+    with one_line_errors(folder):
         for experiment in _chosen(names):
             frames = _frames(experiment, folder)
             for drawing in experiment.drawings:
@@ -132,16 +133,16 @@ def draw_figures(
 @app.command()
 def claims(names: Names, folder: Out = DEFAULT_OUT, as_json: AsJson = False, strict: Strict = False) -> None:
     """Decide the paper's claims on experiments that were run."""
-    with _one_line_errors(folder):
+    with one_line_errors(folder):
         judged = {e.name: e.judge(_frames(e, folder)) for e in _chosen(names)}
-    _show_claims(judged, as_json)
+    show_claims(judged, as_json)
     _exit_if_failing(judged, strict)
 
 
 @app.command()
 def report(names: Names, folder: Out = DEFAULT_OUT) -> None:
     """Write one HTML file with claims and figures of experiments that were run."""
-    with _one_line_errors(folder):
+    with one_line_errors(folder):
         _write_report(_chosen(names), folder, {})
 
 
@@ -158,7 +159,7 @@ def reproduce(
     strict: Strict = False,
 ) -> None:
     """Run, draw, decide and report in one go; `all` leaves out what has no data, and what takes a GPU."""
-    with _one_line_errors(folder):
+    with one_line_errors(folder):
         runner, chosen = _engine(engine, address, per_batch), _chosen(names)
         speed = {}
         for experiment in list(chosen):
@@ -185,7 +186,7 @@ def data() -> None:
     """Show where data sets are looked for, and which are there."""
     folder = data_folder()
     out.print(f"PROXSPS_DATA: {folder if folder else 'not set'}", highlight=False)
-    with _one_line_errors(DEFAULT_OUT):
+    with one_line_errors(DEFAULT_OUT):
         place, cifar10, imagenet32 = find_sensors(), find_cifar10(), find_imagenet32()
     out.print(
         f"sensor: {place or 'not there; `proxsps run sensor` downloads it and checks its sha256'}", highlight=False
@@ -230,11 +231,11 @@ def _run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | 
         err.print(f"{experiment.name} trains networks, in a way of its own: --engine is not used.", highlight=False)
     runner = engine if experiment.engine is None else experiment.engine(store.folder)
     known = missing and isinstance(runner, Batched | Training)
-    guess = f", about {_duration(experiment.seconds * share)} on {experiment.hardware}" if known else ""
+    guess = f", about {duration(experiment.seconds * share)} on {experiment.hardware}" if known else ""
     err.print(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}", highlight=False)
     started = time.perf_counter()
     with (
-        _progress(experiment.name, missing * specs[0].epochs) as advance,
+        progress(experiment.name, missing * specs[0].epochs) as advance,
         closing(runner.run(specs, store.done, advance)) as finished,  # what a sweep has started ends with it
     ):
         for results in finished:
@@ -275,7 +276,7 @@ def _write_report(chosen: list[Experiment], folder: Path, speed: dict[str, str])
         judged[experiment.name] = experiment.judge(frames)
         drawn = [(drawing.caption, drawing.draw(frames)) for drawing in experiment.drawings]
         sections.append(Section(experiment.title, experiment.description, judged[experiment.name], drawn))
-    _show_claims(judged, as_json=False)
+    show_claims(judged, as_json=False)
     path = write_report(
         folder / "report.html",
         sections,
@@ -287,60 +288,6 @@ def _write_report(chosen: list[Experiment], folder: Path, speed: dict[str, str])
     return judged
 
 
-def _show_claims(judged: dict[str, list[Claim]], as_json: bool) -> None:
-    if as_json:
-        rows = [{"experiment": name, **vars(claim)} for name, found in judged.items() for claim in found]
-        _print_json(rows)
-        return
-    for name, found in judged.items():
-        table = Table("the paper says", "measured", "verdict", title=name, title_justify="left", box=box.SIMPLE_HEAD)
-        for claim in found:
-            verdict = "[green]holds[/green]" if claim.holds else "[bold red]does not hold[/bold red]"
-            table.add_row(claim.gist, f"{claim.measured}\n[dim]wanted: {escape(claim.rule)}[/dim]", verdict)
-        out.print(table)
-    total = [claim.holds for found in judged.values() for claim in found]
-    out.print(f"{sum(total)} of {len(total)} claims hold.", highlight=False)
-
-
 def _exit_if_failing(judged: dict[str, list[Claim]], strict: bool) -> None:
     if strict and not all(claim.holds for found in judged.values() for claim in found):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress(name: str, total: int) -> Iterator[Any]:
-    """A bar on a terminal; in a pipe, nothing."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as progress:
-        task = progress.add_task(f"{name} (epochs)", total=total)
-        yield lambda count: progress.advance(task, count)
-
-
-@contextmanager
-def _one_line_errors(folder: Path) -> Iterator[None]:
-    """What a user can mend is said in one line; an interrupt says what was kept."""
-    try:
-        yield
-    except (EngineError, StoreError, DataError, ValueError) as error:
-        err.print(f"[bold red]Error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        err.print(
-            f"Interrupted. What was finished is in {folder}; the same command goes on from there.", highlight=False
-        )
-        raise typer.Exit(130) from None
-
-
-app.command()(_one_line_errors(DEFAULT_OUT)(train))
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 1:
-        return "a second" if seconds else "-"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,99 @@
+"""The paper's theory held against runs: every bound, the floor of SPS_max, and the robustness of three models."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pandas as pd
+
+from proxsps import figures
+from proxsps.experiments.base import Drawing, Experiment, Frames
+from proxsps.experiments.theory.checks import CHECKS, SEEDS, Check, claim, evaluate, find_check, summary
+from proxsps.experiments.theory.floor import SEEDS as FLOOR_SEEDS
+from proxsps.experiments.theory.floor import floor_grows_with_sigma, floor_tables, through_the_floor
+from proxsps.experiments.theory.robustness import SEEDS as ROBUSTNESS_SEEDS
+from proxsps.experiments.theory.robustness import bounded_models_are_robust, robustness_tables
+
+
+def bound_tables(seeds: int = SEEDS) -> Frames:
+    """Rows of all checks."""
+    return {"checks": pd.concat([evaluate(check, seeds) for check in CHECKS.values()], ignore_index=True)}
+
+
+def _claim(name: str, frames: Frames) -> object:
+    return claim(CHECKS[name], frames["checks"])
+
+
+BOUNDS = Experiment(
+    "theory-bounds",
+    "Bounds of the paper against runs",
+    "Every inequality of the paper that can be evaluated: rates with their theorem's steps over many seeds, one-step "
+    "inequalities in exact expectation over all samples. A quotient near 1 means that the bound is tight.",
+    (
+        Drawing(
+            "rates",
+            "Measured quantity (line: mean over runs, band: 99 % confidence) and its bound (dashed).",
+            lambda f: figures.rates(f["checks"]),
+        ),
+        Drawing(
+            "tightness",
+            "Largest quotient of measured value and bound, by check and problem.",
+            lambda f: figures.tightness(summary(f["checks"])),
+        ),
+    ),
+    tuple(partial(_claim, name) for name in CHECKS),
+    tables=bound_tables,
+    seeds=SEEDS,
+    seconds=15.0,
+)
+
+FLOOR = Experiment(
+    "theory-floor",
+    "The floor of SPS_max, and through it",
+    "Ridge regression whose loss is 0 somewhere. SPS_max on the regularised loss stops at a floor that grows with the "
+    "interpolation constant sigma^2; decreasing steps go through it.",
+    (
+        Drawing(
+            "floor",
+            "Left: mean objective gap; right: the gap that is left, against sigma^2.",
+            lambda f: figures.floor(f["curves"], f["floors"]),
+        ),
+    ),
+    (through_the_floor, floor_grows_with_sigma),
+    tables=floor_tables,
+    seeds=FLOOR_SEEDS,
+    seconds=6.0,
+)
+
+ROBUSTNESS = Experiment(
+    "theory-robustness",
+    "Robustness of the linear, truncated and full model",
+    "Proximal SGD, ProxSPS and stochastic proximal point with steps alpha_0/sqrt(k+1), alpha_0 over six decades, for "
+    "the squared and the logistic loss.",
+    (
+        Drawing(
+            "robustness",
+            "Objective gap at the end over that at the start: median over runs, and the range of 80 % of them.",
+            lambda f: figures.robustness(f["robustness"]),
+        ),
+    ),
+    (bounded_models_are_robust,),
+    tables=robustness_tables,
+    seeds=ROBUSTNESS_SEEDS,
+    seconds=3.0,
+)
+
+EXPERIMENTS = (BOUNDS, FLOOR, ROBUSTNESS)
+
+__all__ = [
+    "BOUNDS",
+    "CHECKS",
+    "EXPERIMENTS",
+    "FLOOR",
+    "ROBUSTNESS",
+    "Check",
+    "claim",
+    "evaluate",
+    "find_check",
+    "summary",
+]

@@ -1,0 +1,89 @@
+"""The paper's theory as functions: envelopes, one-step inequalities, rates, and the results it is compared with.
+
+Nothing here knows runs: constants go in by name, numbers come out, and an assumption that does not hold is an
+`AssumptionError` that names it. `proxsps theory verify` holds measured runs against all of it.
+"""
+
+from proxsps.theory.advice import Advice, Known, advise
+from proxsps.theory.assumptions import AssumptionError, envelope_alpha, repair_alpha, smallest_theta, smooth_alpha
+from proxsps.theory.bounds import (
+    bounded_strongly_convex,
+    bounded_weakly_convex,
+    bounded_weakly_convex_alpha,
+    envelope_horizon,
+    envelope_sqrt,
+    envelope_sum,
+    smooth_constant_step,
+    smooth_convex,
+    smooth_strongly_convex,
+)
+from proxsps.theory.interpolation import (
+    dec_sps_radius,
+    dec_sps_rate,
+    interpolation_constant,
+    sps_max_floor,
+    sps_max_neighbourhood,
+    sps_max_rate,
+)
+from proxsps.theory.moreau import (
+    Cut,
+    Envelope,
+    Interval,
+    Norms,
+    gradient_mapping,
+    gradient_mapping_range,
+    moreau_envelope,
+    norm_identity,
+    prox_by_cuts,
+    prox_by_gradient,
+)
+from proxsps.theory.recursions import (
+    Sides,
+    basic_inequality,
+    bounded_envelope_recursion,
+    bounded_recursion,
+    convex_recursion,
+    envelope_recursion,
+)
+
+__all__ = [
+    "Advice",
+    "AssumptionError",
+    "Cut",
+    "Envelope",
+    "Interval",
+    "Known",
+    "Norms",
+    "Sides",
+    "advise",
+    "basic_inequality",
+    "bounded_envelope_recursion",
+    "bounded_recursion",
+    "bounded_strongly_convex",
+    "bounded_weakly_convex",
+    "bounded_weakly_convex_alpha",
+    "convex_recursion",
+    "dec_sps_radius",
+    "dec_sps_rate",
+    "envelope_alpha",
+    "envelope_horizon",
+    "envelope_recursion",
+    "envelope_sqrt",
+    "envelope_sum",
+    "gradient_mapping",
+    "gradient_mapping_range",
+    "interpolation_constant",
+    "moreau_envelope",
+    "norm_identity",
+    "prox_by_cuts",
+    "prox_by_gradient",
+    "repair_alpha",
+    "smallest_theta",
+    "smooth_alpha",
+    "smooth_constant_step",
+    "smooth_convex",
+    "smooth_strongly_convex",
+    "sps_max_floor",
+    "sps_max_neighbourhood",
+    "sps_max_rate",
+]
