@@ -45,14 +45,14 @@ def squares(d: Tensor) -> list[Tensor]:
 
 
 def pair_sums(
-    pairs: Iterable[tuple[Tensor, Tensor]], coupled: bool, squares: Callable[[Tensor], list[Tensor]] = squares
+    pairs: Iterable[tuple[Tensor, Tensor]], points: bool, squares: Callable[[Tensor], list[Tensor]] = squares
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """||d||^2, <d, x> and, where `coupled`, ||x||^2 over pairs (x, d), each as a list of 0-d tensors to be added up."""
+    """||d||^2, <d, x> and, for `points`, ||x||^2 over pairs (x, d), each as a list of 0-d tensors to be added up."""
     d_sq, d_dot_x, x_sq = [], [], []
     for x, d in pairs:  # one tensor at a time, so that d is still in the cache for its second product
         d_sq += squares(d)
         d_dot_x += dots(d, x)
-        if coupled:
+        if points:
             x_sq += squares(x)
     return d_sq, d_dot_x, x_sq
 
