@@ -110,7 +110,7 @@ class Host(Arithmetic):
         if not params:
             return None
         grads = [g for block in self.blocks for g in block.grads]
-        centered = any(block.centers is not None for block in self.blocks)
+        centered = any(block.centered for block in self.blocks)
         kernels = load_kernels()
         memory = None if centered or kernels is None else kernels.memory(params, grads)
         if memory is None and self._fused:
@@ -159,7 +159,9 @@ class Host(Arithmetic):
             return
         for block, *coefficients in zip(self.blocks, *update, strict=True):
             keep, move, pull = (float(c) for c in coefficients)
-            if block.centers is not None or not block.aligned:
+            if not block.params:
+                continue
+            if block.centered or not block.aligned:
                 for x, y in zip(block.params, combined(block, keep, move, pull), strict=True):
                     x.copy_(y)
             elif move == 0:
@@ -225,7 +227,9 @@ class Device(Arithmetic):
 
     def move(self, update: Affine, ok: Array) -> None:
         for block, keep, move, pull in zip(self.blocks, *update, strict=True):
-            if block.centers is None and block.aligned and not block.double:
+            if not block.params:
+                continue
+            if not block.centered and block.aligned and not block.double:
                 torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)).float())
                 fused_sgd(block, lr=-move.float(), weight_decay=0.0, found_inf=1 - ok.float())
             else:

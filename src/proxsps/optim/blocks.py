@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,17 +42,24 @@ class Block:
         """Whether the prox is affine, as that of nothing is, so that the block enters the closed form."""
         return isinstance(self.phi, (L2, Zero)) or not self.params
 
-    @cached_property
-    def centers(self) -> list[Tensor] | None:
-        """A centre a tensor, where the squared l2 norm has one."""
-        if not isinstance(self.phi, L2) or self.phi.center is None:
-            return None
+    # Plain properties, although asked for more than once: torch.compile cannot trace cached ones.
+
+    @property
+    def centered(self) -> bool:
+        """Whether the squared l2 norm has a centre."""
+        return isinstance(self.phi, L2) and self.phi.center is not None
+
+    @property
+    def centers(self) -> list[Tensor] | list[None]:
+        """A centre a tensor, None where the squared l2 norm has none."""
+        if not self.centered:
+            return [None] * len(self.params)
         return [
             torch.as_tensor(self.phi.at(i).center, dtype=x.dtype, device=x.device)
             for i, x in zip(self.indices, self.params, strict=True)
         ]
 
-    @cached_property
+    @property
     def aligned(self) -> bool:
         """Whether parameters and gradients lie in memory alike, so that a flat pass over both is right."""
         return all(map(same_order, self.params, self.grads))

@@ -34,7 +34,7 @@ def dots(a: Tensor, b: Tensor) -> list[Tensor]:
 
 def displaced(block: Block, coupled: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs (x - center, d) of a block, as vectors."""
-    for x, g, c in zip(block.params, block.grads, block.centers or [None] * len(block.params), strict=True):
+    for x, g, c in zip(block.params, block.grads, block.centers, strict=True):
         x, d = flat(x) if c is None else flat(x) - flat(c), flat(g)
         yield x, torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
 
@@ -78,7 +78,7 @@ def bucketed(pairs: Iterable[tuple[Tensor, Tensor]], small: int) -> Iterator[tup
 
 def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:
     """keep x + move g + pull center, tensor by tensor, in any memory layout."""
-    for x, g, c in zip(block.params, block.grads, block.centers or [None] * len(block.params), strict=True):
+    for x, g, c in zip(block.params, block.grads, block.centers, strict=True):
         y = keep * widened(x) + move * widened(g)
         yield y if c is None else y + pull * c
 
@@ -89,7 +89,7 @@ def fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: 
         for x, g in zip(block.params, block.grads, strict=True):
             y = x - lr * (g + weight_decay * x)
             x.copy_(y if found_inf is None else torch.where(found_inf > 0, x, y))
-    elif block.params:
+    else:
         torch._fused_sgd_(
             block.params,
             block.grads,
