@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,18 +38,18 @@ METHODS: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
 }
 
 
-def network(dtype: torch.dtype = F64, seed: int = 0) -> nn.Sequential:
+def network(dtype: torch.dtype = F64, seed: int = 0, hidden: int = 7) -> nn.Sequential:
     """Of 7, 1 and 3 outputs: over two ranks shards are uneven, or empty on the second."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1), nn.Tanh(), nn.Linear(1, 3)).to(dtype)
+    return nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 1), nn.Tanh(), nn.Linear(1, 3)).to(dtype)
 
 
+@functools.cache
 def batch(step: int, world: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
-    """The joint batch of all ranks."""
-    generator = torch.Generator().manual_seed(100 + step)
-    x = torch.randn(ROWS * world, 6, generator=generator, dtype=F64)
-    y = torch.randn(ROWS * world, 3, generator=generator, dtype=F64) + x[:, :3]
-    return x.to(dtype), y.to(dtype)
+    """The joint batch of all ranks; another network made the targets, so that the loss can reach its bound."""
+    x = torch.randn(ROWS * world, 6, generator=torch.Generator().manual_seed(100 + step), dtype=F64)
+    with torch.no_grad():
+        return x.to(dtype), network(seed=7)(x).to(dtype)
 
 
 def part(tensors: tuple[Tensor, ...], rank: int) -> tuple[Tensor, ...]:
@@ -71,9 +72,11 @@ def train(
     return seen
 
 
-def alone(cls: type[PolyakOptimizer], world: int, steps: int, dtype: torch.dtype, **options: Any) -> Tensor:
+def alone(
+    cls: type[PolyakOptimizer], world: int, steps: int, dtype: torch.dtype, hidden: int = 7, **options: Any
+) -> Tensor:
     """The parameters that one process reaches on the joint batches."""
-    model = network(dtype)
+    model = network(dtype, hidden=hidden)
     opt = cls(model.parameters(), process_group=False, **options)
     train(model, opt, lambda k: batch(k, world, dtype), steps)
     return vector(model)

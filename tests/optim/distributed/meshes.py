@@ -14,7 +14,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from proxsps.optim import ProxSPS
-from proxsps.regularizers import GroupLasso
 
 Result = dict[str, Any]
 NAMES = ("ProxSPS", "ProxSPS, L1", "ProxSPS, tensors", "SPS, tensors, limited", "DecSPS", "ProxSGD, L1, limited")
@@ -44,16 +43,16 @@ def two_directions(rank: int, world: int, folder: Path) -> Result:
     """Tensor parallel inside, FSDP2 outside: ranks of one tensor-parallel pair see the same rows."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     out = {}
-    cases = {**{name: METHODS[name] for name in NAMES}, "rows": (ProxSPS, {"lr": 8.0, "regularizer": GroupLasso((0.01))})}
-    for name, (cls, options) in cases.items():
-        model = common.network()
+    for name in NAMES:
+        cls, options = METHODS[name]
+        model = common.network(hidden=8)
         parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         for layer in (model[0], model[2]):
             fully_shard(layer, mesh=mesh["data"])
         fully_shard(model, mesh=mesh["data"])
         opt = cls(model.parameters(), **options)
         common.train(model, opt, lambda k: common.part(common.batch(k, 2), rank // 2), 3)
-        out[name] = common.vector(model), common.alone(cls, 2, 3, F64, **options)
+        out[name] = common.vector(model), common.alone(cls, 2, 3, F64, 8, **options)
     return out
 
 

@@ -46,7 +46,6 @@ REGULARIZERS = {
     "NuclearNorm": NuclearNorm(0.01),
     "ball": L2Ball(2.5, joint=True),
 }
-WHOLE = ("columns", "NuclearNorm", "ball")
 
 
 class Weighted(L1):
@@ -71,6 +70,11 @@ class Weighted(L1):
 
 def shard(model: nn.Module) -> nn.Module:
     return fully_shard(model)
+
+
+def both(rank: int, world: int):
+    """How to prepare a model, its rows and its process group: on shards, and alone."""
+    return (shard, data(rank, world), None), (lambda model: model, lambda k: common.batch(k, world), False)
 
 
 def data(rank: int, world: int, dtype: torch.dtype = F64):
@@ -104,9 +108,8 @@ def regularizers(rank: int, world: int, folder: Path) -> Result:
     cases |= {f"SPS, {name}": (SPS, REGULARIZERS[name]) for name in ("rows", "columns", "TotalVariation1D")}
     for name, (cls, phi) in cases.items():
         points = []
-        for wrap, rows, group in ((shard, data(rank, world), None), (nn.Module.train, lambda k: common.batch(k, 2), False)):
-            model = common.network()
-            wrap(model)
+        for wrap, rows, group in both(rank, world):
+            model = wrap(common.network())
             opt = cls(matrices(model, phi), lr=8.0, max_move=1.0, process_group=group)
             seen = common.train(model, opt, rows, 4)
             points.append(common.vector(model))
@@ -119,14 +122,12 @@ def arrays(rank: int, world: int, folder: Path) -> Result:
     out = {}
     for kind in ("whole", "sharded", "weights"):
         points = []
-        for wrap, rows, group in ((shard, data(rank, world), None), (nn.Module.train, lambda k: common.batch(k, 2), False)):
+        for wrap, rows, group in both(rank, world):
             model = common.network()
-            if kind != "sharded":
-                wrap_later, start = wrap, [p.detach().clone() + 0.1 for p in model.parameters()]
-                wrap_later(model)
-            else:
-                wrap(model)
-                start = [p.detach().clone() + 0.1 for p in model.parameters()]
+            start = [p.detach() + 0.1 for p in model.parameters()]
+            model = wrap(model)
+            if kind == "sharded":
+                start = [p.detach() + 0.1 for p in model.parameters()]
             phi = Weighted([0.02 * t.abs() for t in start]) if kind == "weights" else L2(0.05, start)
             opt = ProxSPS(model.parameters(), lr=8.0, regularizer=phi, process_group=group)
             common.train(model, opt, rows, 4)
@@ -138,11 +139,9 @@ def arrays(rank: int, world: int, folder: Path) -> Result:
 def collectives(rank: int, world: int, folder: Path) -> Result:
     """What the optimizer sends in one step: closed form, search on shards, whole tensors."""
     out = {}
-    cases = {"decay": {"weight_decay": 0.05}, "L1": {"regularizer": L1(0.002)}, "whole": {"regularizer": NuclearNorm(0.01)}}
-    for name, options in cases.items():
+    for name, phi in {"decay": L2(0.05), "L1": L1(0.002), "whole": NuclearNorm(0.01)}.items():
         model = shard(common.network())
-        groups = matrices(model, options.pop("regularizer", None))
-        opt = ProxSPS(groups, lr=8.0, **options)
+        opt = ProxSPS(matrices(model, phi), lr=8.0)
         common.train(model, opt, data(rank, world), 1)
         with CommDebugMode() as seen:
             opt.step(loss=1.0)
@@ -183,9 +182,9 @@ def mixed(rank: int, world: int, folder: Path) -> Result:
 def not_finite(rank: int, world: int, folder: Path) -> Result:
     """An infinite entry in the shard of the last rank: no rank moves."""
     out = {}
-    for name, options in {"closed": {}, "L1": {"regularizer": L1(0.01)}, "whole": {"regularizer": GroupLasso(0.1)}}.items():
+    for name, phi in {"closed": None, "L1": L1(0.01), "whole": GroupLasso(0.1)}.items():
         model = shard(common.network())
-        opt = ProxSPS(model.parameters(), **options)
+        opt = ProxSPS(model.parameters(), regularizer=phi)
         before = common.vector(model)
         x, y = data(rank, world)(0)
         mse_loss(model(x), y).backward()
