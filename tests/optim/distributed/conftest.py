@@ -15,38 +15,35 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # tests and ranks share `common`
-SECONDS = 240  # for all scenarios of a module, on a machine that is busy with other things too
+SECONDS = 240  # for all scenarios of a launch, on a machine that is busy with other things too
 
 
 class Outcome:
-    """What the ranks brought back."""
+    """What the ranks brought back from the scenarios of a module."""
 
-    def __init__(self, folder: Path, world: int) -> None:
+    def __init__(self, folder: Path, world: int, module: str) -> None:
         self.folder = folder
+        self._module = module
         self._ranks = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world)]
 
-    def of(self, scenario: str) -> list[dict[Any, Any]]:
-        """The result of a scenario on every rank."""
-        for rank, results in enumerate(self._ranks):
-            value = results[scenario]["value"]
-            if isinstance(value, str):
-                pytest.fail(f"{scenario} failed on rank {rank}:\n{value}")
-        return [results[scenario]["value"] for results in self._ranks]
-
-    def warnings(self, scenario: str) -> list[list[str]]:
-        """What the optimizers warned of, on every rank."""
-        return [results[scenario]["warnings"] for results in self._ranks]
+    def of(self, scenario: str, field: str = "value") -> list[Any]:
+        """The result of a scenario on every rank, or what the optimizers warned of there (field "warnings")."""
+        found = [results[self._module, scenario] for results in self._ranks]
+        for rank, result in enumerate(found):
+            if isinstance(result["value"], str):
+                pytest.fail(f"{scenario} failed on rank {rank}:\n{result['value']}")
+        return [result[field] for result in found]
 
 
-def launch(module: str, world: int, folder: Path) -> None:
-    """Run the scenarios of a module on `world` ranks, which meet in a file."""
+def launch(folder: Path, world: int, modules: list[str]) -> None:
+    """Run the scenarios of some modules on `world` ranks, which meet in a file."""
     folder.mkdir()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     logs = [folder / f"log{rank}" for rank in range(world)]
     processes = []
     try:
         for rank, log in enumerate(logs):
-            command = [sys.executable, str(HERE / "worker.py"), module, str(rank), str(world), str(folder)]
+            command = [sys.executable, str(HERE / "worker.py"), str(folder), str(rank), str(world), *modules]
             with log.open("w") as file:
                 processes.append(subprocess.Popen(command, stdout=file, stderr=file, env=environment))
         deadline = time.monotonic() + SECONDS
@@ -60,27 +57,32 @@ def launch(module: str, world: int, folder: Path) -> None:
         raise RuntimeError("\n".join(log.read_text()[-3000:] for log in logs))
 
 
-def outcome(module: str, world: int, base: Path) -> Outcome:
-    """The outcome of a module; where several test processes ask for it, one runs it and the others wait."""
+def ran(base: Path, world: int, *modules: str) -> Path:
+    """Where the ranks left their results; where several test processes ask, one launches and the others wait."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    folder = (base.parent if run else base) / f"{module}-{run or 'here'}"
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+    folder = (base.parent if run else base) / f"{world}-ranks-{run or 'here'}"
+    with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            launch(module, world, folder)
-    return Outcome(folder, world)
+            launch(folder, world, list(modules))
+    return folder
 
 
 @pytest.fixture(scope="session")
-def replicated(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return outcome("replicated", 2, tmp_path_factory.getbasetemp())
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ran(tmp_path_factory.getbasetemp(), 2, "replicated", "sharded")
 
 
 @pytest.fixture(scope="session")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return outcome("sharded", 2, tmp_path_factory.getbasetemp())
+def replicated(two_ranks: Path) -> Outcome:
+    return Outcome(two_ranks, 2, "replicated")
+
+
+@pytest.fixture(scope="session")
+def sharded(two_ranks: Path) -> Outcome:
+    return Outcome(two_ranks, 2, "sharded")
 
 
 @pytest.fixture(scope="session")
 def meshes(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return outcome("meshes", 4, tmp_path_factory.getbasetemp())
+    return Outcome(ran(tmp_path_factory.getbasetemp(), 4, "meshes"), 4, "meshes")

@@ -56,4 +56,7 @@ def two_directions(rank: int, world: int, folder: Path) -> Result:
     return out
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (replicas_of_shards, two_directions)}
+SCENARIOS = (
+    replicas_of_shards,
+    two_directions,
+)

@@ -62,7 +62,7 @@ def test_all_ranks_skip_what_is_not_finite_on_one(replicated):
     for outcome in replicated.of("not_finite"):
         assert len(outcome) == 4
         assert set(outcome.values()) == {(True, "skipped")}
-    for said in replicated.warnings("not_finite"):
+    for said in replicated.of("not_finite", "warnings"):
         assert [("loss is nan" in said[0]), ("gradient or a parameter is not finite" in said[1])] == [True, True]
 
 

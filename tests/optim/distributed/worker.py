@@ -1,6 +1,6 @@
-"""One rank: runs the scenarios of a module in order and saves what each of them returned, or how it failed.
+"""One rank: runs the scenarios of some modules in order and saves what each of them returned, or how it failed.
 
-python worker.py MODULE RANK WORLD FOLDER
+python worker.py FOLDER RANK WORLD MODULE...
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import torch
 import torch.distributed as dist
 
 
-def main(module: str, rank: int, world: int, folder: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parent))
-    scenarios = importlib.import_module(module).SCENARIOS
+def main(folder: Path, rank: int, world: int, modules: list[str]) -> None:
+    scenarios = {
+        (module, scenario.__name__): scenario
+        for module in modules
+        for scenario in importlib.import_module(module).SCENARIOS
+    }
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -45,4 +48,4 @@ def main(module: str, rank: int, world: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
