@@ -60,7 +60,8 @@ class PolyakOptimizer(Optimizer):
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
         self._watched: list[tuple[Tensor | float, float]] = []
-        self._taken: tuple[Array, Solution] | None = None
+        # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
+        self._taken: dict[str, tuple[Array, Solution]] = {}
         self._warned: set[str] = set()
 
     # Groups
@@ -172,7 +173,7 @@ class PolyakOptimizer(Optimizer):
         Returns:
             The closure's or the given loss.
         """
-        self._taken = None
+        self._taken.clear()
         value, weight, returned = self._loss(closure, loss)
         options = self.param_groups[0]
         if lower_bound is None:
@@ -218,7 +219,7 @@ class PolyakOptimizer(Optimizer):
         if len(alpha) > len(self.param_groups):  # shards and whole tensors of one group
             caps = {id(block.group): block.alpha for block in arithmetic.blocks}
             alpha = arithmetic.vector([caps[id(group)] for group in self.param_groups])
-        self._taken = (alpha, solution)
+        self._taken["last"] = (alpha, solution)
         if self._ranks.check and self._ranks.size > 1:
             self._ranks.compare(self.last_step.tau, self._named())
 
@@ -239,7 +240,7 @@ class PolyakOptimizer(Optimizer):
     @property
     def last_step(self) -> LastStep | None:
         """What the last step did; None before the first, and where there was no gradient to step with."""
-        return None if self._taken is None else report(*self._taken)
+        return report(*self._taken["last"]) if self._taken else None
 
     def _explain_skip(self, m: Array, C: Array) -> None:
         """Warn once of each reason to leave parameters as they are."""
