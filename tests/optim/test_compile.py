@@ -15,8 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `fun
 SHAPES = [(4, 3), (7,)]
 
 
-def check(kit, optimizers, backend, dtype, tolerance):
-    """Two compiled steps of all optimizers in one graph, against the same steps without the compiler."""
+def check(kit, optimizers, backend, dtype, tolerance, once=True):
+    """Two steps of all optimizers in one graph, compiled `once`, against the same steps without the compiler."""
     torch._dynamo.reset()
     plain, traced = ([cls(kit.drawn(*SHAPES, dtype=dtype), **options) for cls, options in optimizers] for _ in range(2))
 
@@ -29,7 +29,8 @@ def check(kit, optimizers, backend, dtype, tolerance):
         loss = torch.tensor(value, dtype=dtype)
         for opt in plain:
             opt.step(loss=loss)
-        compiled(loss)
+        with torch._dynamo.config.patch(error_on_recompile=once):
+            compiled(loss)
     for one, two in zip(plain, traced, strict=True):
         got, want = (kit.flat(opt.param_groups[0]["params"]) for opt in (two, one))
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
@@ -44,7 +45,8 @@ def test_closed_forms(kit):
         (DecSPS, {"lr": 0.5, "weight_decay": 0.3}),
         (ProxSGD, {"lr": 0.05, "regularizer": L1(0.1), **limit}),
     ]
-    check(kit, optimizers, "aot_eager", torch.float64, 1e-13)
+    # DecSPS has no memory at its first step, and is compiled again for the others.
+    check(kit, optimizers, "aot_eager", torch.float64, 1e-13, once=False)
 
 
 def test_the_search_for_the_dual_variable(kit):

@@ -61,7 +61,7 @@ class PolyakOptimizer(Optimizer):
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
         self._watched: list[tuple[Tensor | float, float]] = []
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
-        self._taken: dict[str, tuple[Array, Solution]] = {}
+        self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
         self._warned: set[str] = set()
 
     # Groups
@@ -173,7 +173,7 @@ class PolyakOptimizer(Optimizer):
         Returns:
             The closure's or the given loss.
         """
-        self._taken.clear()
+        self._taken["last"] = None
         value, weight, returned = self._loss(closure, loss)
         options = self.param_groups[0]
         if lower_bound is None:
@@ -240,7 +240,8 @@ class PolyakOptimizer(Optimizer):
     @property
     def last_step(self) -> LastStep | None:
         """What the last step did; None before the first, and where there was no gradient to step with."""
-        return report(*self._taken["last"]) if self._taken else None
+        taken = self._taken["last"]
+        return None if taken is None else report(*taken)
 
     def _explain_skip(self, m: Array, C: Array) -> None:
         """Warn once of each reason to leave parameters as they are."""
