@@ -1,7 +1,7 @@
 """Data parallel training: the same script alone and on any number of processes, with the same losses.
 
-    python data_parallel.py
-    torchrun --standalone --nproc-per-node 2 data_parallel.py
+python data_parallel.py
+torchrun --standalone --nproc-per-node 2 data_parallel.py
 """
 
 import os

@@ -35,6 +35,8 @@ def modules() -> list[str]:
     return ["proxsps", *(module.name for module in found)]
 
 
+# Dynamo warns of caches in array_api_compat, which it traces through.
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
 def test_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
