@@ -30,6 +30,7 @@ class Block:
     grads: list[Tensor]
     indices: Sequence[int]  # their places in the group
     share: float = 1.0  # one over the number of ranks that hold the same entries
+    sharded: bool = False
     afterwards: list[Callable[[], object]] = field(default_factory=list)  # what is left to do when params are written
 
     @property

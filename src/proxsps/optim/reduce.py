@@ -13,6 +13,8 @@ from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers.base import flatten, unflatten
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from proxsps.optim.arithmetic import Arithmetic, Sums
 
 ProcessGroup = Any  # torch.distributed.ProcessGroup, which builds without distributed do not have
@@ -31,6 +33,7 @@ class Ranks:
             raise ValueError("process_group must be None, a process group or False, got True: None is the default.")
         self._group = group
         self.check = check
+        self._covered: set[DeviceMesh] = set()  # asked for with every parameter of every step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
         return self  # a process group exists once
@@ -53,8 +56,13 @@ class Ranks:
             raise ValueError("This rank is not in the process_group of the optimizer; give it one that it is in.")
         return size
 
-    def __contains__(self, rank: int) -> bool:
-        return self.size > 1 and rank in dist.get_process_group_ranks(self._group or dist.group.WORLD)
+    def cover(self, mesh: DeviceMesh) -> bool:
+        """Whether all ranks of a mesh step together."""
+        if mesh not in self._covered and self.size > 1:
+            members = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+            if set(members).issuperset(mesh.mesh.flatten().tolist()):
+                self._covered.add(mesh)
+        return mesh in self._covered
 
     def sum(self, *arrays: Array) -> list[Array]:
         """Sums over the ranks of arrays of one library and dtype, in one all-reduce."""

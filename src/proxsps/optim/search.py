@@ -33,7 +33,7 @@ class ProxRay:
         self._affine = affine = arithmetic.vector([float(block.affine) for block in arithmetic.blocks])
         self._line = l2_line(gap, sums.d_sq, sums.d_dot_x, affine * alpha, lam)
         self.blocks = [block for block in arithmetic.blocks if not block.affine]
-        sharded = any(block.share * ranks.size > 1 for block in self.blocks)
+        sharded = any(block.sharded for block in self.blocks)
         self._shares = [block.share if sharded else 1.0 for block in self.blocks]
         self._over_ranks = ranks.sum if sharded else lambda *parts: parts
         self._xs = [[widened(x) for x in block.params] for block in self.blocks]

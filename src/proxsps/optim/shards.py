@@ -38,6 +38,7 @@ def is_sharded(param: Tensor) -> bool:
 
 def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks) -> list[Block]:
     """The blocks of a group with distributed parameters: one for each number of shards that tensors are cut into."""
+    size = ranks.size
     blocks: dict[int, Block] = {}
     pieces: dict[int, dict[int, Regularizer]] = {}
     for i, param in enumerate(group["params"]):
@@ -45,7 +46,7 @@ def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks) -> lis
         piece = phi.at(i) if count == 1 else piece_of(phi, i, param)
         whole = piece is None
         count = 1 if whole else count
-        block = blocks.setdefault(count, Block(group, group["lr"], phi, [], [], [], count / ranks.size))
+        block = blocks.setdefault(count, Block(group, group["lr"], phi, [], [], [], count / size, count > 1))
         if param.grad is None:
             continue
         pieces.setdefault(count, {})[i] = phi.at(i) if whole else piece
@@ -65,11 +66,10 @@ def shard_count(param: Tensor, ranks: Ranks) -> int:
         return 1
     mesh = param.device_mesh
     count = math.prod(mesh.size(i) for i, placement in enumerate(param.placements) if hasattr(placement, "dim"))
-    members = mesh.mesh.flatten().tolist()
-    if count > 1 and not all(rank in ranks for rank in members):
+    if count > 1 and not ranks.cover(mesh):
         raise ValueError(
-            f"A parameter is sharded over ranks {members}, which do not all step together: leave process_group at "
-            "None, or give a group that has them all."
+            f"A parameter is sharded over ranks {mesh.mesh.flatten().tolist()}, which do not all step together: leave "
+            "process_group at None, or give a group that has them all."
         )
     return count
 
