@@ -31,6 +31,7 @@ check: .venv/.test ## lint, format, types, import rules
 bench: .venv/.demo ## time steps and sweeps, and count prox evaluations
 	@$(BIN)/python benchmarks/step_time.py
 	@$(BIN)/python benchmarks/prox_evaluations.py
+	@$(BIN)/python benchmarks/allreduce_overhead.py
 	@$(BIN)/python benchmarks/sweep_speed.py
 	@$(BIN)/python benchmarks/training_loop.py
 

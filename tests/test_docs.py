@@ -38,6 +38,8 @@ def modules() -> list[str]:
 # Lightning's advice on the number of processes that load data, and its use of a class that torch has renamed.
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+# Dynamo warns of caches in array_api_compat, which it traces through.
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
 def test_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

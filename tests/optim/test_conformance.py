@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import warnings
 
 import pytest
 import torch
 
-from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, SqrtLR
+from proxsps.optim import DecSPS, SqrtLR
 from proxsps.regularizers import L1, L2, Box, GroupLasso, L2Ball, NonNegative, Simplex
 
 F64 = torch.float64
@@ -214,30 +213,6 @@ def test_squared_l2_with_a_center_is_the_same_step_about_another_origin(case, ki
     case.make([x], regularizer=L2(0.7, center), **path).step(loss=0.6)
     case.make([moved], weight_decay=0.7, **path).step(loss=0.6)
     torch.testing.assert_close(x.detach() - center, moved.detach(), rtol=0, atol=1e-14)
-
-
-def test_compiled_step_is_the_same_step(kit):
-    # One compilation for all optimizers, because it is slow.
-    classes = [ProxSPS, SPS, DecSPS, ProxSGD]
-    plain = [cls(kit.drawn(*SHAPES), lr=0.5, weight_decay=0.3, fused=False) for cls in classes]
-    traced = [cls(kit.drawn(*SHAPES), lr=0.5, weight_decay=0.3) for cls in classes]
-
-    @torch.compile(backend="aot_eager")
-    def step(loss):
-        for opt in traced:
-            opt.step(loss=loss)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler itself
-        for value in (0.7, 40.0):
-            loss = torch.tensor(value, dtype=F64)
-            for opt in plain:
-                opt.step(loss=loss)
-            step(loss)
-    for one, two in zip(plain, traced, strict=True):
-        for p, q in zip(one.param_groups[0]["params"], two.param_groups[0]["params"], strict=True):
-            torch.testing.assert_close(q.detach(), p.detach(), rtol=1e-13, atol=1e-13)
-        assert group_state(two) == pytest.approx(group_state(one), rel=1e-13)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -629,7 +604,9 @@ def test_last_step_has_an_entry_a_group(case, kit, capturable, last):
     opt.step(loss=torch.tensor([0.4], dtype=F64))
     report = opt.last_step
     shapes = {name: tuple(getattr(report, name).shape) for name in vars(report)}
-    assert shapes == {"tau": (2,), "zeta": (2,), "u": (), "gap": (), "model_gap": (), "branch": (), "evaluations": ()}
+    of_groups = {name: shape for name, shape in shapes.items() if shape}
+    assert of_groups == {"tau": (2,), "zeta": (2,)}
+    assert set(shapes) - set(of_groups) == {"u", "gap", "model_gap", "branch", "evaluations", "relaxation"}
     assert 0 <= report.u <= 1
     torch.testing.assert_close(report.tau.double(), report.u.double() * torch.tensor([0.3, 0.6], dtype=F64))
     assert report.branch_name in {"truncated", "inside", "capped"}

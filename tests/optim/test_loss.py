@@ -357,3 +357,8 @@ def test_fused_names_what_it_needs(case, kit):
     opt = case.make(kit.drawn((3,), dtype=torch.bfloat16), fused=True)
     with pytest.raises(RuntimeError, match=r"fused=True needs numba.*fused=None falls back"):
         opt.step(loss=0.5)
+
+
+def test_a_process_group_is_none_or_a_group_or_false(case, kit):
+    with pytest.raises(ValueError, match="process_group must be None, a process group or False, got True"):
+        case.make(kit.drawn((3,)), process_group=True)

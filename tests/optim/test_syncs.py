@@ -16,6 +16,8 @@ OPTIONS = {
     "L1": {"regularizer": L1(0.2)},
     "GroupLasso": {"regularizer": GroupLasso(0.4)},
     "tensor lr": {"lr": torch.tensor(0.25), "weight_decay": 0.3},
+    "limited": {"weight_decay": 0.3, "max_move": 0.01},
+    "limited, L1": {"regularizer": L1(0.2), "max_move": 0.01},
     "tensor lr, L1": {"lr": torch.tensor(0.25), "regularizer": L1(0.2)},
 }
 

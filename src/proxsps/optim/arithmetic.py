@@ -28,7 +28,7 @@ class Sums(NamedTuple):
 
     d_sq: Array  # ||d||^2
     d_dot_x: Array  # <d, x - center>
-    x_sq: Array  # ||x - center||^2; only where `coupled`
+    x_sq: Array  # ||x - center||^2; only where asked for
 
 
 class Arithmetic(ABC):
@@ -56,8 +56,8 @@ class Arithmetic(ABC):
         """Sum of 0-d tensors."""
 
     @abstractmethod
-    def sums(self, coupled: bool) -> Sums:
-        """The sums for d = g, or for d = g + lam (x - center) where `coupled`."""
+    def sums(self, coupled: bool, points: bool) -> Sums:
+        """The sums for d = g, or for d = g + lam (x - center) where `coupled`; with ||x - center||^2 for `points`."""
 
     @abstractmethod
     def move(self, update: Affine, ok: Array) -> None:
@@ -107,8 +107,10 @@ class Host(Arithmetic):
         if self._fused is False:
             return None
         params = [x for block in self.blocks for x in block.params]
+        if not params:
+            return None
         grads = [g for block in self.blocks for g in block.grads]
-        centered = any(block.centers is not None for block in self.blocks)
+        centered = any(block.centered for block in self.blocks)
         kernels = load_kernels()
         memory = None if centered or kernels is None else kernels.memory(params, grads)
         if memory is None and self._fused:
@@ -130,23 +132,23 @@ class Host(Arithmetic):
     def total(self, parts: Sequence[Tensor]) -> Array:
         return np.float64(torch.stack(list(parts)).double().sum()) if parts else np.float64(0.0)
 
-    def sums(self, coupled: bool) -> Sums:
+    def sums(self, coupled: bool, points: bool) -> Sums:
         if self._memory is not None:
             lam = np.array([block.lam if coupled else 0.0 for block in self.blocks])
             out = np.zeros((len(self.blocks), 3))
             np.add.at(out, self._owner, load_kernels().sums(self._memory, lam[self._owner]))
             sums = Sums(*out.T)
         else:
-            sums = self._torch_sums(coupled, exact=False)
+            sums = self._torch_sums(coupled, points, exact=False)
         if not np.isfinite(sums.d_sq).all():  # squares of entries above 1e19 overflow in f32, not in f64
-            sums = self._torch_sums(coupled, exact=True)
+            sums = self._torch_sums(coupled, points, exact=True)
         return sums
 
-    def _torch_sums(self, coupled: bool, exact: bool) -> Sums:
+    def _torch_sums(self, coupled: bool, points: bool, exact: bool) -> Sums:
         pairs = [bucketed(displaced(block, coupled), SMALL) for block in self.blocks]
         if exact:
             pairs = [[(x.double(), d.double()) for x, d in block] for block in pairs]
-        rows = [[self.total(parts) for parts in pair_sums(block, coupled)] for block in pairs]
+        rows = [[self.total(parts) for parts in pair_sums(block, points)] for block in pairs]
         return Sums(*np.array(rows).T)
 
     def move(self, update: Affine, ok: Array) -> None:
@@ -157,7 +159,9 @@ class Host(Arithmetic):
             return
         for block, *coefficients in zip(self.blocks, *update, strict=True):
             keep, move, pull = (float(c) for c in coefficients)
-            if block.centers is not None or not block.aligned:
+            if not block.params:
+                continue
+            if block.centered or not block.aligned:
                 for x, y in zip(block.params, combined(block, keep, move, pull), strict=True):
                     x.copy_(y)
             elif move == 0:
@@ -187,10 +191,10 @@ class Host(Arithmetic):
 class Device(Arithmetic):
     """Numbers as tensors on the parameters' device; nothing is read back, so that a step can be captured."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[Block], device: torch.device) -> None:
         super().__init__(blocks)
         params = [x for block in blocks for x in block.params]
-        self._device = params[0].device
+        self._device = device
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64  # mps has no doubles
         self.limit = 20 if any(x.dtype is torch.float64 for x in params) else 10
         for block in blocks:
@@ -214,16 +218,18 @@ class Device(Arithmetic):
     def total(self, parts: Sequence[Tensor]) -> Array:
         return torch.stack(list(parts)).to(self._dtype).sum() if parts else self.scalar(0.0)
 
-    def sums(self, coupled: bool) -> Sums:
+    def sums(self, coupled: bool, points: bool) -> Sums:
         rows = []
         for block in self.blocks:
-            parts = pair_sums(bucketed(displaced(block, coupled), BUCKET), coupled, self._squares)
+            parts = pair_sums(bucketed(displaced(block, coupled), BUCKET), points, self._squares)
             rows.append(torch.stack([self.total(part) for part in parts]))
         return Sums(*torch.stack(rows, dim=1))
 
     def move(self, update: Affine, ok: Array) -> None:
         for block, keep, move, pull in zip(self.blocks, *update, strict=True):
-            if block.centers is None and block.aligned and not block.double:
+            if not block.params:
+                continue
+            if not block.centered and block.aligned and not block.double:
                 torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)).float())
                 fused_sgd(block, lr=-move.float(), weight_decay=0.0, found_inf=1 - ok.float())
             else:
@@ -237,7 +243,7 @@ class Device(Arithmetic):
         return torch.where(square > 0, square, torch.ones_like(square)).sqrt()
 
     def restricted(self, indices: Sequence[int]) -> Device:
-        return Device([self.blocks[i] for i in indices])
+        return Device([self.blocks[i] for i in indices], self._device)
 
     def refuses(self, ok: Array) -> bool:
         return False
@@ -258,12 +264,14 @@ def load_kernels() -> ModuleType | None:
 
 
 def choose(blocks: Sequence[Block], fused: bool | None, capturable: bool) -> Arithmetic:
-    """The arithmetic for a step over these blocks, of which at least one has tensors."""
+    """The arithmetic for a step over these blocks."""
     devices = {x.device for block in blocks for x in block.params}
+    devices = devices or {x.device for block in blocks for x in block.group["params"]}
     if len(devices) > 1:
         raise ValueError(f"All parameters of one optimizer must be on one device, got {sorted(map(str, devices))}.")
-    if capturable or devices.pop().type != "cpu" or torch.compiler.is_compiling():
-        return Device(blocks)
+    device = devices.pop()
+    if capturable or device.type != "cpu" or torch.compiler.is_compiling():
+        return Device(blocks, device)
     return Host(blocks, fused)
 
 

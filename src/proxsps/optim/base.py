@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,16 +18,19 @@ from proxsps.optim.blocks import Block, gather
 from proxsps.optim.checks import (
     check_bound,
     check_keys,
+    check_limit,
     check_loss,
     check_nonnegative,
     check_positive,
     check_regularizer,
+    check_unflattened,
 )
+from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.report import LastStep, Solution, report
 from proxsps.regularizers import Regularizer
 
 # Options of the loss or of the whole step, which one group cannot have for itself.
-SHARED = ("lower_bound", "c", "c0", "fused", "capturable")
+SHARED = ("lower_bound", "c", "c0", "max_move", "fused", "capturable")
 
 
 class PolyakOptimizer(Optimizer):
@@ -41,15 +44,24 @@ class PolyakOptimizer(Optimizer):
     bounded = True  # whether the loss is held against a lower bound
     coupled = False  # whether the regulariser is part of the loss and its gradient
 
-    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        process_group: ProcessGroup | Literal[False] | None,
+        check_replicas: bool,
+    ) -> None:
         check_bound(defaults.get("lower_bound", 0.0))
+        check_limit(defaults["max_move"])
+        self._ranks = Ranks(process_group, check_replicas)
         self._forget()
         super().__init__(params, defaults)
 
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
         self._watched: list[tuple[Tensor | float, float]] = []
-        self._taken: tuple[Array, Solution] | None = None
+        # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
+        self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
         self._warned: set[str] = set()
 
     # Groups
@@ -71,6 +83,7 @@ class PolyakOptimizer(Optimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         check_nonnegative("lr", group["lr"])
         check_nonnegative("weight_decay", group["weight_decay"])
+        check_unflattened(group["params"])
         check_regularizer(group)
 
     # The loss that belongs to the gradient
@@ -103,16 +116,17 @@ class PolyakOptimizer(Optimizer):
         self._watched.clear()
         super().zero_grad(set_to_none)
 
-    def _watched_mean(self) -> Tensor | float | None:
+    def _watched_mean(self) -> tuple[Tensor | float | None, float]:
+        """The mean of what was watched, None for nothing, and its weight."""
         if not self._watched:
-            return None
+            return None, 1.0
         total = sum(weight for _, weight in self._watched)
         mean = sum(weight * value for value, weight in self._watched) / total
         self._watched.clear()
-        return mean
+        return mean, total
 
-    def _loss(self, closure: Callable[[], Any] | None, loss: Tensor | float | None) -> tuple[Any, Any]:
-        """The loss to step with, None for no step, and what `step` returns."""
+    def _loss(self, closure: Callable[[], Any] | None, loss: Tensor | float | None) -> tuple[Any, float, Any]:
+        """The loss to step with, None for no step; its weight among the ranks; and what `step` returns."""
         name = type(self).__name__
         if closure is not None and loss is not None:
             raise ValueError(f"{name}.step() got both a closure and a loss: give one of them.")
@@ -121,7 +135,7 @@ class PolyakOptimizer(Optimizer):
             with torch.enable_grad():
                 returned = closure()
         # What was watched covers all micro-batches, a closure's loss only the last one.
-        watched = self._watched_mean()
+        watched, weight = self._watched_mean()
         if watched is not None and loss is not None:
             raise ValueError(
                 f"{name}.step() got a loss, and another was watched: use watch() or step(loss=...), not both."
@@ -129,11 +143,11 @@ class PolyakOptimizer(Optimizer):
         value = returned if watched is None else watched
         if value is not None:
             check_loss(value)
-            return value.detach() if isinstance(value, Tensor) else value, returned
+            return value.detach() if isinstance(value, Tensor) else value, weight, returned
         if not self.needs_loss:
-            return 0.0, returned
+            return 0.0, weight, returned
         if all(float(group["lr"]) == 0 for group in self.param_groups):
-            return None, returned  # how torch.distributed.checkpoint initialises an optimizer
+            return None, weight, returned  # how torch.distributed.checkpoint initialises an optimizer
         raise ValueError(
             f"{name}.step() needs the loss value: call opt.step(loss=loss) after loss.backward(), opt.step(closure), "
             "or loss = opt.watch(loss) before loss.backward(). Got none of them."
@@ -159,42 +173,65 @@ class PolyakOptimizer(Optimizer):
         Returns:
             The closure's or the given loss.
         """
-        self._taken = None
-        value, returned = self._loss(closure, loss)
+        self._taken["last"] = None
+        value, weight, returned = self._loss(closure, loss)
         options = self.param_groups[0]
         if lower_bound is None:
             lower_bound = options.get("lower_bound", 0.0)
         elif not self.bounded:
             raise ValueError(f"{type(self).__name__} has no use for a lower bound; leave it out, or use ProxSPS.")
         check_bound(lower_bound)
-        blocks = gather(self.param_groups)
-        if value is not None and any(block.params for block in blocks):
+        blocks = gather(self.param_groups, self._ranks)
+        # Among several ranks, one without gradients takes part all the same: the others wait for it.
+        if value is not None and (self._ranks.size > 1 or any(block.params for block in blocks)):
             penalties = self._couple(blocks)
-            self._step(choose(blocks, options["fused"], options["capturable"]), value, lower_bound, penalties)
+            arithmetic = choose(blocks, options["fused"], options["capturable"])
+            self._step(arithmetic, value, weight, lower_bound, penalties)
         return returned
 
     def _couple(self, blocks: list[Block]) -> list[Tensor]:
         """Move regularisers into the gradients, where the method wants them there; their values, to add to the loss."""
         return []
 
-    def _step(self, arithmetic: Arithmetic, value: Any, bound: Any, penalties: list[Tensor]) -> None:
+    def _step(self, arithmetic: Arithmetic, value: Any, weight: float, bound: Any, penalties: list[Tensor]) -> None:
         m, C = arithmetic.scalar(value), arithmetic.scalar(bound)
         alpha = arithmetic.vector([block.alpha for block in arithmetic.blocks])
         lam = arithmetic.vector([block.lam for block in arithmetic.blocks])
-        sums = arithmetic.sums(self.coupled)
+        penalty = arithmetic.total(penalties)
+        sums = arithmetic.sums(self.coupled, points=self.coupled or self._max_move is not None)
+        agreed = True
+        if self._ranks.size > 1:
+            m, C, penalty, sums, agreed = join(self._ranks, arithmetic, m, C, weight, penalty, sums)
         if self.coupled:
-            m = m + arithmetic.total(penalties) + (lam * sums.x_sq).sum() / 2
+            m = m + penalty + (lam * sums.x_sq).sum() / 2
         gap = m - C
         xp = array_namespace(sums.d_sq)
         ok = xp.isfinite(gap) & xp.all(xp.isfinite(sums.d_sq)) & xp.all(xp.isfinite(sums.d_dot_x))
-        if self.bounded:
-            ok = ok & (gap >= 0)
+        ok = ok & agreed & (gap >= 0 if self.bounded else True)
         if arithmetic.refuses(ok):
             self._explain_skip(m, C)
             solution = Solution.skipped(gap)
         else:
             solution = self._solve(arithmetic, gap, sums, alpha, lam, ok)
-        self._taken = (alpha, solution)
+        for block in arithmetic.blocks:
+            for finish in block.afterwards:
+                finish()
+        if len(alpha) > len(self.param_groups):  # shards and whole tensors of one group
+            caps = {id(block.group): block.alpha for block in arithmetic.blocks}
+            alpha = arithmetic.vector([caps[id(group)] for group in self.param_groups])
+        self._taken["last"] = (alpha, solution)
+        if self._ranks.check and self._ranks.size > 1:
+            self._ranks.compare(self.last_step.tau, self._named())
+
+    @property
+    def _max_move(self) -> float | None:
+        return self.param_groups[0]["max_move"]
+
+    def _named(self) -> Iterable[tuple[str, Tensor]]:
+        """All parameters with a name each."""
+        for j, group in enumerate(self.param_groups):
+            names = group.get("param_names") or [f"parameter {i} of group {j}" for i in range(len(group["params"]))]
+            yield from zip(names, group["params"], strict=True)
 
     @abstractmethod
     def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
@@ -203,7 +240,8 @@ class PolyakOptimizer(Optimizer):
     @property
     def last_step(self) -> LastStep | None:
         """What the last step did; None before the first, and where there was no gradient to step with."""
-        return None if self._taken is None else report(*self._taken)
+        taken = self._taken["last"]
+        return None if taken is None else report(*taken)
 
     def _explain_skip(self, m: Array, C: Array) -> None:
         """Warn once of each reason to leave parameters as they are."""
@@ -227,6 +265,9 @@ class PolyakOptimizer(Optimizer):
             warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     # Checkpoints
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_ranks": self._ranks}
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, but only plain data (regularisers as text) and copies, which do not follow later steps."""

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
+
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @dataclass
 class Block:
-    """The tensors of one parameter group that have a gradient; complex ones as real views."""
+    """The tensors of one parameter group that have a gradient; complex ones as real views.
 
+    Of sharded parameters these are the shards of this rank; shards and whole tensors make two blocks of one group.
+    """
+
+    group: dict[str, Any]
     alpha: float | Tensor
     phi: Regularizer
     params: list[Tensor]
     grads: list[Tensor]
     indices: Sequence[int]  # their places in the group
+    share: float = 1.0  # one over the number of ranks that hold the same entries
+    sharded: bool = False
+    afterwards: list[Callable[[], object]] = field(default_factory=list)  # what is left to do when params are written
 
     @property
     def lam(self) -> float:
@@ -33,17 +43,24 @@ class Block:
         """Whether the prox is affine, as that of nothing is, so that the block enters the closed form."""
         return isinstance(self.phi, (L2, Zero)) or not self.params
 
-    @cached_property
-    def centers(self) -> list[Tensor] | None:
-        """A centre a tensor, where the squared l2 norm has one."""
-        if not isinstance(self.phi, L2) or self.phi.center is None:
-            return None
+    # Plain properties, although asked for more than once: torch.compile cannot trace cached ones.
+
+    @property
+    def centered(self) -> bool:
+        """Whether the squared l2 norm has a centre."""
+        return isinstance(self.phi, L2) and self.phi.center is not None
+
+    @property
+    def centers(self) -> list[Tensor] | list[None]:
+        """A centre a tensor, None where the squared l2 norm has none."""
+        if not self.centered:
+            return [None] * len(self.params)
         return [
             torch.as_tensor(self.phi.at(i).center, dtype=x.dtype, device=x.device)
             for i, x in zip(self.indices, self.params, strict=True)
         ]
 
-    @cached_property
+    @property
     def aligned(self) -> bool:
         """Whether parameters and gradients lie in memory alike, so that a flat pass over both is right."""
         return all(map(same_order, self.params, self.grads))
@@ -68,25 +85,38 @@ def same_order(x: Tensor, g: Tensor) -> bool:
     )
 
 
-def gather(groups: Sequence[dict[str, Any]]) -> list[Block]:
-    """A block a group, in order; groups without gradients give empty blocks."""
-    return [_block(group) for group in groups]
+def gather(groups: Sequence[dict[str, Any]], ranks: Ranks) -> list[Block]:
+    """The blocks of all groups, in order, at least one a group; those without gradients are empty.
+
+    How many there are does not depend on which parameters have gradients, so that it is the same on all ranks.
+    """
+    return [block for group in groups for block in _blocks(group, ranks)]
 
 
-def _block(group: dict[str, Any]) -> Block:
+def _blocks(group: dict[str, Any], ranks: Ranks) -> list[Block]:
     params, indices = group["params"], range(len(group["params"]))
+    if any([type(param) not in PLAIN for param in params]) and "torch.distributed.tensor" in sys.modules:
+        from proxsps.optim.shards import is_sharded, sharded_blocks  # loads much that few need
+
+        if any(map(is_sharded, params)):
+            return [_dense(block) for block in sharded_blocks(group, regularizer_of(group), ranks)]
     grads = [param.grad for param in params]
     if any([grad is None for grad in grads]):
         indices = [i for i in indices if grads[i] is not None]
         params, grads = [params[i] for i in indices], [grads[i] for i in indices]
-    if {grad.layout for grad in grads} - {torch.strided}:
+    return [_dense(Block(group, group["lr"], regularizer_of(group), params, grads, indices, 1 / ranks.size))]
+
+
+def _dense(block: Block) -> Block:
+    """The block with complex tensors as real views; sparse gradients are refused."""
+    if {grad.layout for grad in block.grads} - {torch.strided}:
         raise TypeError(
             "Sparse gradients are not supported: a Polyak step needs <g, x> and ||g||^2 over all entries. "
             "Use dense gradients, for instance nn.Embedding(..., sparse=False)."
         )
-    if any(dtype.is_complex for dtype in {param.dtype for param in params}):
-        params, grads = _real(params), _real(grads)
-    return Block(group["lr"], regularizer_of(group), params, grads, indices)
+    if any(dtype.is_complex for dtype in {param.dtype for param in block.params}):
+        block.params, block.grads = _real(block.params), _real(block.grads)
+    return block
 
 
 def regularizer_of(group: dict[str, Any]) -> Regularizer:

@@ -24,6 +24,21 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a positive number, got {value!r}.")
 
 
+def check_limit(value: Any) -> None:
+    """Refuse a limit on the length of the move that is neither None nor a positive number."""
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"max_move must be a positive number, or None for no limit, got {value!r}.")
+
+
+def check_unflattened(params: Iterable[Tensor]) -> None:
+    """Refuse parameters whose shape FSDP1 hides."""
+    if any([hasattr(param, "_fsdp_flattened") or hasattr(param, "_is_flat_param") for param in params]):
+        raise ValueError(
+            "The parameters are those of FullyShardedDataParallel, which flattens them and hides which part is here. "
+            "Use torch.distributed.fsdp.fully_shard, and construct the optimizer after it."
+        )
+
+
 def check_bound(value: Any) -> None:
     """Refuse a lower bound that is not a finite number; a tensor is not looked at."""
     if not isinstance(value, Tensor) and not math.isfinite(value):

@@ -34,7 +34,7 @@ def dots(a: Tensor, b: Tensor) -> list[Tensor]:
 
 def displaced(block: Block, coupled: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs (x - center, d) of a block, as vectors."""
-    for x, g, c in zip(block.params, block.grads, block.centers or [None] * len(block.params), strict=True):
+    for x, g, c in zip(block.params, block.grads, block.centers, strict=True):
         x, d = flat(x) if c is None else flat(x) - flat(c), flat(g)
         yield x, torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
 
@@ -45,14 +45,14 @@ def squares(d: Tensor) -> list[Tensor]:
 
 
 def pair_sums(
-    pairs: Iterable[tuple[Tensor, Tensor]], coupled: bool, squares: Callable[[Tensor], list[Tensor]] = squares
+    pairs: Iterable[tuple[Tensor, Tensor]], points: bool, squares: Callable[[Tensor], list[Tensor]] = squares
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """||d||^2, <d, x> and, where `coupled`, ||x||^2 over pairs (x, d), each as a list of 0-d tensors to be added up."""
+    """||d||^2, <d, x> and, for `points`, ||x||^2 over pairs (x, d), each as a list of 0-d tensors to be added up."""
     d_sq, d_dot_x, x_sq = [], [], []
     for x, d in pairs:  # one tensor at a time, so that d is still in the cache for its second product
         d_sq += squares(d)
         d_dot_x += dots(d, x)
-        if coupled:
+        if points:
             x_sq += squares(x)
     return d_sq, d_dot_x, x_sq
 
@@ -78,7 +78,7 @@ def bucketed(pairs: Iterable[tuple[Tensor, Tensor]], small: int) -> Iterator[tup
 
 def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:
     """keep x + move g + pull center, tensor by tensor, in any memory layout."""
-    for x, g, c in zip(block.params, block.grads, block.centers or [None] * len(block.params), strict=True):
+    for x, g, c in zip(block.params, block.grads, block.centers, strict=True):
         y = keep * widened(x) + move * widened(g)
         yield y if c is None else y + pull * c
 
@@ -89,7 +89,7 @@ def fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: 
         for x, g in zip(block.params, block.grads, strict=True):
             y = x - lr * (g + weight_decay * x)
             x.copy_(y if found_inf is None else torch.where(found_inf > 0, x, y))
-    elif block.params:
+    else:
         torch._fused_sgd_(
             block.params,
             block.grads,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.core.dual import search_dual, unclipped_root
-from proxsps.core.step import l2_line, line_dual, prox_coefficients
+from proxsps.core.step import l2_line, line_dual, prox_coefficients, prox_move_sq, relax, relaxation
 from proxsps.optim.arithmetic import Arithmetic, Sums
 from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.report import Solution
 from proxsps.optim.search import ProxRay
 from proxsps.regularizers import Regularizer
@@ -34,6 +35,10 @@ class ProxSPS(PolyakOptimizer):
         weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
         regularizer: any other regulariser, instead of `weight_decay`.
         lower_bound: $C$, which the loss never falls below. 0 is right for losses that are never negative.
+        max_move: limit on the Euclidean length of the move of all parameters together; a longer one is shortened to it.
+        process_group: ranks whose losses and sums make one step. None for the default group, where torch.distributed
+            runs with several ranks; a group; or False where each rank trains a model of its own.
+        check_replicas: compare steps and replicas of all ranks after every step, bit by bit; slow, for debugging.
         fused: True for the compiled CPU kernels, False for plain torch, None for the first where it applies.
         capturable: never read a number back to the host, also on the CPU (on accelerators this is so anyway).
     """
@@ -46,6 +51,9 @@ class ProxSPS(PolyakOptimizer):
         regularizer: Regularizer | None = None,
         lower_bound: float = 0.0,
         *,
+        max_move: float | None = None,
+        process_group: ProcessGroup | Literal[False] | None = None,
+        check_replicas: bool = False,
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
@@ -54,21 +62,26 @@ class ProxSPS(PolyakOptimizer):
             "weight_decay": weight_decay,
             "regularizer": regularizer,
             "lower_bound": lower_bound,
+            "max_move": max_move,
             "fused": fused,
             "capturable": capturable,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, process_group, check_replicas)
 
     def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
         if all(block.affine for block in arithmetic.blocks):
             line = l2_line(gap, sums.d_sq, sums.d_dot_x, alpha, lam)
             dual = line_dual(line)
-            arithmetic.move(prox_coefficients(dual.u, alpha, lam), ok)
-            return Solution(ok, gap, dual.root, dual.u, line.start - line.fall * dual.u)
-        ray = ProxRay(arithmetic, gap, sums, alpha, lam)
+            update, s = prox_coefficients(dual.u, alpha, lam), 1.0
+            if self._max_move is not None:
+                s = relaxation(prox_move_sq(update, *sums), self._max_move)
+                update = relax(update, s)
+            arithmetic.move(update, ok)
+            return Solution(ok, gap, dual.root, dual.u, line.start - line.fall * dual.u, relaxation=s)
+        ray = ProxRay(arithmetic, self._ranks, gap, sums, alpha, lam)
         found = search_dual(ray, gap, ray.tolerance(), ray.eps, arithmetic.limit, arithmetic.loop)
-        ray.write(found.u, alpha, lam, ok)
-        return Solution(ok, gap, unclipped_root(found), found.u, found.h, found.evaluations)
+        s = ray.write(found.u, ok, self._max_move)
+        return Solution(ok, gap, unclipped_root(found), found.u, found.h, found.evaluations, s)
 
 
 class ProxSGD(PolyakOptimizer):
@@ -82,6 +95,9 @@ class ProxSGD(PolyakOptimizer):
         lr: $\alpha_k$, the step.
         weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
         regularizer: any other regulariser, instead of `weight_decay`.
+        max_move: as in `ProxSPS`.
+        process_group: as in `ProxSPS`.
+        check_replicas: as in `ProxSPS`.
         fused: as in `ProxSPS`.
         capturable: as in `ProxSPS`.
     """
@@ -96,6 +112,9 @@ class ProxSGD(PolyakOptimizer):
         weight_decay: float = 0.0,
         regularizer: Regularizer | None = None,
         *,
+        max_move: float | None = None,
+        process_group: ProcessGroup | Literal[False] | None = None,
+        check_replicas: bool = False,
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
@@ -103,14 +122,15 @@ class ProxSGD(PolyakOptimizer):
             "lr": lr,
             "weight_decay": weight_decay,
             "regularizer": regularizer,
+            "max_move": max_move,
             "fused": fused,
             "capturable": capturable,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, process_group, check_replicas)
 
     def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
         one = arithmetic.scalar(1.0)
-        ray = ProxRay(arithmetic, gap, sums, alpha, lam)
+        ray = ProxRay(arithmetic, self._ranks, gap, sums, alpha, lam)
         height, _ = ray(one)
-        ray.write(one, alpha, lam, ok)
-        return Solution(ok, gap, one, one, height)
+        s = ray.write(one, ok, self._max_move)
+        return Solution(ok, gap, one, one, height, relaxation=s)

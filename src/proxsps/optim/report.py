@@ -23,6 +23,7 @@ class Solution(NamedTuple):
     u: Array
     model_gap: Array
     evaluations: Array | float = 0.0
+    relaxation: Array | float = 1.0
 
     @classmethod
     def skipped(cls, gap: Array) -> Solution:
@@ -34,13 +35,14 @@ class Solution(NamedTuple):
 class LastStep:
     """What the last step did, as tensors on the device it ran on; only `branch_name` waits for the device."""
 
-    tau: Tensor  # step alpha_j u along the gradient, an entry a parameter group
+    tau: Tensor  # step along the gradient, alpha_j u times `relaxation`, an entry a parameter group
     zeta: Tensor  # the step that the loss alone would have allowed, before the cap alpha_j; an entry a group
     u: Tensor  # dual variable in [0, 1]
     gap: Tensor  # m - C: how far the loss was above its lower bound
     model_gap: Tensor  # how far the linear model is above C at the new point; 0 inside, negative where truncated
     branch: Tensor  # -1 skipped, 0 truncated (u = 0), 1 inside, 2 capped (u = 1)
     evaluations: Tensor  # prox evaluations of a search; 0 where the step has a closed form
+    relaxation: Tensor  # factor on the move that max_move asked for; 1 where it did not
 
     @property
     def branch_name(self) -> str:
@@ -51,16 +53,17 @@ class LastStep:
 def report(alpha: Array, solution: Solution) -> LastStep:
     """The report of a step with the caps alpha, an entry a group."""
     xp = array_namespace(alpha)
-    ok, gap, root, u, model_gap, evaluations = (xp.asarray(field) for field in solution)
+    ok, gap, root, u, model_gap, evaluations, s = (xp.asarray(field) for field in solution)
     blank = xp.where(ok, xp.zeros_like(u), xp.full_like(u, math.nan))
     branch = xp.where(u <= 0, 0, xp.where(u >= 1, 2, 1))
     fields = {
-        "tau": alpha * xp.where(ok, u, xp.zeros_like(u)),
+        "tau": alpha * xp.where(ok, s * u, xp.zeros_like(u)),
         "zeta": alpha * xp.maximum(root, xp.zeros_like(root)) + blank,
         "u": u + blank,
         "gap": gap,
-        "model_gap": model_gap + blank,
+        "model_gap": model_gap + (1 - s) * (gap - model_gap) + blank,
         "branch": xp.where(ok, branch, -1),
         "evaluations": evaluations,
+        "relaxation": s + blank,
     }
     return LastStep(**{name: torch.as_tensor(value) for name, value in fields.items()})

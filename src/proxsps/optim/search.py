@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.step import l2_line, prox_coefficients
+from proxsps.core.step import Affine, l2_line, prox_coefficients, prox_move_sq, relax, relaxation
 from proxsps.optim.arithmetic import Arithmetic, Sums
 from proxsps.optim.blocks import Block
 from proxsps.optim.passes import widened
+from proxsps.optim.reduce import Ranks
 from proxsps.regularizers.base import prox_all, prox_jvp_all
 
 # Duality gap at which to stop, relative to the gap m - C of the loss: in single and in double precision.
@@ -22,15 +23,19 @@ SINGLE, DOUBLE = 1e-6, 1e-12
 class ProxRay:
     """The curve u -> y(u) of a step and the height h(u) of the linear model above C along it.
 
-    Affine blocks enter by their sums; the others are evaluated, and the points of the last evaluation kept.
+    Affine blocks enter by their sums; the others are evaluated, and the points of the last evaluation kept. Where these
+    are shards, each evaluation adds up over the ranks, in one all-reduce.
     """
 
-    def __init__(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array) -> None:
+    def __init__(self, arithmetic: Arithmetic, ranks: Ranks, gap: Array, sums: Sums, alpha: Array, lam: Array) -> None:
         self._arithmetic = arithmetic
-        self._gap = gap
-        affine = arithmetic.vector([float(block.affine) for block in arithmetic.blocks])
+        self._gap, self._sums, self._alpha, self._lam = gap, sums, alpha, lam
+        self._affine = affine = arithmetic.vector([float(block.affine) for block in arithmetic.blocks])
         self._line = l2_line(gap, sums.d_sq, sums.d_dot_x, affine * alpha, lam)
         self.blocks = [block for block in arithmetic.blocks if not block.affine]
+        sharded = any(block.sharded for block in self.blocks)
+        self._shares = [block.share if sharded else 1.0 for block in self.blocks]
+        self._over_ranks = ranks.sum if sharded else lambda *parts: parts
         self._xs = [[widened(x) for x in block.params] for block in self.blocks]
         # Gradients over a common scale, lest their squares leave the range of f32.
         self._scale = arithmetic.scale(((1 - affine) * sums.d_sq).sum())
@@ -46,32 +51,61 @@ class ProxRay:
 
     def __call__(self, u: Array) -> tuple[Array, Array]:
         """h(u) and h'(u), the latter NaN where some prox has no cheap derivative."""
-        h, slope = self._line.start - self._line.fall * u, -self._line.fall
+        height = curvature = self._arithmetic.scalar(0.0)
         self.points = []
-        for block, xs, ds in zip(self.blocks, self._xs, self._ds, strict=True):
+        for block, share, xs, ds in zip(self.blocks, self._shares, self._xs, self._ds, strict=True):
             tau = self._arithmetic.factor(u * block.alpha * self._scale)
             ys, tangents = _prox_along(block, xs, ds, tau)
-            h = h + self._scale * self._arithmetic.dot(ds, [y - x for x, y in zip(xs, ys, strict=True)])
-            curvature = math.nan if tangents is None else self._arithmetic.dot(ds, tangents)
-            slope = slope - block.alpha * self._scale**2 * curvature
+            height = height + share * self._arithmetic.dot(ds, [y - x for x, y in zip(xs, ys, strict=True)])
+            bend = math.nan if tangents is None else self._arithmetic.dot(ds, tangents)
+            curvature = curvature + share * block.alpha * bend
             self.points.append(ys)
-        return h, slope
+        height, curvature = self._over_ranks(height, curvature)
+        h = self._line.start - self._line.fall * u + self._scale * height
+        return h, -self._line.fall - self._scale**2 * curvature
 
-    def write(self, u: Array, alpha: Array, lam: Array, ok: Array) -> None:
-        """Move the affine blocks to u, the others to the points of the last evaluation, which was at u."""
+    def write(self, u: Array, ok: Array, max_move: float | None) -> Array | float:
+        """Move the affine blocks to u, the others to the points of the last evaluation, which was at u.
+
+        Returns the factor on the move that `max_move` asks for.
+        """
+        update = prox_coefficients(u, self._alpha, self._lam)
+        s: Array | float = 1.0
+        if max_move is not None:
+            s = relaxation(self._move_sq(update), max_move)
+            update = relax(update, s)
+            back = self._arithmetic.factor(1 - s)
+            self.points = [
+                [y + back * (x - y) for x, y in zip(xs, ys, strict=True)]
+                for xs, ys in zip(self._xs, self.points, strict=True)
+            ]
         rest = [i for i, block in enumerate(self._arithmetic.blocks) if block.affine and block.params]
         if rest:
-            self._arithmetic.restricted(rest).move(prox_coefficients(u, alpha[rest], lam[rest]), ok)
+            self._arithmetic.restricted(rest).move(Affine(*(part[rest] for part in update)), ok)
         for block, ys in zip(self.blocks, self.points, strict=True):
             self._arithmetic.assign(block, ys, ok)
+        return s
+
+    def _move_sq(self, update: Affine) -> Array:
+        """||x+ - x||^2 over all blocks."""
+        squares = self._arithmetic.scalar(0.0)
+        for share, xs, ys in zip(self._shares, self._xs, self.points, strict=True):
+            moves = [y - x for x, y in zip(xs, ys, strict=True)]
+            squares = squares + share * self._arithmetic.dot(moves, moves)
+        (squares,) = self._over_ranks(squares)
+        return squares + prox_move_sq(update, *(self._affine * part for part in self._sums))
 
     def tolerance(self) -> Array:
         """The duality gap at which to stop: the one asked for, but not below the rounding of h itself.
 
         Each entry of y(u) carries a rounding error of eps |x_i|, which reaches h as eps ||d * x||.
         """
-        products = [x * d for xs, ds in zip(self._xs, self._ds, strict=True) for x, d in zip(xs, ds, strict=True)]
-        rounding = 2 * self.eps * self._scale * self._arithmetic.dot(products, products) ** 0.5
+        square = self._arithmetic.scalar(0.0)
+        for share, xs, ds in zip(self._shares, self._xs, self._ds, strict=True):
+            products = [x * d for x, d in zip(xs, ds, strict=True)]
+            square = square + share * self._arithmetic.dot(products, products)
+        (square,) = self._over_ranks(square)
+        rounding = 2 * self.eps * self._scale * square**0.5
         return (SINGLE if self.eps > 1e-10 else DOUBLE) * abs(self._gap) + rounding
 
 

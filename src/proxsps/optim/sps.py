@@ -5,18 +5,27 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.step import Dual, coupled_coefficients, dec_sps_dual, sps_dual
+from proxsps.core.step import (
+    Dual,
+    coupled_coefficients,
+    coupled_move_sq,
+    dec_sps_dual,
+    relax,
+    relaxation,
+    sps_dual,
+)
 from proxsps.optim.arithmetic import Arithmetic, Sums
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.blocks import Block
 from proxsps.optim.checks import check_positive
 from proxsps.optim.passes import widened
+from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.report import Solution
 from proxsps.regularizers import Regularizer, Zero
 from proxsps.regularizers.base import value_all
@@ -43,7 +52,7 @@ class CoupledPolyak(PolyakOptimizer):
             if block.affine:
                 continue
             xs = [widened(x) for x in block.params]
-            penalties.append(value_all(block.phi, xs, block.indices))
+            penalties.append(block.share * value_all(block.phi, xs, block.indices))
             slopes = [block.phi.at(i).subgradient(x) for i, x in zip(block.indices, xs, strict=True)]
             block.grads = [widened(g) + s for g, s in zip(block.grads, slopes, strict=True)]
             block.phi = Zero()
@@ -51,8 +60,12 @@ class CoupledPolyak(PolyakOptimizer):
 
     def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
         dual = self._dual(arithmetic, gap, sums, alpha, ok)
-        arithmetic.move(coupled_coefficients(dual.u, alpha, lam), ok)
-        return Solution(ok, gap, dual.root, dual.u, gap - dual.u * (alpha * sums.d_sq).sum())
+        update, s = coupled_coefficients(dual.u, alpha, lam), 1.0
+        if self._max_move is not None:
+            s = relaxation(coupled_move_sq(update, sums.d_sq), self._max_move)
+            update = relax(update, s)
+        arithmetic.move(update, ok)
+        return Solution(ok, gap, dual.root, dual.u, gap - dual.u * (alpha * sums.d_sq).sum(), relaxation=s)
 
     @abstractmethod
     def _dual(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, ok: Array) -> Dual:
@@ -76,6 +89,9 @@ class SPS(CoupledPolyak):
         regularizer: another regulariser with a subgradient, instead of `weight_decay`.
         lower_bound: $C$, which the regularised loss never falls below.
         c: divides the adaptive step; 1 is the truncated model's own.
+        max_move: as in `ProxSPS`.
+        process_group: as in `ProxSPS`.
+        check_replicas: as in `ProxSPS`.
         fused: as in `ProxSPS`.
         capturable: as in `ProxSPS`.
     """
@@ -89,6 +105,9 @@ class SPS(CoupledPolyak):
         lower_bound: float = 0.0,
         c: float = 1.0,
         *,
+        max_move: float | None = None,
+        process_group: ProcessGroup | Literal[False] | None = None,
+        check_replicas: bool = False,
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
@@ -99,10 +118,11 @@ class SPS(CoupledPolyak):
             "regularizer": regularizer,
             "lower_bound": lower_bound,
             "c": c,
+            "max_move": max_move,
             "fused": fused,
             "capturable": capturable,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, process_group, check_replicas)
 
     def _dual(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, ok: Array) -> Dual:
         return sps_dual(gap, sums.d_sq, alpha, self.param_groups[0]["c"])
@@ -123,6 +143,9 @@ class DecSPS(CoupledPolyak):
         regularizer: another regulariser with a subgradient, instead of `weight_decay`.
         lower_bound: $C$, which the regularised loss never falls below.
         c0: $c_0$.
+        max_move: as in `ProxSPS`.
+        process_group: as in `ProxSPS`.
+        check_replicas: as in `ProxSPS`.
         fused: as in `ProxSPS`.
         capturable: as in `ProxSPS`.
     """
@@ -136,6 +159,9 @@ class DecSPS(CoupledPolyak):
         lower_bound: float = 0.0,
         c0: float = 1.0,
         *,
+        max_move: float | None = None,
+        process_group: ProcessGroup | Literal[False] | None = None,
+        check_replicas: bool = False,
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
@@ -148,14 +174,15 @@ class DecSPS(CoupledPolyak):
             "c0": c0,
             "k": 0.0,
             "memory": math.inf,
+            "max_move": max_move,
             "fused": fused,
             "capturable": capturable,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, process_group, check_replicas)
 
     def _dual(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, ok: Array) -> Dual:
         xp = array_namespace(alpha)
-        groups = self.param_groups
+        groups = [block.group for block in arithmetic.blocks]
         k = arithmetic.vector([group["k"] for group in groups])
         memory = arithmetic.vector([group["memory"] for group in groups])
         c = groups[0]["c0"] * (k[0] + 1) ** 0.5

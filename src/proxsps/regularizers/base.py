@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from proxsps.core.array import Array, array_namespace
@@ -26,6 +26,8 @@ class Regularizer(ABC):
     joint: bool = False
     # Whether value and prox can be traced (jax.jit, CUDA graphs): no loop or shape that depends on data.
     traceable: ClassVar[bool] = True
+    # Whether phi is a sum over single entries, so that any piece of a tensor stands for itself.
+    separable: ClassVar[bool] = False
 
     @property
     def strong_convexity(self) -> float:
@@ -57,6 +59,16 @@ class Regularizer(ABC):
     def at(self, index: int) -> Regularizer:
         """The regulariser of the index-th tensor of a group, where tensors differ (for instance by their centre)."""
         return self
+
+    def piece(self, ndim: int, dims: tuple[int, ...], cut: Callable[[Array], Array]) -> Regularizer | None:
+        """phi on a piece of a tensor that is cut along `dims`; None where phi is not a sum over such pieces.
+
+        Args:
+            ndim: number of dims of the tensor.
+            dims: those that are cut, counted from 0.
+            cut: takes the same piece out of an array of the tensor's shape, such as a centre.
+        """
+        return self if self.separable else None
 
 
 def value_all(phi: Regularizer, xs: Sequence[Array], indices: Sequence[int] | None = None) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import array_api_compat
 
@@ -114,6 +115,8 @@ def project_l1_ball_jvp(z: Array, y: Array, v: Array, radius: Array | float) -> 
 class NonNegative(Regularizer):
     """phi = indicator of {x >= 0}; prox(z) = max(z, 0). Acts per entry."""
 
+    separable: ClassVar[bool] = True
+
     def value(self, x: Array) -> Array:
         """0 where all entries are >= 0, else infinity."""
         return indicator(array_namespace(x).all(x >= 0), x)
@@ -138,6 +141,7 @@ class Box(Regularizer):
 
     lower: float
     upper: float
+    separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (self.lower <= self.upper and self.lower < math.inf and self.upper > -math.inf):
@@ -167,6 +171,7 @@ class LInfBall(Regularizer):
     """phi = indicator of {max |x_i| <= radius}; prox(z) = min(max(z, -radius), radius). Acts per entry."""
 
     radius: float
+    separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_radius(self, self.radius)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -96,6 +97,10 @@ class GroupLasso(Regularizer):
         """Entries lam w_g x_g / ||x_g||, and 0 for groups that are 0."""
         return self._weight(x) * _directions(x, dims=self.dims)
 
+    def piece(self, ndim: int, dims: tuple[int, ...], cut: Callable[[Array], Array]) -> Self | None:
+        """This regulariser where no group is cut."""
+        return self if _leaves_whole(self.dims, ndim, dims) else None
+
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse a tensor that lacks one of the dims."""
         _check_dims(self, self.dims, shape)
@@ -146,6 +151,10 @@ class SparseGroupLasso(Regularizer):
         """l1 sign(x) + lam w_g x_g / ||x_g||, the second term 0 for groups that are 0."""
         return self.l1 * sign(x) + self._weight(x) * _directions(x, dims=self.dims)
 
+    def piece(self, ndim: int, dims: tuple[int, ...], cut: Callable[[Array], Array]) -> Self | None:
+        """This regulariser where no group is cut."""
+        return self if _leaves_whole(self.dims, ndim, dims) else None
+
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse a tensor that lacks one of the dims."""
         _check_dims(self, self.dims, shape)
@@ -162,6 +171,11 @@ def _directions(x: Array, *, dims: Dims) -> Array:
 
 def _root_size(x: Array, dims: Dims) -> float:
     return math.sqrt(math.prod(x.shape if dims is None else [x.shape[d] for d in dims]))
+
+
+def _leaves_whole(dims: Dims, ndim: int, cut: tuple[int, ...]) -> bool:
+    """Whether no group of a tensor of `ndim` dims is divided where the tensor is cut along the dims `cut`."""
+    return not (set(range(ndim)) if dims is None else {d % ndim for d in dims}) & set(cut)
 
 
 def _as_dims(owner: Regularizer, dims: Dims) -> Dims:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._support import check_weight, clip, sign, where_or_zero, wide, widened
@@ -38,6 +40,8 @@ def soft_threshold_jvp(z: Array, v: Array, threshold: Array | float) -> Array:
 class Zero(Regularizer):
     """phi(x) = 0; prox(z) = z, the same array. Acts per entry."""
 
+    separable: ClassVar[bool] = True
+
     def value(self, x: Array) -> Array:
         """0."""
         xp = array_namespace(x)
@@ -68,6 +72,7 @@ class L2(Regularizer):
 
     lam: float
     center: Array | None = field(default=None, repr=False, compare=False)
+    separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_weight(self, lam=self.lam)
@@ -107,6 +112,11 @@ class L2(Regularizer):
             )
         return L2(self.lam, self.center[index])
 
+    def piece(self, ndim: int, dims: tuple[int, ...], cut: Callable[[Array], Array]) -> L2:
+        """This regulariser with the same piece of its centre."""
+        center = self._center()
+        return self if center is None else L2(self.lam, cut(center))
+
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse a tensor whose shape is not that of the centre."""
         center = self.center
@@ -137,6 +147,7 @@ class L1(Regularizer):
     """phi(x) = lam ||x||_1; prox(z) = sign(z) max(|z| - alpha lam, 0). Acts per entry."""
 
     lam: float
+    separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_weight(self, lam=self.lam)
@@ -165,6 +176,7 @@ class ElasticNet(Regularizer):
 
     l1: float
     l2: float
+    separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_weight(self, l1=self.l1, l2=self.l2)

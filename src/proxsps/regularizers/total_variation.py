@@ -145,6 +145,10 @@ class TotalVariation1D(Regularizer):
         """The vector lam D^T sign(D x), with D the difference of neighbours."""
         return self.lam * _jump_signs(x)
 
+    def piece(self, ndim: int, dims: tuple[int, ...], cut: Callable[[Array], Array]) -> TotalVariation1D | None:
+        """This regulariser where no signal is cut."""
+        return None if ndim - 1 in dims else self
+
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse a tensor without a dim to run along."""
         if not shape:

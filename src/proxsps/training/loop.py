@@ -80,18 +80,17 @@ class Run:
         self.done += 1
 
     def step(self, batch: Batch) -> Tensor:
-        """One step; the mean loss of the whole batch before it."""
+        """One step; the loss of this process's part of the batch before it. The optimizer takes the mean over all."""
         images, labels = batch
         self.optimizer.zero_grad()
         with self._precision():
             loss = cross_entropy(self.wrapped(images), labels)
         loss.backward()
-        value = self.ranks.mean(loss.detach())
         if isinstance(self.optimizer, PolyakOptimizer):
-            self.optimizer.step(loss=value)
+            self.optimizer.step(loss=loss)
         else:
             self.optimizer.step()
-        return value
+        return loss.detach()
 
     def _precision(self) -> AbstractContextManager[Any]:
         """bfloat16 where it is asked for: a network without normalisation starts with losses that float16 lacks."""

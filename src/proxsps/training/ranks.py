@@ -42,10 +42,6 @@ class Ranks:
             return model
         return DistributedDataParallel(model, [self.device] if self.device.type == "cuda" else None)
 
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean over the processes: gradients are averaged, so the loss that belongs to them has to be, too."""
-        return self.sum(value) / self.size if self.size > 1 else value
-
     def sum(self, value: Tensor) -> Tensor:
         """The sum over the processes, in a tensor of its own."""
         if self.size == 1:

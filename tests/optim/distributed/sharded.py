@@ -1,0 +1,288 @@
+"""Scenarios of sharded training (FSDP2) over two ranks; the second dim of a tensor is never cut, the first always."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import common
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from common import F32, F64, METHODS
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.functional import mse_loss
+
+from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
+from proxsps.regularizers import (
+    L1,
+    L2,
+    Box,
+    ElasticNet,
+    GroupLasso,
+    L2Ball,
+    NuclearNorm,
+    Regularizer,
+    SparseGroupLasso,
+    TotalVariation1D,
+)
+
+Result = dict[str, Any]
+
+# Sums over rows stay on the shards, the others gather; each on the two-dim tensors of the network.
+REGULARIZERS = {
+    "Box": Box(-0.5, 0.5),
+    "ElasticNet": ElasticNet(0.002, 0.01),
+    "rows": GroupLasso.rows(0.01),
+    "columns": GroupLasso.columns(0.01),
+    "sparse rows": SparseGroupLasso(0.002, 0.01, (-1,)),
+    "TotalVariation1D": TotalVariation1D(0.01),
+    "NuclearNorm": NuclearNorm(0.01),
+    "ball": L2Ball(2.5, joint=True),
+}
+
+
+class Weighted(L1):
+    """An l1 norm with a weight for every entry, which has to be cut along with the tensor."""
+
+    def __init__(self, weights: list[Any]) -> None:
+        super().__init__(1.0)
+        object.__setattr__(self, "weights", weights)
+
+    def at(self, index: int) -> Weighted:
+        return Weighted(self.weights[index])
+
+    def piece(self, ndim, dims, cut) -> Weighted:
+        return Weighted(cut(self.weights))
+
+    def prox(self, z, alpha):
+        return z.sign() * (z.abs() - alpha * self.weights).clamp(min=0)
+
+    def prox_jvp(self, z, y, v, alpha):
+        return v * (y != 0)
+
+
+def shard(model: nn.Module) -> nn.Module:
+    return fully_shard(model)
+
+
+def both(rank: int, world: int):
+    """How to prepare a model, its rows and its process group: on shards, and alone."""
+    return (shard, data(rank, world), None), (lambda model: model, lambda k: common.batch(k, world), False)
+
+
+def data(rank: int, world: int, dtype: torch.dtype = F64):
+    return lambda k: common.part(common.batch(k, world, dtype), rank)
+
+
+def matrices(model: nn.Module, phi: Regularizer | None) -> list[dict[str, Any]]:
+    params = list(model.parameters())
+    return [
+        {"params": [p for p in params if p.ndim == 2], "regularizer": phi},
+        {"params": [p for p in params if p.ndim == 1], "lr": 4.0},
+    ]
+
+
+def joint(rank: int, world: int, folder: Path) -> Result:
+    """Every method on shards and in one process."""
+    out = {}
+    for dtype, steps in ((F32, 3), (F64, 5)):
+        for name, (cls, options) in METHODS.items():
+            model = shard(common.network(dtype))
+            opt = cls(model.parameters(), **options)
+            seen = common.train(model, opt, data(rank, world, dtype), steps)
+            out[name, dtype] = common.vector(model), common.alone(cls, world, steps, dtype, **options), seen
+    return out
+
+
+def regularizers(rank: int, world: int, folder: Path) -> Result:
+    """Regularisers on the matrices, with the group of vectors beside them."""
+    out = {}
+    cases = {name: (ProxSPS, phi) for name, phi in REGULARIZERS.items()}
+    cases |= {f"SPS, {name}": (SPS, REGULARIZERS[name]) for name in ("rows", "columns", "TotalVariation1D")}
+    for name, (cls, phi) in cases.items():
+        points = []
+        for wrap, rows, group in both(rank, world):
+            model = wrap(common.network())
+            opt = cls(matrices(model, phi), lr=8.0, max_move=1.0, process_group=group)
+            seen = common.train(model, opt, rows, 4)
+            points.append(common.vector(model))
+        out[name] = *points, seen
+    return out
+
+
+def arrays(rank: int, world: int, folder: Path) -> Result:
+    """Regularisers that hold an array a tensor: whole, sharded as the parameters, and not a centre at all."""
+    out = {}
+    for kind in ("whole", "sharded", "weights"):
+        points = []
+        for wrap, rows, group in both(rank, world):
+            model = common.network()
+            start = [p.detach() + 0.1 for p in model.parameters()]
+            model = wrap(model)
+            if kind == "sharded":
+                start = [p.detach() + 0.1 for p in model.parameters()]
+            phi = Weighted([0.02 * t.abs() for t in start]) if kind == "weights" else L2(0.05, start)
+            opt = ProxSPS(model.parameters(), lr=8.0, regularizer=phi, process_group=group)
+            common.train(model, opt, rows, 4)
+            points.append(common.vector(model))
+        out[kind] = tuple(points)
+    return out
+
+
+def collectives(rank: int, world: int, folder: Path) -> Result:
+    """What the optimizer sends in one step: closed form, search on shards, whole tensors."""
+    out = {}
+    for name, phi in {"decay": L2(0.05), "L1": L1(0.002), "whole": NuclearNorm(0.01)}.items():
+        model = shard(common.network())
+        opt = ProxSPS(matrices(model, phi), lr=8.0)
+        common.train(model, opt, data(rank, world), 1)
+        with CommDebugMode() as seen:
+            opt.step(loss=1.0)
+        counts = {str(kind): count for kind, count in seen.get_comm_counts().items()}
+        out[name] = counts, int(opt.last_step.evaluations)
+    return out
+
+
+def mixed(rank: int, world: int, folder: Path) -> Result:
+    """Sharded and replicated parameters, DTensor or not, in one group: as tensor parallel training leaves them."""
+    mesh = init_device_mesh("cpu", (world,))
+    out = {}
+    for name, (cls, options) in METHODS.items():
+        if "capturable" in name:
+            continue
+        points = []
+        for spread in (True, False):
+            params = [p.detach().clone() for p in common.network().parameters()]
+            grads = [torch.cos(3 * p + i) for i, p in enumerate(params)]
+            if spread:
+                params[0] = distribute_tensor(params[0], mesh, [Shard(0)])
+                params[2] = distribute_tensor(params[2], mesh, [Shard(1)])
+                params[1] = DTensor.from_local(params[1], mesh)
+            params = [nn.Parameter(p) for p in params]
+            for i, p in enumerate(params):
+                p.grad = distribute_tensor(grads[i], mesh, p.placements) if isinstance(p, DTensor) else grads[i]
+            if spread:  # a gradient that is still to be summed over the ranks
+                params[0].grad = DTensor.from_local(grads[0] / world, mesh, [Partial()])
+            opt = cls(params, process_group=None if spread else False, **options)
+            opt.step(loss=1.5)
+            whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in params]
+            points.append(torch.cat([p.detach().reshape(-1) for p in whole]))
+            entries = tuple(opt.last_step.tau.shape)
+        out[name] = *points, entries
+    return out
+
+
+def not_finite(rank: int, world: int, folder: Path) -> Result:
+    """An infinite entry in the shard of the last rank: no rank moves."""
+    out = {}
+    for name, phi in {"closed": None, "L1": L1(0.01), "whole": GroupLasso(0.1)}.items():
+        model = shard(common.network())
+        opt = ProxSPS(model.parameters(), regularizer=phi)
+        before = common.vector(model)
+        x, y = data(rank, world)(0)
+        mse_loss(model(x), y).backward()
+        if rank == world - 1:
+            next(model.parameters()).grad.to_local()[0] = math.inf
+        opt.step(loss=0.5)
+        out[name] = torch.equal(common.vector(model), before), opt.last_step.branch_name
+    return out
+
+
+def scaled(rank: int, world: int, folder: Path) -> Result:
+    """A gradient scaler on shards: an overflow on one rank skips the step on all."""
+    model = shard(common.network(F32))
+    opt = ProxSPS(model.parameters(), lr=8.0, weight_decay=0.005)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scales = []
+    for k in range(3):
+        x, y = data(rank, world, F32)(k)
+        opt.zero_grad()
+        loss = mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        if k == 1 and rank == world - 1:
+            next(model.parameters()).grad.to_local()[0] = math.inf
+        scaler.step(opt, loss=loss)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    single = common.network(F32)
+    other = ProxSPS(single.parameters(), lr=8.0, weight_decay=0.005, process_group=False)
+    common.train(single, other, lambda k: common.batch(2 * k, world, F32), 2)
+    return {"scales": scales, "points": (common.vector(model), common.vector(single))}
+
+
+def half(rank: int, world: int, folder: Path) -> Result:
+    """bf16 in forward and backward, parameters and reductions in f32: progress on one batch."""
+    model = common.network(F32)
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=F32))
+    opt = ProxSPS(model.parameters(), weight_decay=1e-4)
+    losses = []
+    for _ in range(30):
+        x, y = data(rank, world, F32)(0)
+        opt.zero_grad()
+        loss = opt.watch(mse_loss(model(x).float(), y))
+        loss.backward()
+        opt.step()
+        losses.append(float(opt.last_step.gap))
+    return {"losses": losses}
+
+
+def refusals(rank: int, world: int, folder: Path) -> Result:
+    """What cannot be right: shards of ranks that do not step together, and flattened parameters."""
+    out = {}
+    own = [dist.new_group([r]) for r in range(world)][rank]
+    for name, group in {"off": False, "own": own}.items():
+        model = shard(common.network())
+        x, y = data(rank, world)(0)
+        mse_loss(model(x), y).backward()
+        with common.refused(ValueError) as out[name]:
+            ProxSPS(model.parameters(), process_group=group).step(loss=1.0)
+    flat = FullyShardedDataParallel(common.network(), use_orig_params=True, device_id=torch.device("cpu"))
+    with common.refused(ValueError) as out["FSDP1"]:
+        ProxSPS(flat.parameters())
+    return out
+
+
+def save(rank: int, world: int, folder: Path) -> Result:
+    """Checkpoints of fresh and stepped optimizers, read again on two ranks; the test reads them on one."""
+    out = {}
+    for name, cls in {"ProxSPS": ProxSPS, "DecSPS": DecSPS, "ProxSGD": ProxSGD}.items():
+        for steps in (0, 3):
+            model = shard(common.network())
+            opt = cls(model.parameters(), lr=0.8, weight_decay=0.005)
+            common.train(model, opt, data(rank, world), steps)
+            weights, state = get_state_dict(model, opt)
+            where = folder / f"{name}-{steps}"
+            dcp.save({"model": weights, "optim": state}, checkpoint_id=where)
+            saved = common.vector(model)
+            other = shard(common.network(seed=1))
+            resumed = cls(other.parameters(), lr=0.1)
+            weights, state = get_state_dict(other, resumed)
+            holder = {"model": weights, "optim": state}
+            dcp.load(holder, checkpoint_id=where)
+            set_state_dict(other, resumed, model_state_dict=holder["model"], optim_state_dict=holder["optim"])
+            loaded = common.vector(other)
+            for m, o in ((model, opt), (other, resumed)):
+                common.train(m, o, lambda k: data(rank, world)(k + 50), 2)
+            out[name, steps] = saved, loaded, common.vector(model), common.vector(other)
+    return out
+
+
+SCENARIOS = (
+    joint,
+    regularizers,
+    arrays,
+    collectives,
+    mixed,
+    not_finite,
+    scaled,
+    half,
+    refusals,
+    save,
+)

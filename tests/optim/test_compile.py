@@ -1,0 +1,63 @@
+"""torch.compile of a step: one graph, and the same step."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
+from proxsps.regularizers import L1
+
+# Dynamo warns of caches in array_api_compat, which it traces through.
+pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+SHAPES = [(4, 3), (7,)]
+
+
+def check(kit, optimizers, backend, dtype, tolerance, once=True):
+    """Two steps of all optimizers in one graph, compiled `once`, against the same steps without the compiler."""
+    torch._dynamo.reset()
+    plain, traced = ([cls(kit.drawn(*SHAPES, dtype=dtype), **options) for cls, options in optimizers] for _ in range(2))
+
+    def step(loss):
+        for opt in traced:
+            opt.step(loss=loss)
+
+    compiled = torch.compile(step, backend=backend, fullgraph=True)
+    for value in (0.7, 40.0):
+        loss = torch.tensor(value, dtype=dtype)
+        for opt in plain:
+            opt.step(loss=loss)
+        with torch._dynamo.config.patch(error_on_recompile=once):
+            compiled(loss)
+    for one, two in zip(plain, traced, strict=True):
+        got, want = (kit.flat(opt.param_groups[0]["params"]) for opt in (two, one))
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+        assert one.last_step.branch_name == two.last_step.branch_name
+
+
+def test_closed_forms(kit):
+    limit = {"max_move": 0.1}
+    optimizers = [
+        (ProxSPS, {"lr": 0.5, "weight_decay": 0.3, **limit}),
+        (SPS, {"lr": 0.5, "weight_decay": 0.3, **limit}),
+        (ProxSGD, {"lr": 0.05, "regularizer": L1(0.1), **limit}),
+    ]
+    check(kit, optimizers, "aot_eager", torch.float64, 1e-13)
+
+
+def test_a_method_with_memory_is_compiled_once_more(kit):
+    # DecSPS has nothing to remember at its first step.
+    check(kit, [(DecSPS, {"lr": 0.5, "weight_decay": 0.3})], "eager", torch.float64, 1e-13, once=False)
+
+
+def test_the_search_for_the_dual_variable(kit):
+    # The host stops at a duality gap of 1e-6 of the loss in single precision: points differ by its square root.
+    check(kit, [(ProxSPS, {"lr": 0.5, "regularizer": L1(0.1)})], "eager", torch.float32, 1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, when the backend is loaded
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the default backend needs a C++ compiler")
+def test_the_default_backend(kit):
+    check(kit, [(ProxSPS, {"lr": 0.5, "weight_decay": 0.3, "max_move": 0.1})], "inductor", torch.float64, 1e-13)
