@@ -19,6 +19,9 @@ from typing import NamedTuple
 
 from proxsps.core.array import Array, array_namespace
 
+# Duality gap at which a search stops, relative to the gap m - C of the loss: in single and in double precision.
+SINGLE, DOUBLE = 1e-6, 1e-12
+
 Evaluate = Callable[[Array], tuple[Array, Array]]
 
 
@@ -66,6 +69,19 @@ def search_dual(evaluate: Evaluate, like: Array, tolerance: Array, resolution: f
         return Search(*(xp.where(busy, new, old) for new, old in zip(after, state, strict=True)))
 
     return loop(unfinished, advance, start)
+
+
+def stopping_gap(gap: Array, products: Array, eps: float) -> Array:
+    """The duality gap at which to stop: the one asked for, but not below the rounding of h itself.
+
+    Each entry of y(u) carries a rounding error of eps |x_i|, which reaches h as eps ||d * x||.
+
+    Args:
+        gap: m - C.
+        products: the norm ||d * x|| of the entries' products.
+        eps: relative rounding of the coarsest entries.
+    """
+    return (SINGLE if eps > 1e-10 else DOUBLE) * abs(gap) + 2 * eps * products
 
 
 def fixed_loop(count: int) -> Loop:

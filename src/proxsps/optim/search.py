@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
+from proxsps.core.dual import stopping_gap
 from proxsps.core.step import l2_line, prox_coefficients
 from proxsps.optim.arithmetic import Arithmetic, Sums
 from proxsps.optim.blocks import Block
 from proxsps.optim.passes import widened
 from proxsps.regularizers.base import prox_all, prox_jvp_all
-
-# Duality gap at which to stop, relative to the gap m - C of the loss: in single and in double precision.
-SINGLE, DOUBLE = 1e-6, 1e-12
 
 
 class ProxRay:
@@ -66,13 +64,9 @@ class ProxRay:
             self._arithmetic.assign(block, ys, ok)
 
     def tolerance(self) -> Array:
-        """The duality gap at which to stop: the one asked for, but not below the rounding of h itself.
-
-        Each entry of y(u) carries a rounding error of eps |x_i|, which reaches h as eps ||d * x||.
-        """
+        """The duality gap at which to stop."""
         products = [x * d for xs, ds in zip(self._xs, self._ds, strict=True) for x, d in zip(xs, ds, strict=True)]
-        rounding = 2 * self.eps * self._scale * self._arithmetic.dot(products, products) ** 0.5
-        return (SINGLE if self.eps > 1e-10 else DOUBLE) * abs(self._gap) + rounding
+        return stopping_gap(self._gap, self._scale * self._arithmetic.dot(products, products) ** 0.5, self.eps)
 
 
 def _prox_along(
