@@ -25,7 +25,7 @@ from step_time import DECAY, resnet110_shapes
 from proxsps.jax import prox_sps, sps
 from proxsps.regularizers import L1, GroupLasso
 
-# Rates of 1e-9, and tiny losses: parameters must stay of the size they have while thousands of steps are timed.
+# Small rates: parameters must stay of the size they have while thousands of steps are timed.
 RATE = 1e-9
 CONTESTANTS = {
     "optax.sgd": optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(RATE)),
@@ -33,10 +33,12 @@ CONTESTANTS = {
     "optax.contrib.momo": optax.contrib.momo(RATE, weight_decay=DECAY),
     "sps": sps(RATE, weight_decay=DECAY),
     "prox_sps, weight decay": prox_sps(RATE, weight_decay=DECAY),
-    "prox_sps, L1": prox_sps(RATE, regularizer=L1(DECAY)),
-    "prox_sps, L1, search": prox_sps(1e-3, regularizer=L1(DECAY)),
-    "prox_sps, GroupLasso": prox_sps(RATE, regularizer=GroupLasso(DECAY)),
+    "prox_sps, L1, capped": prox_sps(RATE, regularizer=L1(DECAY)),
+    "prox_sps, L1, searched": prox_sps(1e3 * RATE, regularizer=L1(DECAY)),
+    "prox_sps, GroupLasso, capped": prox_sps(RATE, regularizer=GroupLasso(DECAY)),
+    "prox_sps, GroupLasso, searched": prox_sps(1e3 * RATE, regularizer=GroupLasso(DECAY)),
 }
+VALUE = 1.0  # between RATE ||g||^2 and 1e3 RATE ||g||^2, as g has 1.7 M entries of size 1
 REFERENCE = "optax.adamw"
 
 
@@ -51,7 +53,7 @@ def stepper(opt: optax.GradientTransformation, grads: list[jax.Array]) -> Callab
     opt = optax.with_extra_args_support(opt)
 
     def step(params, state, grads):
-        updates, state = opt.update(grads, state, params, value=1e-3)
+        updates, state = opt.update(grads, state, params, value=VALUE)
         return optax.apply_updates(params, updates), state
 
     compiled = jax.jit(step, donate_argnums=(0, 1))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.core.dual import search_dual, stopping_gap, unclipped_root
+from proxsps.core.dual import search_dual, stopping, unclipped_root
 from proxsps.core.step import Line, l2_line, line_dual, prox_coefficients
 from proxsps.jax.groups import Block
 from proxsps.regularizers import L2, flatten
@@ -68,10 +68,12 @@ class Model(NamedTuple):
 
         def evaluate(u: Array) -> tuple[Array, Array]:
             h, slope = self.height(u)
-            return jnp.where(ok, h, 0.0), slope  # 0 ends a search in which nothing is to be found
+            return jnp.where(ok, h, 0.0), slope
 
         eps = max(float(jnp.finfo(x.dtype).eps) for block in self._searched for x in block.xs)
-        found = search_dual(evaluate, self.gap, self._tolerance(eps), eps, LIMIT, jax.lax.while_loop)
+        tolerance, noise = self._stopping(eps)
+        tolerance = jnp.where(ok, tolerance, 0.0)  # where nothing is to be found, h = 0 ends the search
+        found = search_dual(evaluate, self.gap, tolerance, eps, LIMIT, jax.lax.while_loop, noise)
         return Outcome(unclipped_root(found), found.u, found.h, found.evaluations)
 
     @property
@@ -81,10 +83,10 @@ class Model(NamedTuple):
     def _scaled(self, block: Block) -> list[Array]:
         return [d / _like(self.scale, d) for d in block.ds]
 
-    def _tolerance(self, eps: float) -> Array:
-        """The duality gap at which to stop."""
+    def _stopping(self, eps: float) -> tuple[Array, Array]:
+        """Tolerance and noise of the search."""
         products = [x * e for block in self._searched for x, e in zip(block.xs, self._scaled(block), strict=True)]
-        return stopping_gap(self.gap, jnp.sqrt(_dot(products, products, self.gap.dtype)), eps)
+        return stopping(self.gap, jnp.sqrt(_dot(products, products, self.gap.dtype)), eps)
 
 
 def linear_model(blocks: Sequence[Block], gap: Array) -> Model:

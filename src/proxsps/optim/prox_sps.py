@@ -66,7 +66,8 @@ class ProxSPS(PolyakOptimizer):
             arithmetic.move(prox_coefficients(dual.u, alpha, lam), ok)
             return Solution(ok, gap, dual.root, dual.u, line.start - line.fall * dual.u)
         ray = ProxRay(arithmetic, gap, sums, alpha, lam)
-        found = search_dual(ray, gap, ray.tolerance(), ray.eps, arithmetic.limit, arithmetic.loop)
+        tolerance, noise = ray.stopping()
+        found = search_dual(ray, gap, tolerance, ray.eps, arithmetic.limit, arithmetic.loop, noise)
         ray.write(found.u, alpha, lam, ok)
         return Solution(ok, gap, unclipped_root(found), found.u, found.h, found.evaluations)
 

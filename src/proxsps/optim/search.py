@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.dual import stopping_gap
+from proxsps.core.dual import stopping
 from proxsps.core.step import l2_line, prox_coefficients
 from proxsps.optim.arithmetic import Arithmetic, Sums
 from proxsps.optim.blocks import Block
@@ -63,10 +63,10 @@ class ProxRay:
         for block, ys in zip(self.blocks, self.points, strict=True):
             self._arithmetic.assign(block, ys, ok)
 
-    def tolerance(self) -> Array:
-        """The duality gap at which to stop."""
+    def stopping(self) -> tuple[Array, Array]:
+        """Tolerance and noise of the search."""
         products = [x * d for xs, ds in zip(self._xs, self._ds, strict=True) for x, d in zip(xs, ds, strict=True)]
-        return stopping_gap(self._gap, self._scale * self._arithmetic.dot(products, products) ** 0.5, self.eps)
+        return stopping(self._gap, self._scale * self._arithmetic.dot(products, products) ** 0.5, self.eps)
 
 
 def _prox_along(
