@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from proxsps.core.dual import fixed_loop, search_dual, unclipped_root
+from proxsps.core.dual import fixed_loop, search_dual, stopping, unclipped_root
 
 
 def eager(condition, body, state):
@@ -45,6 +45,20 @@ def test_finds_the_root(name, with_slope):
     # The certificate bounds h, and h moves at least as fast as its slope at the root.
     assert abs(found.u - root) <= 1e-12 / min(1 - root, root) / abs(float(slope(root))) * 4 + 1e-15
     assert found.h == h(found.u)
+
+
+def test_rounding_of_h_ends_a_search_but_does_not_excuse_a_step_that_is_too_long():
+    """With a root near zero, u h(u) is far below the rounding of h at points that are many times the root."""
+
+    def h(u):
+        return 1e-6 - np.sqrt(u)
+
+    tolerance, noise = stopping(np.float64(1e-6), np.float64(1e4), eps=1e-12)
+    assert (float(tolerance), float(noise)) == (1e-18, 2e-8)
+    found = search_dual(lambda u: (h(u), u * math.nan), np.float64(1.0), tolerance, 0.0, 64, eager, noise)
+    assert abs(found.h) <= noise
+    assert found.u == pytest.approx(1e-12, rel=0.05)
+    assert found.evaluations < find(h, tolerance=tolerance).evaluations
 
 
 def test_a_line_takes_two_evaluations():

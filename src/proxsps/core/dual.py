@@ -19,6 +19,9 @@ from typing import NamedTuple
 
 from proxsps.core.array import Array, array_namespace
 
+# Duality gap at which a search stops, relative to the gap m - C of the loss: in single and in double precision.
+SINGLE, DOUBLE = 1e-6, 1e-12
+
 Evaluate = Callable[[Array], tuple[Array, Array]]
 
 
@@ -40,7 +43,15 @@ class Search(NamedTuple):
 Loop = Callable[[Callable[[Search], Array], Callable[[Search], Search], Search], Search]
 
 
-def search_dual(evaluate: Evaluate, like: Array, tolerance: Array, resolution: float, limit: int, loop: Loop) -> Search:
+def search_dual(
+    evaluate: Evaluate,
+    like: Array,
+    tolerance: Array,
+    resolution: float,
+    limit: int,
+    loop: Loop,
+    noise: Array | float = 0.0,
+) -> Search:
     """Find u; the answer is `result.u`, the point at which h was evaluated last.
 
     Args:
@@ -50,6 +61,7 @@ def search_dual(evaluate: Evaluate, like: Array, tolerance: Array, resolution: f
         resolution: the width of the bracket, relative to u, at which to stop because h cannot tell points apart.
         limit: the largest number of evaluations.
         loop: loop(condition, body, state), for instance `fixed_loop(limit)` or `jax.lax.while_loop`.
+        noise: the size of h at which to stop because its sign is rounding.
     """
     xp = array_namespace(like)
     one, zero, no = xp.ones_like(like), xp.zeros_like(like), xp.zeros_like(like, dtype=xp.bool)
@@ -60,12 +72,25 @@ def search_dual(evaluate: Evaluate, like: Array, tolerance: Array, resolution: f
         return ~state.done & (state.evaluations < limit)
 
     def advance(state: Search) -> Search:
-        after = _advance(state, *evaluate(state.u), tolerance, resolution)
+        after = _advance(state, *evaluate(state.u), tolerance, resolution, noise)
         after = after._replace(u=xp.where(unfinished(after), after.u, after.at))
         busy = unfinished(state)
         return Search(*(xp.where(busy, new, old) for new, old in zip(after, state, strict=True)))
 
     return loop(unfinished, advance, start)
+
+
+def stopping(gap: Array, products: Array, eps: float) -> tuple[Array, Array]:
+    """Duality gap and size of h at which to stop: `tolerance` and `noise` of a search.
+
+    Each entry of y(u) carries a rounding error of eps |x_i|, which reaches h as eps ||d * x||.
+
+    Args:
+        gap: m - C.
+        products: the norm ||d * x|| of the entries' products.
+        eps: relative rounding of the coarsest entries.
+    """
+    return (SINGLE if eps > 1e-10 else DOUBLE) * abs(gap), 2 * eps * products
 
 
 def fixed_loop(count: int) -> Loop:
@@ -87,7 +112,9 @@ def unclipped_root(search: Search) -> Array:
     return xp.where(outside & xp.isfinite(beyond), beyond, search.u)
 
 
-def _advance(state: Search, h: Array, slope: Array, tolerance: Array, resolution: float) -> Search:
+def _advance(
+    state: Search, h: Array, slope: Array, tolerance: Array, resolution: float, noise: Array | float
+) -> Search:
     """Take in h and h' at state.u, and choose the next point."""
     xp = array_namespace(h)
     u = state.u
@@ -105,7 +132,7 @@ def _advance(state: Search, h: Array, slope: Array, tolerance: Array, resolution
 
     duality_gap = xp.where(h > 0, (1 - u) * h, -u * h)  # 0 at u = 1 with h > 0 and at u = 0 with h < 0
     stale = xp.where(xp.isnan(state.h), state.stale, xp.abs(state.h))
-    done = (duality_gap <= tolerance) | (low_seen & (high - low <= resolution * high))
+    done = (duality_gap <= tolerance) | (xp.abs(h) <= noise) | (low_seen & (high - low <= resolution * high))
     return Search(trial, low, high, low_seen, u, h, slope, stale, state.evaluations + 1, done)
 
 

@@ -92,6 +92,16 @@ def dec_sps_dual(gap: Array, d_sq: Array, alpha: Array, c: Array | float, previo
     return Dual(dual.root, xp.minimum(u, xp.min(memory, axis=-1) / c))
 
 
+def admissible(gap: Array, d_sq: Array, d_dot_x: Array, bounded: bool) -> Array:
+    """Whether a step may be taken: loss, gradients and parameters finite, and the loss not below a bound it has.
+
+    Shapes as in `l2_line`; the result has that of `gap`.
+    """
+    xp = array_namespace(d_sq)
+    ok = xp.isfinite(gap) & xp.all(xp.isfinite(d_sq), axis=-1) & xp.all(xp.isfinite(d_dot_x), axis=-1)
+    return ok & (gap >= 0) if bounded else ok
+
+
 class Affine(NamedTuple):
     """Coefficients of an update x+ = keep x + move d + pull center, a number each a block."""
 

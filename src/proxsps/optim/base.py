@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from proxsps.core.array import Array, array_namespace
+from proxsps.core.array import Array
+from proxsps.core.step import admissible
 from proxsps.optim.arithmetic import Arithmetic, Sums, choose
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.checks import (
@@ -205,9 +206,7 @@ class PolyakOptimizer(Optimizer):
         if self.coupled:
             m = m + penalty + (lam * sums.x_sq).sum() / 2
         gap = m - C
-        xp = array_namespace(sums.d_sq)
-        ok = xp.isfinite(gap) & xp.all(xp.isfinite(sums.d_sq)) & xp.all(xp.isfinite(sums.d_dot_x))
-        ok = ok & agreed & (gap >= 0 if self.bounded else True)
+        ok = admissible(gap, sums.d_sq, sums.d_dot_x, self.bounded) & agreed
         if arithmetic.refuses(ok):
             self._explain_skip(m, C)
             solution = Solution.skipped(gap)

@@ -79,7 +79,8 @@ class ProxSPS(PolyakOptimizer):
             arithmetic.move(update, ok)
             return Solution(ok, gap, dual.root, dual.u, line.start - line.fall * dual.u, relaxation=s)
         ray = ProxRay(arithmetic, self._ranks, gap, sums, alpha, lam)
-        found = search_dual(ray, gap, ray.tolerance(), ray.eps, arithmetic.limit, arithmetic.loop)
+        tolerance, noise = ray.stopping()
+        found = search_dual(ray, gap, tolerance, ray.eps, arithmetic.limit, arithmetic.loop, noise)
         s = ray.write(found.u, ok, self._max_move)
         return Solution(ok, gap, unclipped_root(found), found.u, found.h, found.evaluations, s)
 

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array, array_namespace
-
-BRANCHES = {-1: "skipped", 0: "truncated", 1: "inside", 2: "capped"}
-
-
-class Solution(NamedTuple):
-    """A step that was solved and written."""
-
-    ok: Array  # whether loss and gradients allowed a step
-    gap: Array
-    root: Array
-    u: Array
-    model_gap: Array
-    evaluations: Array | float = 0.0
-    relaxation: Array | float = 1.0
-
-    @classmethod
-    def skipped(cls, gap: Array) -> Solution:
-        """No step."""
-        return cls(False, gap, math.nan, math.nan, math.nan)
+from proxsps.core.array import Array
+from proxsps.core.report import BRANCHES, Solution
+from proxsps.core.report import report as core_report
 
 
 @dataclass(frozen=True)
@@ -52,18 +33,7 @@ class LastStep:
 
 def report(alpha: Array, solution: Solution) -> LastStep:
     """The report of a step with the caps alpha, an entry a group."""
-    xp = array_namespace(alpha)
-    ok, gap, root, u, model_gap, evaluations, s = (xp.asarray(field) for field in solution)
-    blank = xp.where(ok, xp.zeros_like(u), xp.full_like(u, math.nan))
-    branch = xp.where(u <= 0, 0, xp.where(u >= 1, 2, 1))
-    fields = {
-        "tau": alpha * xp.where(ok, s * u, xp.zeros_like(u)),
-        "zeta": alpha * xp.maximum(root, xp.zeros_like(root)) + blank,
-        "u": u + blank,
-        "gap": gap,
-        "model_gap": model_gap + (1 - s) * (gap - model_gap) + blank,
-        "branch": xp.where(ok, branch, -1),
-        "evaluations": evaluations,
-        "relaxation": s + blank,
-    }
-    return LastStep(**{name: torch.as_tensor(value) for name, value in fields.items()})
+    return LastStep(*map(torch.as_tensor, core_report(alpha, solution)))
+
+
+__all__ = ["LastStep", "Solution", "report"]

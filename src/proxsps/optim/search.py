@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
+from proxsps.core.dual import stopping
 from proxsps.core.step import Affine, l2_line, prox_coefficients, prox_move_sq, relax, relaxation
 from proxsps.optim.arithmetic import Arithmetic, Sums
 from proxsps.optim.blocks import Block
 from proxsps.optim.passes import widened
 from proxsps.optim.reduce import Ranks
 from proxsps.regularizers.base import prox_all, prox_jvp_all
-
-# Duality gap at which to stop, relative to the gap m - C of the loss: in single and in double precision.
-SINGLE, DOUBLE = 1e-6, 1e-12
 
 
 class ProxRay:
@@ -95,18 +93,14 @@ class ProxRay:
         (squares,) = self._over_ranks(squares)
         return squares + prox_move_sq(update, *(self._affine * part for part in self._sums))
 
-    def tolerance(self) -> Array:
-        """The duality gap at which to stop: the one asked for, but not below the rounding of h itself.
-
-        Each entry of y(u) carries a rounding error of eps |x_i|, which reaches h as eps ||d * x||.
-        """
+    def stopping(self) -> tuple[Array, Array]:
+        """Tolerance and noise of the search."""
         square = self._arithmetic.scalar(0.0)
         for share, xs, ds in zip(self._shares, self._xs, self._ds, strict=True):
             products = [x * d for x, d in zip(xs, ds, strict=True)]
             square = square + share * self._arithmetic.dot(products, products)
         (square,) = self._over_ranks(square)
-        rounding = 2 * self.eps * self._scale * square**0.5
-        return (SINGLE if self.eps > 1e-10 else DOUBLE) * abs(self._gap) + rounding
+        return stopping(self._gap, self._scale * square**0.5, self.eps)
 
 
 def _prox_along(

@@ -29,6 +29,7 @@ from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.report import Solution
 from proxsps.regularizers import Regularizer, Zero
 from proxsps.regularizers.base import value_all
+from proxsps.regularizers.checks import check_subgradient
 
 
 class CoupledPolyak(PolyakOptimizer):
@@ -38,12 +39,8 @@ class CoupledPolyak(PolyakOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        phi = group["regularizer"]
-        if phi is not None and type(phi).subgradient is Regularizer.subgradient:
-            raise ValueError(
-                f"{type(self).__name__} puts the regulariser into the loss and needs its subgradient, which {phi!r} "
-                "does not have. Use ProxSPS or ProxSGD, which need only its prox."
-            )
+        if group["regularizer"] is not None:
+            check_subgradient(group["regularizer"], type(self).__name__, "ProxSPS or ProxSGD")
 
     def _couple(self, blocks: list[Block]) -> list[Tensor]:
         """Add value and subgradient of regularisers other than the squared l2 norm, which the sums take care of."""

@@ -8,6 +8,8 @@ from functools import wraps
 from numbers import Real
 from typing import Any, Concatenate, ParamSpec
 
+import array_api_compat
+
 from proxsps.core.array import Array, array_namespace
 
 P = ParamSpec("P")
@@ -83,7 +85,7 @@ def tolerance(x: Array) -> float:
 def check_weight(owner: object, **weights: float) -> None:
     """Refuse a weight that is negative, infinite or not a number."""
     for name, weight in weights.items():
-        if not (math.isfinite(weight) and weight >= 0):
+        if not (_unseen(weight) or (math.isfinite(weight) and weight >= 0)):
             raise ValueError(
                 f"{type(owner).__name__}: {name} must be a finite number >= 0, got {weight!r}; "
                 f"use {name}=0 for no penalty."
@@ -92,7 +94,12 @@ def check_weight(owner: object, **weights: float) -> None:
 
 def check_radius(owner: object, radius: float) -> None:
     """Refuse a radius that is not positive and finite."""
-    if not (math.isfinite(radius) and radius > 0):
+    if not (_unseen(radius) or (math.isfinite(radius) and radius > 0)):
         raise ValueError(
             f"{type(owner).__name__}: radius must be a finite number > 0, got {radius!r}; give the size of the set."
         )
+
+
+def _unseen(constant: object) -> bool:
+    """Whether a constant may be traced, as arrays of JAX are, and then has no value to look at."""
+    return bool(array_api_compat.is_jax_array(constant))

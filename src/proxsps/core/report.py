@@ -1,0 +1,63 @@
+"""What a step did: the numbers it was solved with, and the report that front ends make of them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from proxsps.core.array import Array, array_namespace
+
+BRANCHES = {-1: "skipped", 0: "truncated", 1: "inside", 2: "capped"}
+
+
+class Solution(NamedTuple):
+    """A step that was solved and written."""
+
+    ok: Array  # whether loss and gradients allowed a step
+    gap: Array
+    root: Array
+    u: Array
+    model_gap: Array
+    evaluations: Array | float = 0.0
+    relaxation: Array | float = 1.0
+
+    @classmethod
+    def skipped(cls, gap: Array) -> Solution:
+        """No step."""
+        return cls(False, gap, math.nan, math.nan, math.nan)
+
+
+class Report(NamedTuple):
+    """What a step did; shape (...), or (..., blocks) where it says so."""
+
+    tau: Array  # step along the gradient, alpha_j u times `relaxation`, an entry a block
+    zeta: Array  # the step that the loss alone would have allowed, before the cap alpha_j; an entry a block
+    u: Array  # dual variable in [0, 1]
+    gap: Array  # m - C: how far the loss was above its lower bound
+    model_gap: Array  # how far the linear model is above C at the new point; 0 inside, negative where truncated
+    branch: Array  # -1 skipped, 0 truncated (u = 0), 1 inside, 2 capped (u = 1)
+    evaluations: Array  # prox evaluations of a search; 0 where the step has a closed form
+    relaxation: Array  # factor on the move that a limit on its length asked for; 1 where none did
+
+    @property
+    def branch_name(self) -> str:
+        """The branch in a word."""
+        return BRANCHES[int(self.branch)]
+
+
+def report(alpha: Array, solution: Solution) -> Report:
+    """The report of a step with the caps alpha, an entry a block; NaN where there was no step."""
+    xp = array_namespace(alpha)
+    ok, gap, root, u, model_gap, evaluations, s = (xp.asarray(field) for field in solution)
+    blank = xp.where(ok, xp.zeros_like(u), xp.full_like(u, math.nan))
+    branch = xp.where(u <= 0, 0, xp.where(u >= 1, 2, 1))
+    return Report(
+        tau=alpha * xp.where(ok, s * u, xp.zeros_like(u)),
+        zeta=alpha * xp.maximum(root, xp.zeros_like(root)) + blank,
+        u=u + blank,
+        gap=gap,
+        model_gap=model_gap + (1 - s) * (gap - model_gap) + blank,
+        branch=xp.where(ok, branch, -1),
+        evaluations=evaluations,
+        relaxation=s + blank,
+    )

@@ -1,0 +1,16 @@
+"""JAX front end: the same steps as optax transformations.
+
+They take the loss as `update(grads, state, params, value=loss)` and return x+ - x, ready for `optax.apply_updates`. The
+formulas are those of `proxsps.core`, the regularisers those of `proxsps.regularizers`; torch is not imported.
+"""
+
+try:
+    import jax as _jax  # noqa: F401
+    import optax as _optax  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"proxsps.jax needs jax and optax: pip install 'proxsps[jax]' ({error}).") from error
+
+from proxsps.jax.accumulation import multi_steps
+from proxsps.jax.transforms import LastStep, PolyakState, dec_sps, prox, prox_sgd, prox_sps, sps
+
+__all__ = ["LastStep", "PolyakState", "dec_sps", "multi_steps", "prox", "prox_sgd", "prox_sps", "sps"]

@@ -1,0 +1,169 @@
+"""Trees to blocks: parameters gathered by label, each label with its own cap and regulariser."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from proxsps.core.array import Array
+from proxsps.core.checks import check_keys
+from proxsps.jax.checks import check_constants, check_dtype, check_regularizer, is_zero
+from proxsps.regularizers import L2, Regularizer, Zero
+from proxsps.regularizers._support import wide
+from proxsps.regularizers.checks import check_fit
+
+ALL = "all"  # the label of every parameter where none are given
+
+
+@dataclass(frozen=True)
+class Options:
+    """What parameters of one label share."""
+
+    learning_rate: Any
+    weight_decay: Any = None
+    regularizer: Regularizer | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.learning_rate):
+            check_constants(learning_rate=self.learning_rate)
+        if self.weight_decay is not None:
+            check_constants(weight_decay=self.weight_decay)
+        if self.regularizer is not None:
+            check_regularizer(self.regularizer, self.weight_decay)
+
+    @property
+    def phi(self) -> Regularizer:
+        """The regulariser; `weight_decay` is the squared l2 norm by another name."""
+        if self.regularizer is not None:
+            return self.regularizer
+        return Zero() if is_zero(self.weight_decay) else L2(self.weight_decay)
+
+    def alpha(self, count: Array, dtype: Any) -> Array:
+        """The cap at a count of steps."""
+        rate = self.learning_rate
+        return jnp.asarray(rate(count) if callable(rate) else rate, dtype)
+
+
+class Block(NamedTuple):
+    """The parameters of one label that have a gradient, in f32 at least."""
+
+    phi: Regularizer
+    alpha: Array
+    xs: list[Array]
+    ds: list[Array]
+    indices: list[int]  # their places among the parameters of the label
+
+    @property
+    def lam(self) -> Array | float:
+        """Strength of the squared l2 norm, 0 for any other regulariser."""
+        return self.phi.lam if isinstance(self.phi, L2) else 0.0
+
+    @property
+    def affine(self) -> bool:
+        """Whether the prox is affine, as that of nothing is, so that the block enters the closed form."""
+        return isinstance(self.phi, (L2, Zero)) or not self.xs
+
+    @property
+    def offsets(self) -> list[Array]:
+        """x, or x - center where the squared l2 norm has one."""
+        if not isinstance(self.phi, L2) or self.phi.center is None:
+            return self.xs
+        return [x - jnp.asarray(self.phi.at(i).center, x.dtype) for i, x in zip(self.indices, self.xs, strict=True)]
+
+
+Scatter = Callable[[Sequence[Sequence[Array]]], Any]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Options by label, and the labels of a tree of parameters."""
+
+    options: Mapping[Hashable, Options]
+    labels: Any = ALL  # a tree of labels that is a prefix of the parameters', or a function from parameters to one
+
+    @classmethod
+    def make(
+        cls, owner: str, default: Options, labels: Any, groups: Mapping[Hashable, Mapping[str, Any]] | None
+    ) -> Groups:
+        """Options of each label: those given, else the default ones."""
+        if (labels is None) != (groups is None):
+            raise ValueError(f"{owner} needs labels and groups together: a tree of labels, and options for each label.")
+        if groups is None:
+            return cls({ALL: default})
+        defaults = {field.name: getattr(default, field.name) for field in fields(default)}
+        options = {}
+        for label, own in groups.items():
+            check_keys(owner, own, defaults)
+            options[label] = Options(**{**defaults, **own})
+        return cls(options, labels)
+
+    def dtype(self, params: Any) -> Any:
+        """Of the numbers of a step: that of the widest parameter, f32 at least."""
+        return jnp.result_type(jnp.float32, *map(jnp.result_type, filter(_is_parameter, jax.tree.leaves(params))))
+
+    def check(self, params: Any) -> None:
+        """Refuse parameters that are not real, or that do not fit the regulariser of their label."""
+        seen: Counter[Hashable] = Counter()
+        labels = jax.tree.leaves(self._label_tree(params))
+        for label, x in zip(labels, filter(_is_parameter, jax.tree.leaves(params)), strict=True):
+            check_dtype(x)
+            check_fit(self.options[label].phi, seen[label], jnp.shape(x))
+            seen[label] += 1
+
+    def gather(self, grads: Any, params: Any, count: Array) -> tuple[list[Block], Scatter]:
+        """A block a label, and what puts a list of arrays for each block back into a tree like `grads`.
+
+        Gradients that are None, or masked by optax, are left out and come back as they are.
+        """
+        dtype = self.dtype(params)
+        leaves, structure = jax.tree.flatten(grads, is_leaf=_is_absent)
+        places: dict[Hashable, list[int]] = {label: [] for label in self.options}
+        blocks = {label: Block(own.phi, own.alpha(count, dtype), [], [], []) for label, own in self.options.items()}
+        seen: Counter[Hashable] = Counter()
+        points, labels = structure.flatten_up_to(params), structure.flatten_up_to(self._label_tree(params))
+        for place, (d, x, label) in enumerate(zip(leaves, points, labels, strict=True)):
+            if not _is_absent(d):
+                check_dtype(x)
+                x = wide(jnp.asarray(x))
+                blocks[label].xs.append(x)
+                blocks[label].ds.append(jnp.asarray(d, x.dtype))
+                blocks[label].indices.append(seen[label])
+                places[label].append(place)
+            seen.update(jax.tree.leaves(label))  # a subtree of them where a gradient is absent
+
+        def scatter(moved: Sequence[Sequence[Array]]) -> Any:
+            out = list(leaves)
+            for own, arrays in zip(places.values(), moved, strict=True):
+                for place, array in zip(own, arrays, strict=True):
+                    out[place] = array.astype(jnp.result_type(points[place]))
+            return structure.unflatten(out)
+
+        return list(blocks.values()), scatter
+
+    def _label_tree(self, params: Any) -> Any:
+        """A label for every parameter."""
+        # A model of callable modules, with labels for leaves, is a tree of labels and no function.
+        is_function = callable(self.labels) and jax.tree_util.all_leaves([self.labels])
+        labels = self.labels(params) if is_function else self.labels
+
+        def spread(label: Hashable, part: Any) -> Any:
+            if label not in self.options:
+                raise ValueError(f"Label {label!r} has no options: groups has {', '.join(map(repr, self.options))}.")
+            return jax.tree.map(lambda x: label if _is_parameter(x) else None, part)
+
+        return jax.tree.map(spread, labels, params)
+
+
+def _is_absent(grad: Any) -> bool:
+    return grad is None or isinstance(grad, optax.MaskedNode)
+
+
+def _is_parameter(x: Any) -> bool:
+    """Arrays and numbers are; functions and other things that models carry about are not."""
+    return isinstance(x, (int, float)) or hasattr(x, "dtype")

@@ -1,0 +1,299 @@
+"""The methods as optax transformations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from proxsps.core.array import Array
+from proxsps.core.report import Report, Solution, report
+from proxsps.core.step import Dual, admissible, dec_sps_dual, sps_dual
+from proxsps.jax.checks import check_constants, check_update
+from proxsps.jax.groups import ALL, Block, Groups, Options
+from proxsps.jax.model import Model, Outcome, displacements, linear_model, prox_at
+from proxsps.regularizers import Regularizer, Zero
+from proxsps.regularizers.base import value_all
+from proxsps.regularizers.checks import check_subgradient
+
+LastStep = Report
+Labels = Any  # a tree of labels, or a function from parameters to one
+GroupOptions = Mapping[Hashable, Mapping[str, Any]]
+Number = Any  # a Python number or a 0-d array, traced or not
+Schedule = Number | Callable[[Array], Array]
+
+
+class Memory(NamedTuple):
+    """What DecSPS remembers."""
+
+    taken: Array  # steps, without those that were left out
+    previous: Array  # c_{k-1} tau_j of the step before, an entry a group
+
+
+class PolyakState(NamedTuple):
+    """State of the transformations here: a few numbers, whatever the size of the model."""
+
+    count: Array  # updates so far, which schedules are asked with
+    last_step: LastStep  # what the last update did
+    memory: Memory | tuple[()] = ()  # of `dec_sps`
+
+
+Rule = Callable[[Model, Array, Any], tuple[Outcome, Any]]
+
+
+def prox_sps(
+    learning_rate: Schedule = 1.0,
+    weight_decay: Number | None = None,
+    regularizer: Regularizer | None = None,
+    lower_bound: Number = 0.0,
+    *,
+    labels: Labels = None,
+    groups: GroupOptions | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Stochastic proximal Polyak step size (Schaipp, Gower and Ulbrich, 2023; Algorithms 2 and 3).
+
+    Minimises in every step the truncated model of the loss plus the regulariser itself,
+
+    $$x^{k+1} = \arg\min_y \; \max\{f(x^k) + \langle g_k, y - x^k\rangle, C\} + \varphi(y)
+    + \tfrac{1}{2\alpha_k}\|y - x^k\|^2,$$
+
+    jointly over all labels, each with its own $\alpha_k$ and $\varphi$. The squared l2 norm has a closed form; other
+    regularisers cost a few evaluations of their prox, in a `jax.lax.while_loop`.
+
+    Args:
+        learning_rate: $\alpha_k$, the cap on the step; a number or an optax schedule.
+        weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$; None for none.
+        regularizer: any other regulariser that can be traced, instead of `weight_decay`.
+        lower_bound: $C$, which the loss never falls below; `update(..., lower_bound=...)` gives one by batch.
+        labels: a tree of labels that is a prefix of the parameters', or a function from parameters to one.
+        groups: for each label a mapping with its own `learning_rate`, `weight_decay` or `regularizer`, which may be
+            empty; what is missing is taken from the arguments above.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from proxsps.jax import prox_sps
+        >>> opt = prox_sps(learning_rate=1.0, weight_decay=1e-3)
+        >>> x = jnp.array([1.0, 2.0])
+        >>> state = opt.init(x)
+        >>> value, grad = jax.value_and_grad(lambda x: jnp.sum(x**2))(x)
+        >>> updates, state = opt.update(grad, state, x, value=value)
+        >>> x = optax.apply_updates(x, updates)
+        >>> state.last_step.branch_name
+        'inside'
+    """
+    check_constants(lower_bound=lower_bound)
+    options = Groups.make("prox_sps", Options(learning_rate, weight_decay, regularizer), labels, groups)
+
+    def rule(model: Model, ok: Array, memory: Any) -> tuple[Outcome, Any]:
+        return model.prox_dual(ok), memory
+
+    return _transformation("prox_sps", options, rule, lower_bound)
+
+
+def prox_sgd(
+    learning_rate: Schedule,
+    weight_decay: Number | None = None,
+    regularizer: Regularizer | None = None,
+    *,
+    labels: Labels = None,
+    groups: GroupOptions | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Proximal stochastic gradient descent: `prox_sps` with the linear model, whose step is always the cap.
+
+    $x^{k+1} = \mathrm{prox}_{\alpha_k\varphi}(x^k - \alpha_k g_k)$. It needs no `value`; one that is given is reported.
+
+    Args:
+        learning_rate: $\alpha_k$, the step; a number or an optax schedule.
+        weight_decay: as in `prox_sps`.
+        regularizer: as in `prox_sps`.
+        labels: as in `prox_sps`.
+        groups: as in `prox_sps`.
+    """
+    options = Groups.make("prox_sgd", Options(learning_rate, weight_decay, regularizer), labels, groups)
+
+    def rule(model: Model, ok: Array, memory: Any) -> tuple[Outcome, Any]:
+        one = jnp.ones_like(model.gap)
+        return Outcome(one, one, model.height(one)[0]), memory
+
+    return _transformation("prox_sgd", options, rule, None)
+
+
+def sps(
+    learning_rate: Schedule = 1.0,
+    weight_decay: Number | None = None,
+    regularizer: Regularizer | None = None,
+    lower_bound: Number = 0.0,
+    c: Number = 1.0,
+    *,
+    labels: Labels = None,
+    groups: GroupOptions | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Stochastic Polyak step size (Algorithm 1 of the paper; SPS_max of Loizou et al., 2021, with `c`).
+
+    With $\ell = f + \varphi$ the regularised loss and $d$ its gradient,
+
+    $$x^{k+1} = x^k - \min\Big\{\alpha_k, \frac{\ell(x^k) - C}{c\,\|d_k\|^2}\Big\}\, d_k.$$
+
+    Hand over value and gradient of the loss *without* regulariser; the method adds it.
+
+    Args:
+        learning_rate: $\alpha_k$, the cap on the step; a number or an optax schedule.
+        weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$; None for none.
+        regularizer: another regulariser with a subgradient, instead of `weight_decay`.
+        lower_bound: $C$, which the regularised loss never falls below.
+        c: divides the adaptive step; 1 is the truncated model's own.
+        labels: as in `prox_sps`.
+        groups: as in `prox_sps`.
+    """
+    check_constants(lower_bound=lower_bound, c=c)
+    options = _coupled("sps", Options(learning_rate, weight_decay, regularizer), labels, groups)
+
+    def rule(model: Model, ok: Array, memory: Any) -> tuple[Outcome, Any]:
+        return _coupled_outcome(model, sps_dual(model.gap, model.d_sq, model.alpha, c)), memory
+
+    return _transformation("sps", options, rule, lower_bound, coupled=True)
+
+
+def dec_sps(
+    learning_rate: Schedule = 10.0,
+    weight_decay: Number | None = None,
+    regularizer: Regularizer | None = None,
+    lower_bound: Number = 0.0,
+    c0: Number = 1.0,
+    *,
+    labels: Labels = None,
+    groups: GroupOptions | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Decreasing stochastic Polyak step size (Orvieto, Lacoste-Julien and Loizou, 2022).
+
+    $$\gamma_k = \frac{1}{c_k}\min\Big\{\frac{\ell(x^k) - C}{\|d_k\|^2},\; c_{k-1}\gamma_{k-1}\Big\},
+    \qquad c_k = c_0\sqrt{k+1}.$$
+
+    Args:
+        learning_rate: bound on the first step; a schedule that falls bounds later ones.
+        weight_decay: as in `sps`.
+        regularizer: as in `sps`.
+        lower_bound: as in `sps`.
+        c0: $c_0$.
+        labels: as in `prox_sps`.
+        groups: as in `prox_sps`.
+    """
+    check_constants(lower_bound=lower_bound, c0=c0)
+    options = _coupled("dec_sps", Options(learning_rate, weight_decay, regularizer), labels, groups)
+
+    def rule(model: Model, ok: Array, memory: Memory) -> tuple[Outcome, Memory]:
+        c = c0 * jnp.sqrt(memory.taken + 1)
+        dual = dec_sps_dual(model.gap, model.d_sq, model.alpha, c, memory.previous)
+        taken = jnp.where(ok, memory.taken + 1, memory.taken)
+        previous = jnp.where(ok & (model.alpha > 0), c * dual.u * model.alpha, memory.previous)
+        return _coupled_outcome(model, dual), Memory(taken, previous)
+
+    return _transformation("dec_sps", options, rule, lower_bound, coupled=True, remembers=True)
+
+
+def prox(regularizer: Regularizer, learning_rate: Schedule = 1.0) -> optax.GradientTransformationExtraArgs:
+    r"""The prox of a regulariser, to be chained after any optax optimizer.
+
+    Turns an update $v$ into $\mathrm{prox}_{\alpha_k\varphi}(x + v) - x$.
+
+    Args:
+        regularizer: a regulariser that can be traced.
+        learning_rate: $\alpha_k$, which multiplies the regulariser's weight; a number or a schedule. Give that of
+            the optimizer in front. Constraints do not depend on it.
+    """
+    groups = Groups({ALL: Options(learning_rate, None, regularizer)})
+
+    def init(params: Any) -> optax.ScaleByScheduleState:
+        groups.check(params)
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        check_update("prox", params, value=0.0)
+        (block,), scatter = groups.gather(updates, params, state.count)
+        ys = prox_at(block, [x + d for x, d in zip(block.xs, block.ds, strict=True)])
+        moved = [y - x for x, y in zip(block.xs, ys, strict=True)]
+        return scatter([moved]), optax.ScaleByScheduleState(optax.safe_increment(state.count))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _coupled(owner: str, default: Options, labels: Labels, groups: GroupOptions | None) -> Groups:
+    """Groups whose regularisers are to be put into the loss."""
+    made = Groups.make(owner, default, labels, groups)
+    for options in made.options.values():
+        check_subgradient(options.phi, owner, "prox_sps or prox_sgd")
+    return made
+
+
+def _coupled_outcome(model: Model, dual: Dual) -> Outcome:
+    return Outcome(dual.root, dual.u, model.gap - dual.u * jnp.sum(model.alpha * model.d_sq))
+
+
+def _couple(block: Block) -> tuple[Block, Array | float]:
+    """A block with the regulariser moved into its slopes, and the regulariser's value."""
+    if not block.xs or isinstance(block.phi, Zero):
+        return block, 0.0
+    slopes = [block.phi.at(i).subgradient(x) for i, x in zip(block.indices, block.xs, strict=True)]
+    ds = [d + s for d, s in zip(block.ds, slopes, strict=True)]
+    return block._replace(phi=Zero(), ds=ds), value_all(block.phi, block.xs, block.indices)
+
+
+def _transformation(
+    name: str,
+    groups: Groups,
+    rule: Rule,
+    bound: Number | None,
+    *,
+    coupled: bool = False,
+    remembers: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """Gather, ask the rule for the dual variable, move. Without a bound there is no need of a loss."""
+    blocks_count = len(groups.options)
+
+    def init(params: Any) -> PolyakState:
+        groups.check(params)
+        dtype = groups.dtype(params)
+        nothing = report(jnp.zeros(blocks_count, dtype), Solution.skipped(jnp.nan))
+        memory = Memory(jnp.zeros((), dtype), jnp.full(blocks_count, jnp.inf, dtype)) if remembers else ()
+        return PolyakState(jnp.zeros((), jnp.int32), _settled(nothing, dtype), memory)
+
+    def update(
+        updates: Any,
+        state: PolyakState,
+        params: Any = None,
+        *,
+        value: Number | None = None,
+        lower_bound: Number | None = None,
+        **extra: Any,
+    ) -> tuple[Any, PolyakState]:
+        bounded = bound is not None
+        if value is None and not bounded:
+            value = 0.0
+        check_update(name, params, value)
+        dtype = groups.dtype(params)
+        blocks, scatter = groups.gather(updates, params, state.count)
+        m = jnp.asarray(value, dtype).reshape(())
+        if coupled:
+            blocks, penalties = zip(*map(_couple, blocks), strict=True)
+            m = m + sum(penalties)
+        if lower_bound is not None:
+            check_constants(lower_bound=lower_bound)
+        C = 0.0 if not bounded else bound if lower_bound is None else lower_bound
+        gap = m - jnp.asarray(C, dtype).reshape(())
+        model = linear_model(blocks, gap)
+        ok = admissible(gap, model.d_sq, model.d_dot_x, bounded)
+        outcome, memory = rule(model, ok, state.memory)
+        moved = [[jnp.where(ok, y, 0) for y in displacements(block, outcome.u)] for block in blocks]
+        solution = Solution(ok, gap, outcome.root, outcome.u, outcome.height * model.scale, outcome.evaluations)
+        last = _settled(report(model.alpha, solution), dtype)
+        return scatter(moved), PolyakState(optax.safe_increment(state.count), last, memory)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _settled(last: Report, dtype: Any) -> LastStep:
+    """A report in the dtypes that it has in every state."""
+    whole = {"branch", "evaluations"}
+    return Report(*(jnp.asarray(x, jnp.int32 if field in whole else dtype) for field, x in last._asdict().items()))

@@ -1,0 +1,35 @@
+"""What front ends ask of a regulariser before they take it; the errors say what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxsps.regularizers.base import Regularizer
+
+
+def check_choice(phi: Any, weight_decay: Any) -> None:
+    """Refuse a regulariser that is none, or that competes with weight decay."""
+    if not isinstance(phi, Regularizer):
+        raise ValueError(f"regularizer must be a proxsps.regularizers.Regularizer, got {phi!r}.")
+    if weight_decay:
+        raise ValueError(
+            f"A parameter group has both weight_decay={weight_decay} and regularizer={phi!r}. Give one: "
+            "ElasticNet(l1, l2) joins an l1 and a squared l2 term, L2(lam) is weight_decay=lam."
+        )
+
+
+def check_fit(phi: Regularizer, index: int, shape: tuple[int, ...]) -> None:
+    """Refuse a regulariser that does not fit the index-th tensor of its group."""
+    try:
+        phi.at(index).check(shape)
+    except ValueError as error:
+        raise ValueError(f"{phi!r} does not fit parameter {index} of its group: {error}") from None
+
+
+def check_subgradient(phi: Regularizer, owner: str, instead: str) -> None:
+    """Refuse a regulariser without subgradient where the method puts it into the loss."""
+    if type(phi).subgradient is Regularizer.subgradient:
+        raise ValueError(
+            f"{owner} puts the regulariser into the loss and needs its subgradient, which {phi!r} "
+            f"does not have. Use {instead}, which need only its prox."
+        )
