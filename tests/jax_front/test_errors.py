@@ -76,7 +76,7 @@ def test_regularizers_that_cannot_be_taken(method):
     with pytest.raises(ValueError, match="cannot be traced"):
         prox(TotalVariation1D(0.1))
     for nothing in (0.1, "l1", L1):
-        with pytest.raises(ValueError, match="must be a proxsps.regularizers.Regularizer"):
+        with pytest.raises(ValueError, match=r"must be a proxsps\.regularizers\.Regularizer"):
             method.make(1.0, regularizer=nothing)
     with pytest.raises(ValueError, match=r"both weight_decay=0.1 and regularizer=L1.*ElasticNet"):
         method.make(1.0, weight_decay=0.1, regularizer=L1(0.1))

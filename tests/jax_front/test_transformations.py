@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,21 +129,38 @@ def mesh():
     return jax.make_mesh((2,), ("data",))
 
 
+def averaged_step(opt, a, b, x, state):
+    """The loss is averaged, then differentiated: inside shard_map JAX adds up gradients of what all devices share."""
+
+    def mean_loss(x):
+        return jax.lax.pmean(jnp.mean((a @ x - b) ** 2) / 2, "data")
+
+    value, grad = jax.value_and_grad(mean_loss)(x)
+    updates, state = opt.update(grad, state, x, value=value)
+    return optax.apply_updates(x, updates)[None], state.last_step.u[None]
+
+
+def twice_averaged_step(opt, a, b, x, state):
+    """The habit of pmap, where each device differentiates its own loss."""
+    value, grad = jax.value_and_grad(lambda x: jnp.mean((a @ x - b) ** 2) / 2)(x)
+    value, grad = jax.lax.pmean((value, grad), "data")
+    updates, state = opt.update(grad, state, x, value=value)
+    return optax.apply_updates(x, updates), state.last_step.u
+
+
 @pytest.mark.parametrize("name", OPTIONS)
-def test_replicas_with_averaged_loss_and_gradient_stay_equal(mesh, name):
+@pytest.mark.parametrize("mapped", ["shard_map", "pmap"])
+def test_replicas_with_averaged_loss_and_gradient_stay_equal(mesh, mapped, name):
     """Two devices with half of the batch each take the step of the whole batch, bit by bit alike."""
     opt = prox_sps(**OPTIONS[name])
-
-    def step(a, b, x, state):
-        value, grad = jax.value_and_grad(lambda x: jnp.mean((a @ x - b) ** 2) / 2)(x)
-        value, grad = jax.lax.pmean((value, grad), "data")
-        updates, state = opt.update(grad, state, x, value=value)
-        x = optax.apply_updates(x, updates)
-        return x[None], state.last_step.u[None]
-
-    both = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P("data"), P("data"), P(), P()), out_specs=P("data")))
     x = jnp.ones(6)
-    a, b = jax.device_put((A, B), NamedSharding(mesh, P("data")))
+    if mapped == "shard_map":
+        specs = (P("data"), P("data"), P(), P())
+        both = jax.jit(jax.shard_map(partial(averaged_step, opt), mesh=mesh, in_specs=specs, out_specs=P("data")))
+        a, b = jax.device_put((A, B), NamedSharding(mesh, P("data")))
+    else:
+        both = jax.pmap(partial(twice_averaged_step, opt), "data", in_axes=(0, 0, None, None))
+        a, b = A.reshape(2, -1, 6), B.reshape(2, -1)
     replicas, us = map(np.asarray, both(a, b, x, opt.init(x)))
     expected, _ = jax.jit(lambda x, state: advance(opt, x, state))(x, opt.init(x))
     assert replicas.shape == (2, 6)
