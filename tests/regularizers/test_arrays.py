@@ -68,6 +68,33 @@ def test_torch_keeps_dtype_and_agrees_with_numpy(case, dtype, alpha):
     assert jvp is None or (jvp.dtype, jvp.shape) == (z.dtype, z.shape)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_jax_keeps_dtype_and_agrees_with_numpy(traceable_case, dtype):
+    """Compiled, with a traced step; all but subgradients in one program."""
+    jax = pytest.importorskip("jax")
+    phi = traceable_case.phi
+    z = jax.numpy.asarray(traceable_case.draw(0), dtype)
+
+    @jax.jit
+    def calculate(z, alpha):
+        y = phi.prox(z, alpha)
+        return y, phi.value(z), phi.prox_jvp(z, y, z, alpha)
+
+    y, value, jvp = calculate(z, 0.7)
+    exact = np.asarray(z, np.float64)
+    eps = float(jax.numpy.finfo(dtype).eps) * (1 if dtype == "bfloat16" else 40)
+    point = phi.prox(exact, 0.7)
+    assert (y.dtype, y.shape) == (z.dtype, z.shape)
+    np.testing.assert_allclose(np.asarray(y, np.float64), point, rtol=2 * eps, atol=2 * eps)
+    np.testing.assert_allclose(value, phi.value(exact), rtol=1e-5)
+    assert (value.dtype, value.shape) == (np.float32, ())
+    assert jvp is None or (jvp.dtype, jvp.shape) == (z.dtype, z.shape)
+    if traceable_case.finite:
+        slope = phi.subgradient(z)
+        assert (slope.dtype, slope.shape) == (z.dtype, z.shape)
+        np.testing.assert_allclose(np.asarray(slope, np.float64), phi.subgradient(exact), rtol=2 * eps, atol=2 * eps)
+
+
 @pytest.mark.parametrize("dtype", TORCH, ids=str)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
 def test_projections_are_feasible_in_every_precision(set_case, dtype, scale):

@@ -152,12 +152,17 @@ class Groups:
         is_function = callable(self.labels) and jax.tree_util.all_leaves([self.labels])
         labels = self.labels(params) if is_function else self.labels
 
-        def spread(label: Hashable, part: Any) -> Any:
+        def name(label: Hashable, x: Any) -> Hashable:
+            if not _is_parameter(x):
+                return None
             if label not in self.options:
                 raise ValueError(f"Label {label!r} has no options: groups has {', '.join(map(repr, self.options))}.")
-            return jax.tree.map(lambda x: label if _is_parameter(x) else None, part)
+            return label
 
-        return jax.tree.map(spread, labels, params)
+        def spread(label: Hashable, part: Any) -> Any:
+            return jax.tree.map(lambda x: name(label, x), part)
+
+        return jax.tree.map(spread, labels, params, is_leaf=lambda label: label is None)
 
 
 def _is_absent(grad: Any) -> bool:

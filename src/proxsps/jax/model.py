@@ -12,7 +12,7 @@ from proxsps.core.array import Array
 from proxsps.core.dual import search_dual, stopping, unclipped_root
 from proxsps.core.step import Line, l2_line, line_dual, prox_coefficients
 from proxsps.jax.groups import Block
-from proxsps.regularizers import L2, flatten
+from proxsps.regularizers import L2
 from proxsps.regularizers.base import prox_all, prox_jvp_all
 
 LIMIT = 64  # evaluations in a search; pure bisection down to the last bit of a double takes fewer
@@ -52,7 +52,7 @@ class Model(NamedTuple):
         h, slope = line.start - line.fall * u, -line.fall
         for block in self._searched:
             zs, ys = prox_along(block, u)
-            es = self._scaled(block)
+            es = _over(self.scale, block.ds)
             h = h + _dot(es, [y - x for x, y in zip(block.xs, ys, strict=True)], h.dtype)
             tangents = prox_jvp_all(block.phi, zs, ys, es, _positive(block.alpha), block.indices)
             curvature = jnp.nan if tangents is None else _dot(es, tangents, h.dtype)
@@ -80,38 +80,39 @@ class Model(NamedTuple):
     def _searched(self) -> list[Block]:
         return [block for block in self.blocks if not block.affine]
 
-    def _scaled(self, block: Block) -> list[Array]:
-        return [d / _like(self.scale, d) for d in block.ds]
-
     def _stopping(self, eps: float) -> tuple[Array, Array]:
         """Tolerance and noise of the search."""
-        products = [x * e for block in self._searched for x, e in zip(block.xs, self._scaled(block), strict=True)]
+        products = [
+            x * e for block in self._searched for x, e in zip(block.xs, _over(self.scale, block.ds), strict=True)
+        ]
         return stopping(self.gap, jnp.sqrt(_dot(products, products, self.gap.dtype)), eps)
 
 
 def linear_model(blocks: Sequence[Block], gap: Array) -> Model:
     """The model of a loss that is `gap` above its bound and has the slopes of the blocks."""
     dtype = gap.dtype
+
+    def sums(slopes: Sequence[Sequence[Array]]) -> tuple[Array, Array]:
+        d_sq = jnp.stack([_dot(ds, ds, dtype) for ds in slopes])
+        return d_sq, jnp.stack([_dot(ds, block.offsets, dtype) for ds, block in zip(slopes, blocks, strict=True)])
+
+    def rescaled(gap: Array, scale: Array) -> tuple[Array, ...]:
+        d_sq, d_dot_x = sums([_over(scale, block.ds) for block in blocks])
+        return gap / scale, scale * d_sq, d_dot_x, scale
+
+    plain = sums([block.ds for block in blocks])
+    total, limits = jnp.sum(plain[0]), jnp.finfo(dtype)
+    ordinary = (total > limits.tiny**0.5) & (total < limits.max**0.5)
+    # Powers of two, by which a division rounds nothing; squares of all but the last few magnitudes come into range.
+    up, down = (jnp.asarray(2.0 ** int(part * limits.maxexp), dtype) for part in (9 / 16, -10 / 16))
+    # All sums leave by the conditional: the compiler would repeat them, a chain of additions over all tensors, in every
+    # kernel that depends on them, and take minutes.
+    gap, d_sq, d_dot_x, scale = jax.lax.cond(
+        ordinary, lambda gap, _: (gap, *plain, jnp.ones_like(gap)), rescaled, gap, jnp.where(total > 1, up, down)
+    )
     alpha = jnp.stack([block.alpha for block in blocks])
     lam = jnp.stack([jnp.asarray(block.lam, dtype) for block in blocks])
-    d_sq = jnp.stack([_dot(block.ds, block.ds, dtype) for block in blocks])
-    d_dot_x = jnp.stack([_dot(block.ds, block.offsets, dtype) for block in blocks])
-
-    def rescaled() -> tuple[Array, Array, Array]:
-        # Joined into one vector a block, as this is compiled for every step and almost never run.
-        ds, offsets = (
-            [_joined(block.ds, dtype) for block in blocks],
-            [_joined(block.offsets, dtype) for block in blocks],
-        )
-        scale = _positive(jnp.max(jnp.abs(jnp.concatenate(ds)), initial=0.0))
-        es = [d / scale for d in ds]
-        squares, products = jnp.stack([e @ e for e in es]), [e @ x for e, x in zip(es, offsets, strict=True)]
-        return scale * squares, jnp.stack(products), scale
-
-    limits, total = jnp.finfo(dtype), jnp.sum(d_sq)
-    ordinary = (total > limits.tiny**0.5) & (total < limits.max**0.5)
-    d_sq, d_dot_x, scale = jax.lax.cond(ordinary, lambda: (d_sq, d_dot_x, jnp.ones((), dtype)), rescaled)
-    return Model(blocks, gap / scale, d_sq, d_dot_x, alpha, lam, scale)
+    return Model(blocks, gap, d_sq, d_dot_x, alpha, lam, scale)
 
 
 def prox_along(block: Block, u: Array) -> tuple[list[Array], list[Array]]:
@@ -144,8 +145,8 @@ def _dot(left: Sequence[Array], right: Sequence[Array], dtype: Any) -> Array:
     return jnp.sum(jnp.stack(parts)) if parts else jnp.zeros((), dtype)
 
 
-def _joined(arrays: Sequence[Array], dtype: Any) -> Array:
-    return flatten(arrays).astype(dtype) if arrays else jnp.zeros(0, dtype)
+def _over(scale: Array, arrays: Sequence[Array]) -> list[Array]:
+    return [x / _like(scale, x) for x in arrays]
 
 
 def _positive(number: Array) -> Array:

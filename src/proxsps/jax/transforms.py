@@ -15,7 +15,7 @@ from proxsps.jax.checks import check_constants, check_update
 from proxsps.jax.groups import ALL, Block, Groups, Options
 from proxsps.jax.model import Model, Outcome, displacements, linear_model, prox_at
 from proxsps.regularizers import Regularizer, Zero
-from proxsps.regularizers.base import value_all
+from proxsps.regularizers.base import subgradient_all, value_all
 from proxsps.regularizers.checks import check_subgradient
 
 LastStep = Report
@@ -235,8 +235,7 @@ def _couple(block: Block) -> tuple[Block, Array | float]:
     """A block with the regulariser moved into its slopes, and the regulariser's value."""
     if not block.xs or isinstance(block.phi, Zero):
         return block, 0.0
-    slopes = [block.phi.at(i).subgradient(x) for i, x in zip(block.indices, block.xs, strict=True)]
-    ds = [d + s for d, s in zip(block.ds, slopes, strict=True)]
+    ds = [d + s for d, s in zip(block.ds, subgradient_all(block.phi, block.xs, block.indices), strict=True)]
     return block._replace(phi=Zero(), ds=ds), value_all(block.phi, block.xs, block.indices)
 
 
@@ -281,12 +280,12 @@ def _transformation(
         if lower_bound is not None:
             check_constants(lower_bound=lower_bound)
         C = 0.0 if not bounded else bound if lower_bound is None else lower_bound
-        gap = m - jnp.asarray(C, dtype).reshape(())
-        model = linear_model(blocks, gap)
-        ok = admissible(gap, model.d_sq, model.d_dot_x, bounded)
+        model = linear_model(blocks, m - jnp.asarray(C, dtype).reshape(()))
+        ok = admissible(model.gap, model.d_sq, model.d_dot_x, bounded)
         outcome, memory = rule(model, ok, state.memory)
         moved = [[jnp.where(ok, y, 0) for y in displacements(block, outcome.u)] for block in blocks]
-        solution = Solution(ok, gap, outcome.root, outcome.u, outcome.height * model.scale, outcome.evaluations)
+        gap, height = model.gap * model.scale, outcome.height * model.scale
+        solution = Solution(ok, gap, outcome.root, outcome.u, height, outcome.evaluations)
         last = _settled(report(model.alpha, solution), dtype)
         return scatter(moved), PolyakState(optax.safe_increment(state.count), last, memory)
 

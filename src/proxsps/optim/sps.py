@@ -28,7 +28,7 @@ from proxsps.optim.passes import widened
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.report import Solution
 from proxsps.regularizers import Regularizer, Zero
-from proxsps.regularizers.base import value_all
+from proxsps.regularizers.base import subgradient_all, value_all
 from proxsps.regularizers.checks import check_subgradient
 
 
@@ -50,7 +50,7 @@ class CoupledPolyak(PolyakOptimizer):
                 continue
             xs = [widened(x) for x in block.params]
             penalties.append(block.share * value_all(block.phi, xs, block.indices))
-            slopes = [block.phi.at(i).subgradient(x) for i, x in zip(block.indices, xs, strict=True)]
+            slopes = subgradient_all(block.phi, xs, block.indices)
             block.grads = [widened(g) + s for g, s in zip(block.grads, slopes, strict=True)]
             block.phi = Zero()
         return penalties

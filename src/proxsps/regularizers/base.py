@@ -108,6 +108,13 @@ def prox_jvp_all(
     return out
 
 
+def subgradient_all(phi: Regularizer, xs: Sequence[Array], indices: Sequence[int] | None = None) -> list[Array]:
+    """An element of the subdifferential over the tensors of a group."""
+    if phi.joint:
+        return unflatten(phi.subgradient(flatten(xs)), xs)
+    return [phi.at(i).subgradient(x) for i, x in zip(indices or range(len(xs)), xs, strict=True)]
+
+
 def flatten(xs: Sequence[Array]) -> Array:
     """All entries of all arrays as one vector, in order."""
     xp = array_namespace(*xs)
@@ -125,4 +132,4 @@ def unflatten(flat: Array, like: Sequence[Array]) -> list[Array]:
     return out
 
 
-__all__ = ["Regularizer", "flatten", "prox_all", "prox_jvp_all", "unflatten", "value_all"]
+__all__ = ["Regularizer", "flatten", "prox_all", "prox_jvp_all", "subgradient_all", "unflatten", "value_all"]
