@@ -54,7 +54,7 @@ def test_rounding_of_h_ends_a_search_but_does_not_excuse_a_step_that_is_too_long
         return 1e-6 - np.sqrt(u)
 
     tolerance, noise = stopping(np.float64(1e-6), np.float64(1e4), eps=1e-12)
-    assert (tolerance, noise) == pytest.approx((1e-18, 2e-8), abs=0)
+    assert (tolerance, noise) == pytest.approx((1e-18, 2e-8), rel=1e-12, abs=0)
     found = search_dual(lambda u: (h(u), u * math.nan), np.float64(1.0), tolerance, 0.0, 64, eager, noise)
     assert abs(found.h) <= noise
     assert found.u == pytest.approx(1e-12, rel=0.05)

@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from proxsps.core.array import Array, array_namespace
 
-# Duality gap at which a search stops, relative to the gap m - C of the loss: in single and in double precision.
-SINGLE, DOUBLE = 1e-6, 1e-12
+# Duality gap at which a search stops, relative to the gap m - C of the loss: in single and in double precision. About
+# the last digit: searches that add up in another order, as on several ranks, are to end at the same point.
+SINGLE, DOUBLE = 1e-7, 1e-12
 
 Evaluate = Callable[[Array], tuple[Array, Array]]
 
