@@ -48,17 +48,17 @@ def test_a_vmapped_grid_agrees_with_the_batched_engine():
 
             return jax.lax.scan(step, (start, opt.init(start)), order)[1]
 
-        zetas, losses, norms = jax.jit(jax.vmap(run))(*map(jnp.asarray, zip(*grid, strict=True)))
+        strengths, caps = map(jnp.asarray, zip(*grid, strict=True))
+        zetas, losses, norms = map(np.asarray, jax.jit(jax.vmap(run))(strengths, caps))
 
     ends = slice(steps - 1, None, steps)
     branches = set()
     for i, result in enumerate(run_batched(specs)):
         # Twenty steps multiply rounding errors of 1e-16; zetas are kept in float32 by the engine.
         np.testing.assert_allclose(zetas[i].reshape(EPOCHS, steps), result.zetas, rtol=1e-6, atol=1e-7)
-        np.testing.assert_allclose(losses[i, ends], result.metrics[:, 1], rtol=1e-9)
-        np.testing.assert_allclose(norms[i, ends], result.metrics[:, 3], rtol=1e-9)
+        np.testing.assert_allclose(losses[i, ends], result.metrics[:, 1], rtol=1e-12)
+        np.testing.assert_allclose(norms[i, ends], result.metrics[:, 3], rtol=1e-12)
         caps = np.repeat([result.spec.lr / (epoch + 1) ** 0.5 for epoch in range(EPOCHS)], steps)
-        branches |= {
-            "truncated" if z == 0 else "capped" if z >= cap else "inside" for z, cap in zip(zetas[i], caps, strict=True)
-        }
-    assert branches == {"truncated", "inside", "capped"}
+        for zeta, cap in zip(zetas[i], caps, strict=True):
+            branches.add("truncated" if zeta == 0 else "capped" if zeta >= cap else "inside")
+    assert branches == {"inside", "capped"}
