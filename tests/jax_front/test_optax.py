@@ -225,8 +225,14 @@ def test_an_equinox_model_learns(kit):
         model, state, value = step(model, state)
         first = value if first is None else first
     assert float(value) < float(first) / 50
-    whole, _ = opt.update(eqx.filter_grad(loss)(model), state, model, value=value)  # functions among the parameters
-    assert jax.tree.structure(whole) == jax.tree.structure(eqx.filter(model, eqx.is_array))
+
+    # A model may also be handed over as it is, with functions among its leaves.
+    def whole(model):
+        return opt.update(eqx.filter_grad(loss)(model), state, model, value=value)[0]
+
+    assert jax.tree.structure(eqx.filter_eval_shape(whole, model)) == jax.tree.structure(
+        eqx.filter(model, eqx.is_array)
+    )
 
 
 def test_sps_adds_the_regularizer_itself(kit):
