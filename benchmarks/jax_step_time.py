@@ -13,14 +13,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import statistics
-import time
 from collections.abc import Callable
 
 import jax
 import numpy as np
 import optax
-from step_time import DECAY, resnet110_shapes
+from step_time import DECAY, interleaved, resnet110_shapes
 
 from proxsps.jax import prox_sps, sps
 from proxsps.regularizers import L1, GroupLasso
@@ -67,27 +65,14 @@ def stepper(opt: optax.GradientTransformation, grads: list[jax.Array]) -> Callab
     return run
 
 
-def measure(rounds: int) -> dict[str, float]:
-    """Median seconds of a step of each contestant."""
-    grads = drawn(1)
-    steps = {name: stepper(opt, grads) for name, opt in CONTESTANTS.items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds + 2):
-        for name, step in steps.items():
-            step()  # brings the state of this step, not of the one before, into the caches
-            start = time.perf_counter()
-            step()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(series[2:]) for name, series in times.items()}
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60, help="timed steps of each optimizer (default: %(default)s)")
     rounds = parser.parse_args().rounds
     print(f"jax {jax.__version__}, optax {optax.__version__}, {os.cpu_count()} CPUs, {platform.machine()}\n")
-    times = measure(rounds)
+    grads = drawn(1)
+    times = interleaved({name: stepper(opt, grads) for name, opt in CONTESTANTS.items()}, rounds)
     print(f"| jitted step | ms | / {REFERENCE} |\n| --- | ---: | ---: |")
     for name, t in times.items():
         print(f"| {name} | {1e3 * t:.2f} | {t / times[REFERENCE]:.2f} |")

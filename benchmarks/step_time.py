@@ -81,7 +81,11 @@ def measure(shapes: list[tuple[int, ...]], rounds: int) -> dict[str, float]:
     params = [torch.randn(shape).requires_grad_() for shape in shapes]
     for p in params:
         p.grad = torch.randn_like(p)
-    steps = contestants(params)
+    return interleaved(contestants(params), rounds)
+
+
+def interleaved(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each step, all of which are taken in turn."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds + 2):
         for name, step in steps.items():

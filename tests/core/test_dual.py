@@ -47,18 +47,28 @@ def test_finds_the_root(name, with_slope):
     assert found.h == h(found.u)
 
 
-def test_rounding_of_h_ends_a_search_but_does_not_excuse_a_step_that_is_too_long():
-    """With a root near zero, u h(u) is far below the rounding of h at points that are many times the root."""
-
-    def h(u):
-        return 1e-6 - np.sqrt(u)
+def test_rounding_of_h_ends_a_search():
+    def evaluate(u):
+        return 1e-6 - u - u**2, -1 - 2 * u
 
     tolerance, noise = stopping(np.float64(1e-6), np.float64(1e4), eps=1e-12)
-    assert (tolerance, noise) == pytest.approx((1e-18, 2e-8), rel=1e-12, abs=0)
-    found = search_dual(lambda u: (h(u), u * math.nan), np.float64(1.0), tolerance, 0.0, 64, eager, noise)
-    assert abs(found.h) <= noise
-    assert found.u == pytest.approx(1e-12, rel=0.05)
-    assert found.evaluations < find(h, tolerance=tolerance).evaluations
+    np.testing.assert_allclose((tolerance, noise), (1e-18, 2e-8), rtol=1e-15)
+    found = search_dual(evaluate, np.float64(1.0), tolerance, 0.0, 64, eager, noise)
+    exact = search_dual(evaluate, np.float64(1.0), tolerance, 0.0, 64, eager)
+    assert 0 < abs(found.h) <= noise
+    assert found.evaluations < exact.evaluations
+
+
+def test_rounding_of_h_does_not_excuse_a_step_that_is_too_long():
+    """Where the root is near zero, u h(u) is far below the rounding of h at points that are many times the root."""
+
+    def evaluate(u):
+        return 1e-6 - np.sqrt(u), u * math.nan
+
+    tolerance, noise = 1e-18, 2e-8
+    assert 1e-6 * abs(float(evaluate(1e-6)[0])) < noise  # a million times the root, 1e-12
+    found = search_dual(evaluate, np.float64(1.0), tolerance, 0.0, 64, eager, noise)
+    assert 0 < found.u < 3e-12
 
 
 def test_a_line_takes_two_evaluations():

@@ -102,9 +102,9 @@ def linear_model(blocks: Sequence[Block], gap: Array) -> Model:
 
     plain = sums([block.ds for block in blocks])
     total, limits = jnp.sum(plain[0]), jnp.finfo(dtype)
-    ordinary = (total > limits.tiny**0.5) & (total < limits.max**0.5)
-    # Powers of two, by which a division rounds nothing; squares of all but the last few magnitudes come into range.
-    up, down = (jnp.asarray(2.0 ** int(part * limits.maxexp), dtype) for part in (9 / 16, -10 / 16))
+    ordinary = (total > limits.tiny**0.75) & (total < limits.max**0.75)
+    # Powers of two, by which a division rounds nothing; in f32 they are right for norms from 1e-31 to 1e33.
+    up, down = (jnp.asarray(2.0 ** int(part * limits.maxexp), dtype) for part in (12 / 16, -10 / 16))
     # All sums leave by the conditional: the compiler would repeat them, a chain of additions over all tensors, in every
     # kernel that depends on them, and take minutes.
     gap, d_sq, d_dot_x, scale = jax.lax.cond(
