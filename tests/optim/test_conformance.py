@@ -628,7 +628,7 @@ def test_last_step_has_an_entry_a_group(case, kit, capturable, last):
     assert opt.last_step is None
     opt.step(loss=torch.tensor([0.4], dtype=F64))
     report = opt.last_step
-    shapes = {name: tuple(getattr(report, name).shape) for name in vars(report)}
+    shapes = {name: tuple(getattr(report, name).shape) for name in report._fields}
     assert shapes == {"tau": (2,), "zeta": (2,), "u": (), "gap": (), "model_gap": (), "branch": (), "evaluations": ()}
     assert 0 <= report.u <= 1
     torch.testing.assert_close(report.tau.double(), report.u.double() * torch.tensor([0.3, 0.6], dtype=F64))
