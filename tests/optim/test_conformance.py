@@ -603,7 +603,7 @@ def test_last_step_has_an_entry_a_group(case, kit, capturable, last):
     assert opt.last_step is None
     opt.step(loss=torch.tensor([0.4], dtype=F64))
     report = opt.last_step
-    shapes = {name: tuple(getattr(report, name).shape) for name in vars(report)}
+    shapes = {name: tuple(getattr(report, name).shape) for name in report._fields}
     of_groups = {name: shape for name, shape in shapes.items() if shape}
     assert of_groups == {"tau": (2,), "zeta": (2,)}
     assert set(shapes) - set(of_groups) == {"u", "gap", "model_gap", "branch", "evaluations", "relaxation"}
