@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from proxsps import theory
-from proxsps.cli import app
+from proxsps.cli import app, console
 from proxsps.experiments.theory import CHECKS
 
 QUICK = ["smooth-c", "mapping-upper"]
@@ -20,7 +20,7 @@ QUICK = ["smooth-c", "mapping-upper"]
 @pytest.fixture
 def call(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(console.out, "width", 200)
     return lambda *words: CliRunner().invoke(app, ["theory", *words])
 
 
