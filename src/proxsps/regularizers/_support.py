@@ -100,4 +100,4 @@ def check_radius(owner: object, radius: float) -> None:
 
 def _unseen(constant: object) -> bool:
     """Whether a constant may be traced, as arrays of JAX are, and then has no value to look at."""
-    return type(constant).__module__.startswith("jax")
+    return not isinstance(constant, (int, float)) and type(constant).__module__.startswith("jax")
