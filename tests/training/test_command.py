@@ -172,6 +172,7 @@ def test_an_experiment_is_run_drawn_decided_and_reported(tiny_twin, monkeypatch,
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "3 runs, 0 there already, about" in result.stderr
+    assert "--engine is not used" in result.stderr
     runs = pd.read_parquet(tmp_path / "out" / tiny_twin / "runs.parquet")
     assert runs.groupby("method").size().to_dict() == {"adamw": 2, "prox-sps": 2, "sps": 2}
     assert (tmp_path / "out" / "report.html").read_text().count("<svg") == 4

@@ -90,13 +90,14 @@ class Processes:
         missing = [spec for spec in specs if spec.id not in done]
         context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
         # Leaving the block, by an error or an interrupt too, ends the workers at once.
-        with context.Pool(min(self.workers, len(missing) or 1), _start_worker) as pool:
+        with context.Pool(min(self.workers, len(missing) or 1), start_worker) as pool:
             for result in pool.imap_unordered(run_single, missing):
                 advance(result.spec.epochs)
                 yield [result]
 
 
-def _start_worker() -> None:
+def start_worker() -> None:
+    """Make a process of a pool ready."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
 

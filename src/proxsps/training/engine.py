@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from proxsps.sweep.engines import Advance
+from proxsps.sweep.engines import Advance, start_worker
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.spec import RunSpec
 from proxsps.training.loop import Watch, train
@@ -83,8 +82,7 @@ _news: Any = None  # of a worker: where it tells of finished epochs
 def _start_worker(news: Any) -> None:
     global _news
     _news = news
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    start_worker()
 
 
 def _train(task: tuple[RunSpec, Path]) -> RunResult:
