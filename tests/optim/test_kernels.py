@@ -44,26 +44,49 @@ def pairs(shapes, dtype, seed=0):
     return draw[: len(shapes)], draw[len(shapes) :]
 
 
+def memory(xs, gs):
+    """The memory of tensors that are a block each."""
+    return kernels.memory([[x] for x in xs], [[g] for g in gs])
+
+
 def expected_sums(xs, gs, lam):
     rows, sizes = [], []
     for x, g, weight in zip(xs, gs, lam, strict=True):
         x, d = x.double(), g.double() + weight * x.double()
         rows.append([(d * d).sum().item(), (d * x).sum().item(), (x * x).sum().item()])
         sizes.append([(d * d).sum().item(), (d * x).abs().sum().item(), (x * x).sum().item()])
-    return np.array(rows), np.array(sizes)
+    return np.array(rows).T, np.array(sizes).T
 
 
+@pytest.mark.parametrize("points", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", SIZES)
-def test_sums_agree_with_double_precision(name, dtype):
+def test_sums_agree_with_double_precision(name, dtype, points):
     xs, gs = pairs(SIZES[name], dtype)
-    lam = np.linspace(0, 0.7, len(xs))
-    got = kernels.sums(kernels.memory(xs, gs), lam)
+    lam = np.linspace(0, 0.7, len(xs)) if points else np.zeros(len(xs))
+    got = kernels.sums(memory(xs, gs), lam, points)
     want, sizes = expected_sums(xs, gs, lam)
+    want[2] *= points  # which are left out if nobody asks for them
     # A run of RUN entries is summed in the dtype (each partial sum rounded once), everything else in double.
     bound = (kernels.RUN + 4) * torch.finfo(dtype).eps / 2
-    assert got.shape == (len(xs), 3)
+    assert got.shape == (3, len(xs))
     assert (np.abs(got - want) <= bound * sizes + 1e-300).all()
+
+
+@pytest.mark.parametrize("points", [True, False])
+def test_a_block_has_the_sums_and_the_coefficients_of_all_its_tensors(points):
+    xs, gs = pairs(SIZES["large"], torch.float64)
+    blocks = [xs[:2], [], xs[2:]], [gs[:2], [], gs[2:]]
+    lam = np.array([0.3, 0.5, 0.1]) * points
+    apart = kernels.sums(memory(xs, gs), lam[[0, 0, 2]], points)
+    together = kernels.sums(kernels.memory(*blocks), lam, points)
+    np.testing.assert_allclose(together[:, 0], apart[:, 0] + apart[:, 1], rtol=1e-14)
+    assert (together[:, 1] == 0).all()
+    assert np.array_equal(together[:, 2], apart[:, 2])
+    copies = [x.clone() for x in xs]
+    kernels.write(kernels.memory(*blocks), np.array([0.9, 5.0, 0.7]), np.array([-0.1, 5.0, -0.2]))
+    kernels.write(memory(copies, gs), np.array([0.9, 0.9, 0.7]), np.array([-0.1, -0.1, -0.2]))
+    assert all(map(torch.equal, xs, copies))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -73,7 +96,7 @@ def test_writes_agree_with_double_precision(name, dtype):
     before = [x.clone().double() for x in xs]
     kept = [g.clone() for g in gs]
     keep, move = np.linspace(0.5, 1, len(xs)), np.linspace(-0.3, -0.1, len(xs))
-    kernels.write(kernels.memory(xs, gs), keep, move)
+    kernels.write(memory(xs, gs), keep, move)
     eps = torch.finfo(dtype).eps
     for x, b, g, k, a, m in zip(xs, before, gs, kept, keep, move, strict=True):
         want = a * b + m * g.double()
@@ -89,13 +112,13 @@ def test_channels_last_tensors_are_walked_in_their_own_order():
     )
     plain = [x.contiguous().clone() for x in xs], [g.contiguous().clone() for g in gs]
     assert not xs[0].is_contiguous()
-    at = kernels.memory(xs, gs)
+    at = memory(xs, gs)
     # Sums in another order.
     np.testing.assert_allclose(
-        kernels.sums(at, np.zeros(2)), kernels.sums(kernels.memory(*plain), np.zeros(2)), rtol=1e-13
+        kernels.sums(at, np.zeros(2), True), kernels.sums(memory(*plain), np.zeros(2), True), rtol=1e-13
     )
     kernels.write(at, np.full(2, 0.9), np.full(2, -0.2))
-    kernels.write(kernels.memory(*plain), np.full(2, 0.9), np.full(2, -0.2))
+    kernels.write(memory(*plain), np.full(2, 0.9), np.full(2, -0.2))
     assert all(map(torch.equal, xs, plain[0]))
     assert all(x.is_contiguous(memory_format=torch.channels_last) for x in xs)
 
@@ -107,22 +130,22 @@ def test_tensors_in_different_orders_are_not_taken(other):
         g = g.to(memory_format=torch.channels_last)
     else:
         x = x.to(memory_format=torch.channels_last)
-    assert kernels.memory([x], [g]) is None
+    assert memory([x], [g]) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_not_taken(dtype):
-    assert kernels.memory([torch.ones(3, dtype=dtype)], [torch.ones(3, dtype=dtype)]) is None
+    assert memory([torch.ones(3, dtype=dtype)], [torch.ones(3, dtype=dtype)]) is None
 
 
 def test_two_dtypes_are_not_taken():
-    assert kernels.memory([torch.ones(3), torch.ones(3).double()], [torch.ones(3), torch.ones(3).double()]) is None
+    assert memory([torch.ones(3), torch.ones(3).double()], [torch.ones(3), torch.ones(3).double()]) is None
 
 
 def test_strided_tensors_are_not_taken():
-    assert kernels.memory([torch.ones(6)[::2]], [torch.ones(3)]) is None
-    assert kernels.memory([torch.ones(3)], [torch.ones(6)[::2]]) is None
-    assert kernels.memory([torch.ones(3)], [torch.ones(1).expand(3)]) is None
+    assert memory([torch.ones(6)[::2]], [torch.ones(3)]) is None
+    assert memory([torch.ones(3)], [torch.ones(6)[::2]]) is None
+    assert memory([torch.ones(3)], [torch.ones(1).expand(3)]) is None
 
 
 @pytest.fixture
@@ -135,7 +158,7 @@ def eager_threads(monkeypatch):
 
 
 def helpers(at):
-    kernels.sums(at, np.zeros(len(at.x_at)))
+    kernels.sums(at, np.zeros(len(at.x_at)), True)
     return threading.enumerate()
 
 
@@ -145,9 +168,9 @@ def test_the_number_of_threads_does_not_change_a_bit(threads, eager_threads, dty
     for count in (1, 2, 3):
         threads(count)
         xs, gs = pairs(SIZES["large"], dtype)
-        at = kernels.memory(xs, gs)
+        at = memory(xs, gs)
         assert count == 1 or any(thread.name.startswith("proxsps") for thread in helpers(at))
-        sums = kernels.sums(at, np.full(3, 0.1))
+        sums = kernels.sums(at, np.full(3, 0.1), True)
         kernels.write(at, np.full(3, 0.9), np.full(3, -0.2))
         results.append((sums, xs))
     for sums, xs in results[1:]:
@@ -170,12 +193,12 @@ def test_steps_do_not_depend_on_the_number_of_threads(threads, eager_threads):
 def test_several_python_threads_at_once_get_right_results(threads, eager_threads):
     threads(2)
     work = [pairs([(LARGE + i,), (5,)], torch.float64, seed=i) for i in range(6)]
-    want = [kernels.sums(kernels.memory(*w), np.zeros(2)) for w in work]
+    want = [kernels.sums(memory(*w), np.zeros(2), True) for w in work]
     gate = threading.Barrier(3)
 
     def run(part):
         gate.wait(20)
-        return [[kernels.sums(kernels.memory(*w), np.zeros(2)) for w in part] for _ in range(10)]
+        return [[kernels.sums(memory(*w), np.zeros(2), True) for w in part] for _ in range(10)]
 
     with ThreadPoolExecutor(3) as pool:
         got = list(pool.map(run, [work[0:2], work[2:4], work[4:6]]))
@@ -188,8 +211,8 @@ def test_several_python_threads_at_once_get_right_results(threads, eager_threads
 def test_kernels_work_in_a_forked_child(threads, eager_threads):
     threads(2)
     xs, gs = pairs([(LARGE,)], torch.float64)
-    at = kernels.memory(xs, gs)
-    want = kernels.sums(at, np.zeros(1))  # the parent's threads exist now
+    at = memory(xs, gs)
+    want = kernels.sums(at, np.zeros(1), True)  # the parent's threads exist now
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+ warns of forks in threaded programs
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # as JAX does where another test has loaded it
@@ -197,7 +220,7 @@ def test_kernels_work_in_a_forked_child(threads, eager_threads):
     if child == 0:
         code = 1
         try:
-            code = 0 if np.array_equal(kernels.sums(at, np.zeros(1)), want) else 2
+            code = 0 if np.array_equal(kernels.sums(at, np.zeros(1), True), want) else 2
         finally:
             os._exit(code)
     deadline = time.monotonic() + 30
@@ -211,14 +234,15 @@ def test_kernels_work_in_a_forked_child(threads, eager_threads):
         os.waitpid(child, 0)
         pytest.fail("the child hung")
     assert os.waitstatus_to_exitcode(status) == 0
-    assert np.array_equal(kernels.sums(at, np.zeros(1)), want)  # the parent goes on
+    assert np.array_equal(kernels.sums(at, np.zeros(1), True), want)  # the parent goes on
 
 
 SCRIPT = """
 import json, torch
-from proxsps.optim import ProxSPS, kernels
+from proxsps.optim import SPS, ProxSPS, kernels
 x = torch.nn.Parameter(torch.ones(5)); x.grad = torch.ones(5)
-ProxSPS([x], fused=True).step(loss=0.5)
+for method in (ProxSPS, SPS):
+    method([x], fused=True).step(loss=0.5)
 stats = [kernel.stats for kernel in vars(kernels).values() if hasattr(kernel, "stats")]
 print(json.dumps([[sum(s.cache_hits.values()), sum(s.cache_misses.values())] for s in stats]))
 """
@@ -234,7 +258,7 @@ def test_a_second_process_does_not_compile_again(tmp_path):
         runs.append(json.loads(out.stdout.splitlines()[-1]))
     assert all(hits == 0 and misses > 0 for hits, misses in runs[0])
     assert all(hits > 0 and misses == 0 for hits, misses in runs[1])
-    assert len(runs[0]) == len(runs[1]) == 2
+    assert len(runs[0]) == len(runs[1]) == 3
 
 
 # -- which path a step takes ------------------------------------------------------------------------------------------

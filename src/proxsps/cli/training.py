@@ -70,9 +70,8 @@ def train(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the last epoch as JSON.")] = False,
 ) -> None:
-    r"""Train a residual network on images.
+    """Train a residual network on images.
 
-    \b
     proxsps train cifar10-resnet110 --method prox-sps --lr 1 --weight-decay 5e-4
     proxsps train cifar10-resnet20 --method adamw --width 8 --size 16 --epochs 5
     torchrun --nproc-per-node 4 --no-python proxsps train cifar10-resnet56

@@ -166,14 +166,14 @@ ADAPTIVE = Experiment(
     adaptive_specs,
     seeds=1,
     epochs=24,
-    seconds=1400,
+    seconds=1470,
     engine=Training,
 )
 EXPERIMENTS = (
     _published(56, (*RESNET56_CLAIMS, stagnates, capped_far_above), hours=6),
     _published(110, (partial(leaves_chance, sps_after=50), *RESNET110_CLAIMS), hours=12),
     IMAGENET32,
-    _twin(56, RESNET56_CLAIMS, seeds=3, epochs=12, seconds=1450),
-    _twin(110, (leaves_chance, *RESNET110_CLAIMS), seeds=1, epochs=14, seconds=1450),
+    _twin(56, RESNET56_CLAIMS, seeds=3, epochs=12, seconds=1570),
+    _twin(110, (leaves_chance, *RESNET110_CLAIMS), seeds=1, epochs=14, seconds=1420),
     ADAPTIVE,
 )

@@ -20,7 +20,7 @@ from proxsps.core.array import Array
 from proxsps.core.dual import Loop, Search, fixed_loop
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block
-from proxsps.optim.passes import BUCKET, SMALL, bucketed, combined, displaced, dots, flat, fused_sgd, pair_sums
+from proxsps.optim.passes import COPIES, LAUNCHES, bucketed, combined, displaced, dots, flat, fused_sgd, pair_sums
 
 
 class Sums(NamedTuple):
@@ -98,7 +98,6 @@ class Host(Arithmetic):
         super().__init__(blocks)
         for block in blocks:
             block.alpha = float(block.alpha)
-        self._owner = np.repeat(np.arange(len(blocks)), [len(block.params) for block in blocks])
         self._fused = fused
         self._memory = self._kernel_memory()
 
@@ -106,13 +105,12 @@ class Host(Arithmetic):
         """Addresses for the compiled kernels, or None where they are not wanted or do not apply."""
         if self._fused is False:
             return None
-        params = [x for block in self.blocks for x in block.params]
-        if not params:
+        if not any(block.params for block in self.blocks):
             return None
-        grads = [g for block in self.blocks for g in block.grads]
         centered = any(block.centered for block in self.blocks)
-        kernels = load_kernels()
-        memory = None if centered or kernels is None else kernels.memory(params, grads)
+        kernels, memory = load_kernels(), None
+        if kernels is not None and not centered:
+            memory = kernels.memory([block.params for block in self.blocks], [block.grads for block in self.blocks])
         if memory is None and self._fused:
             raise RuntimeError(
                 "fused=True needs numba (pip install 'proxsps[fast]') and dense f32 or f64 CPU tensors of one dtype, "
@@ -130,14 +128,12 @@ class Host(Arithmetic):
         return float(value)
 
     def total(self, parts: Sequence[Tensor]) -> Array:
-        return np.float64(torch.stack(list(parts)).double().sum()) if parts else np.float64(0.0)
+        return np.float64(sum(map(Tensor.item, parts)))
 
     def sums(self, coupled: bool, points: bool) -> Sums:
         if self._memory is not None:
             lam = np.array([block.lam if coupled else 0.0 for block in self.blocks])
-            out = np.zeros((len(self.blocks), 3))
-            np.add.at(out, self._owner, load_kernels().sums(self._memory, lam[self._owner]))
-            sums = Sums(*out.T)
+            sums = Sums(*load_kernels().sums(self._memory, lam, points or coupled))
         else:
             sums = self._torch_sums(coupled, points, exact=False)
         if not np.isfinite(sums.d_sq).all():  # squares of entries above 1e19 overflow in f32, not in f64
@@ -145,7 +141,7 @@ class Host(Arithmetic):
         return sums
 
     def _torch_sums(self, coupled: bool, points: bool, exact: bool) -> Sums:
-        pairs = [bucketed(displaced(block, coupled), SMALL) for block in self.blocks]
+        pairs = [bucketed(displaced(block, coupled), *COPIES) for block in self.blocks]
         if exact:
             pairs = [[(x.double(), d.double()) for x, d in block] for block in pairs]
         rows = [[self.total(parts) for parts in pair_sums(block, points)] for block in pairs]
@@ -155,7 +151,7 @@ class Host(Arithmetic):
         if not ok:
             return
         if self._memory is not None:
-            load_kernels().write(self._memory, update.keep[self._owner], update.move[self._owner])
+            load_kernels().write(self._memory, update.keep, update.move)
             return
         for block, *coefficients in zip(self.blocks, *update, strict=True):
             keep, move, pull = (float(c) for c in coefficients)
@@ -200,9 +196,9 @@ class Device(Arithmetic):
         for block in blocks:
             block.alpha = self.scalar(block.alpha) if isinstance(block.alpha, Tensor) else block.alpha
 
-    def _squares(self, d: Tensor) -> list[Tensor]:
+    def _square(self, d: Tensor) -> Tensor:
         """||d||^2 added up in doubles, in which it does not overflow; the host recomputes it then, a device cannot."""
-        return [torch.linalg.vector_norm(d, dtype=self._dtype).square()]
+        return torch.linalg.vector_norm(d, dtype=self._dtype).square()
 
     def scalar(self, value: Tensor | float) -> Array:
         if isinstance(value, Tensor):
@@ -221,7 +217,7 @@ class Device(Arithmetic):
     def sums(self, coupled: bool, points: bool) -> Sums:
         rows = []
         for block in self.blocks:
-            parts = pair_sums(bucketed(displaced(block, coupled), BUCKET), points, self._squares)
+            parts = pair_sums(bucketed(displaced(block, coupled), *LAUNCHES), points, self._square)
             rows.append(torch.stack([self.total(part) for part in parts]))
         return Sums(*torch.stack(rows, dim=1))
 
@@ -265,14 +261,14 @@ def load_kernels() -> ModuleType | None:
 
 def choose(blocks: Sequence[Block], fused: bool | None, capturable: bool) -> Arithmetic:
     """The arithmetic for a step over these blocks."""
-    devices = {x.device for block in blocks for x in block.params}
-    devices = devices or {x.device for block in blocks for x in block.group["params"]}
+    params = [x for block in blocks for x in block.params] or [x for block in blocks for x in block.group["params"]]
+    on_cpu = all([x.is_cpu for x in params])  # asks less of each tensor than its device does
+    if on_cpu and not capturable and not torch.compiler.is_compiling():
+        return Host(blocks, fused)
+    devices = {x.device for x in params}
     if len(devices) > 1:
         raise ValueError(f"All parameters of one optimizer must be on one device, got {sorted(map(str, devices))}.")
-    device = devices.pop()
-    if capturable or device.type != "cpu" or torch.compiler.is_compiling():
-        return Device(blocks, device)
-    return Host(blocks, fused)
+    return Device(blocks, devices.pop())
 
 
 def _host_loop(condition: Callable[[Search], Array], body: Callable[[Search], Search], state: Search) -> Search:

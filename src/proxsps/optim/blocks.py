@@ -14,6 +14,7 @@ from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
 
 PLAIN = (Tensor, torch.nn.Parameter)
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclass
@@ -63,7 +64,8 @@ class Block:
     @property
     def aligned(self) -> bool:
         """Whether parameters and gradients lie in memory alike, so that a flat pass over both is right."""
-        return all(map(same_order, self.params, self.grads))
+        same_dtype = [x.dtype for x in self.params] == [g.dtype for g in self.grads]
+        return same_dtype and same_order(self.params, self.grads)
 
     @property
     def double(self) -> bool:
@@ -71,18 +73,17 @@ class Block:
         return any([x.dtype is torch.float64 for x in self.params])
 
 
-def same_order(x: Tensor, g: Tensor) -> bool:
-    """Whether two tensors are of one dtype and their entries lie in memory without gaps, in the same order."""
-    if x.dtype is not g.dtype:
-        return False
-    if x.is_contiguous() and g.is_contiguous():
-        return True
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    return (
-        channels_last is not None
-        and x.is_contiguous(memory_format=channels_last)
-        and g.is_contiguous(memory_format=channels_last)
-    )
+def same_order(xs: Sequence[Tensor], gs: Sequence[Tensor]) -> bool:
+    """Whether the entries of each pair of tensors lie in memory without gaps, in the same order."""
+    contiguous = all([x.is_contiguous() for x in xs]) and all([g.is_contiguous() for g in gs])
+    return contiguous or all(map(_same_format, xs, gs))
+
+
+def _same_format(x: Tensor, g: Tensor) -> bool:
+    formats = [torch.contiguous_format]
+    if x.dim() in CHANNELS_LAST:
+        formats.append(CHANNELS_LAST[x.dim()])
+    return any(x.is_contiguous(memory_format=f) and g.is_contiguous(memory_format=f) for f in formats)
 
 
 def gather(groups: Sequence[dict[str, Any]], ranks: Ranks) -> list[Block]:

@@ -26,8 +26,8 @@ from proxsps.optim.blocks import same_order
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
 RUN = 2_048  # entries summed in their own precision before they go into a double
-SHARE = 64 * CHUNK  # entries handed to a thread at a time; smaller ones even out better, larger ones cost fewer calls
-ALONE = 256 * CHUNK  # entries below which waking a second thread costs more than it brings
+SHARES = 8  # parts of the work a thread, so that one that wakes late or is held up takes fewer of them
+ALONE = 64 * CHUNK  # entries a thread at least: below, waking a helper costs more than it brings
 
 LIKE = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
 
@@ -47,12 +47,31 @@ def _pointer(typingctx, address, like):
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _sum_chunks(like, tensor, start, length, x_at, g_at, lam, partial, first, last):
+def _sum_two(like, block, tensor, start, length, x_at, g_at, partial, first, last):
+    """||g||^2 and <g, x> of each chunk."""
     for i in range(first, last):
         j, n = tensor[i], length[i]
         x = numba.carray(_pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(_pointer(g_at[j], like), start[i] + n)[start[i] :]
-        coupling = like.dtype.type(lam[j])
+        gg, gx = 0.0, 0.0
+        for low in range(0, n, RUN):
+            a, b = like.dtype.type(0), like.dtype.type(0)
+            for k in range(low, min(low + RUN, n)):
+                a += g[k] * g[k]
+                b += g[k] * x[k]
+            gg += a
+            gx += b
+        partial[0, i], partial[1, i] = gg, gx
+
+
+@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+def _sum_three(like, block, tensor, start, length, x_at, g_at, lam, partial, first, last):
+    """||d||^2, <d, x> and ||x||^2 of each chunk, for d = g + lam x."""
+    for i in range(first, last):
+        j, n = tensor[i], length[i]
+        x = numba.carray(_pointer(x_at[j], like), start[i] + n)[start[i] :]
+        g = numba.carray(_pointer(g_at[j], like), start[i] + n)[start[i] :]
+        coupling = like.dtype.type(lam[block[i]])
         dd, dx, xx = 0.0, 0.0, 0.0
         for low in range(0, n, RUN):
             a, b, c = like.dtype.type(0), like.dtype.type(0), like.dtype.type(0)
@@ -64,40 +83,40 @@ def _sum_chunks(like, tensor, start, length, x_at, g_at, lam, partial, first, la
             dd += a
             dx += b
             xx += c
-        partial[i, 0], partial[i, 1], partial[i, 2] = dd, dx, xx
+        partial[0, i], partial[1, i], partial[2, i] = dd, dx, xx
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _write_chunks(like, tensor, start, length, x_at, g_at, keep, move, first, last):
-    for i in range(last - 1, first - 1, -1):
+def _write(like, block, tensor, start, length, x_at, g_at, keep, move, first, last):
+    """x <- keep x + move g in each chunk."""
+    for i in range(first, last):
         j, n = tensor[i], length[i]
         x = numba.carray(_pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(_pointer(g_at[j], like), start[i] + n)[start[i] :]
-        a, b = like.dtype.type(keep[j]), like.dtype.type(move[j])
+        a, b = like.dtype.type(keep[block[i]]), like.dtype.type(move[block[i]])
         for k in range(n):
             x[k] = a * x[k] + b * g[k]
 
 
 class Layout(NamedTuple):
-    """How the entries of a list of tensors are cut into chunks, and these into shares that threads take in turn."""
+    """How the entries of tensors in blocks are cut into chunks, and these into shares that threads take in turn."""
 
-    tensor: np.ndarray
-    start: np.ndarray
-    length: np.ndarray
+    chunks: tuple[np.ndarray, ...]  # block and tensor that a chunk lies in, its first entry there, and its length
     shares: list[tuple[int, int]]
     threads: int
 
 
 @lru_cache(maxsize=32)
-def _layout(sizes: tuple[int, ...], threads: int) -> Layout:
-    chunks = [(j, low, min(CHUNK, size - low)) for j, size in enumerate(sizes) for low in range(0, size, CHUNK)]
-    tensor, start, length = np.array(chunks, np.int64).reshape(-1, 3).T.copy()
-    total = sum(sizes)
+def _layout(sizes: tuple[tuple[int, ...], ...], threads: int) -> Layout:
+    places = enumerate((i, size) for i, block in enumerate(sizes) for size in block)
+    chunks = [(i, j, low, min(CHUNK, size - low)) for j, (i, size) in places for low in range(0, size, CHUNK)]
+    columns = np.array(chunks, np.int64).reshape(-1, 4).T.copy()
+    total = sum(map(sum, sizes))
     threads = min(threads, max(1, total // ALONE))
-    count = max(threads, total // SHARE)
-    cuts = np.searchsorted(np.cumsum(length), total * np.arange(1, count) / count) + 1
+    count = SHARES * threads if threads > 1 else 1
+    cuts = np.searchsorted(np.cumsum(columns[-1]), total * np.arange(1, count) / count) + 1
     edges = [0, *cuts.tolist(), len(chunks)]
-    return Layout(tensor, start, length, list(itertools.pairwise(edges)), threads)
+    return Layout(tuple(columns), list(itertools.pairwise(edges)), threads)
 
 
 class Memory(NamedTuple):
@@ -109,36 +128,41 @@ class Memory(NamedTuple):
     g_at: np.ndarray
 
 
-def memory(params: Sequence[Tensor], grads: Sequence[Tensor]) -> Memory | None:
-    """The memory of CPU tensors, or None where the kernels do not apply: not dense, or not all f32 or all f64."""
+def memory(params: Sequence[Sequence[Tensor]], grads: Sequence[Sequence[Tensor]]) -> Memory | None:
+    """The memory of CPU tensors, a list a block, or None where the kernels do not apply.
+
+    They ask for tensors without gaps, of which parameter and gradient lie in the same order, all f32 or all f64.
+    """
     # Whole lists at a time: with hundreds of tensors the questions cost as much as the arithmetic.
-    tensors = [*params, *grads]
-    dtypes = {t.dtype for t in tensors}
+    xs, gs = list(itertools.chain(*params)), list(itertools.chain(*grads))
+    dtypes = {t.dtype for t in itertools.chain(xs, gs)}
     like = LIKE.get(dtypes.pop())
-    if like is None or dtypes:
+    if like is None or dtypes or not same_order(xs, gs):
         return None
-    if not all([t.is_contiguous() for t in tensors]) and not all(map(same_order, params, grads)):
-        return None
-    layout = _layout(tuple([x.numel() for x in params]), torch.get_num_threads())
-    address = np.array([t.data_ptr() for t in tensors], np.int64)
-    return Memory(like, layout, address[: len(params)], address[len(params) :])
+    layout = _layout(tuple([tuple([x.numel() for x in block]) for block in params]), torch.get_num_threads())
+    x_at, g_at = (np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors)) for tensors in (xs, gs))
+    return Memory(like, layout, x_at, g_at)
 
 
-def sums(at: Memory, lam: np.ndarray) -> np.ndarray:
-    """||d||^2, <d, x> and ||x||^2 for d = g + lam x, a row a tensor; lam has an entry a tensor."""
-    tensor, start, length, shares, threads = at.layout
-    partial = np.empty((len(tensor), 3))
-    _run(_sum_chunks, shares, threads, at.like, tensor, start, length, at.x_at, at.g_at, lam, partial)
-    out = np.zeros((len(at.x_at), 3))
-    np.add.at(out, tensor, partial)
+def sums(at: Memory, lam: np.ndarray, points: bool) -> np.ndarray:
+    """||d||^2, <d, x> and ||x||^2 as rows, a column a block, for d = g + lam x.
+
+    Without `points` d = g, and the last row is left at 0.
+    """
+    chunks, shares, threads = at.layout
+    partial = np.empty((3 if points else 2, len(chunks[0])))
+    kernel, coupling = (_sum_three, (lam,)) if points else (_sum_two, ())
+    _run(kernel, shares, threads, at.like, *chunks, at.x_at, at.g_at, *coupling, partial)
+    out = np.zeros((3, len(lam)))
+    for row, parts in zip(out, partial, strict=False):
+        row[:] = np.bincount(chunks[0], parts, len(lam))
     return out
 
 
 def write(at: Memory, keep: np.ndarray, move: np.ndarray) -> None:
-    """x <- keep x + move g, with an entry of keep and move a tensor."""
-    tensor, start, length, shares, threads = at.layout
-    # Backwards: what the summing pass read last is still in the cache, and so is what the next one reads first.
-    _run(_write_chunks, shares[::-1], threads, at.like, tensor, start, length, at.x_at, at.g_at, keep, move)
+    """x <- keep x + move g, with an entry of keep and move a block."""
+    chunks, shares, threads = at.layout
+    _run(_write, shares, threads, at.like, *chunks, at.x_at, at.g_at, keep, move)
 
 
 def _run(kernel: Callable[..., None], shares: list[tuple[int, int]], threads: int, *args: Any) -> None:

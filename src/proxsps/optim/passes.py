@@ -10,8 +10,10 @@ from torch import Tensor
 from proxsps.optim.blocks import Block
 
 DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on the CPU
-BUCKET = 1 << 24  # entries that tensors are joined up to on an accelerator, where each call is dear
-SMALL = 1 << 12  # entries up to which tensors are joined on the CPU, where copies are dear
+
+# Entries up to which a tensor is joined with others, and entries that these make up together.
+LAUNCHES = (1 << 24, 1 << 24)  # on an accelerator, where each call is dear
+COPIES = (1 << 12, 1 << 15)  # on the CPU, where copies are dear, longer ones also by threads and fresh memory
 
 
 def widened(x: Tensor) -> Tensor:
@@ -21,59 +23,73 @@ def widened(x: Tensor) -> Tensor:
 
 def flat(x: Tensor) -> Tensor:
     """The entries as one vector, in f32 at least."""
-    x = widened(x)
-    return x if x.dim() == 1 else x.reshape(-1)
+    return widened(_vector(x))
+
+
+def joined(tensors: Iterable[Tensor]) -> Tensor:
+    """The entries of tensors of one dtype as one vector, in f32 at least."""
+    return widened(torch.cat([_vector(x) for x in tensors]))
+
+
+def _vector(x: Tensor) -> Tensor:
+    return x if x.dim() == 1 else x.ravel()
+
+
+def pieces(a: Tensor, b: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Two vectors, cut alike into pieces that one dot product takes."""
+    if a.numel() <= DOT or not a.is_cpu:
+        return [(a, b)]
+    return zip(a.split(DOT), b.split(DOT), strict=True)
 
 
 def dots(a: Tensor, b: Tensor) -> list[Tensor]:
     """<a, b> of two vectors as a list of 0-d tensors to be added up."""
-    if a.numel() <= DOT or not a.is_cpu:
-        return [torch.dot(a, b)]
-    return [torch.dot(p, q) for p, q in zip(a.split(DOT), b.split(DOT), strict=True)]
+    return [torch.dot(p, q) for p, q in pieces(a, b)]
 
 
 def displaced(block: Block, coupled: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs (x - center, d) of a block, as vectors."""
-    for x, g, c in zip(block.params, block.grads, block.centers, strict=True):
-        x, d = flat(x) if c is None else flat(x) - flat(c), flat(g)
-        yield x, torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
+    """Pairs (x - center, d) of a block."""
+    for x, d, c in zip(block.params, block.grads, block.centers, strict=True):
+        if c is not None:
+            x = widened(x) - widened(c)
+        yield x, torch.add(widened(d), widened(x), alpha=block.lam) if coupled and block.lam else d
 
 
-def squares(d: Tensor) -> list[Tensor]:
-    """||d||^2 as a list of 0-d tensors to be added up."""
-    return dots(d, d)
+def square(d: Tensor) -> Tensor:
+    """||d||^2 of a vector."""
+    return torch.dot(d, d)
 
 
 def pair_sums(
-    pairs: Iterable[tuple[Tensor, Tensor]], points: bool, squares: Callable[[Tensor], list[Tensor]] = squares
+    pairs: Iterable[tuple[Tensor, Tensor]], points: bool, square: Callable[[Tensor], Tensor] = square
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """||d||^2, <d, x> and, for `points`, ||x||^2 over pairs (x, d), each as a list of 0-d tensors to be added up."""
+    """||d||^2, <d, x> and, for `points`, ||x||^2 of each pair (x, d) of vectors."""
     d_sq, d_dot_x, x_sq = [], [], []
-    for x, d in pairs:  # one tensor at a time, so that d is still in the cache for its second product
-        d_sq += squares(d)
-        d_dot_x += dots(d, x)
+    for x, d in pairs:  # one after the other, so that d is still in the cache for its second product
+        d_sq.append(square(d))
+        d_dot_x.append(torch.dot(d, x))
         if points:
-            x_sq += squares(x)
+            x_sq.append(square(x))
     return d_sq, d_dot_x, x_sq
 
 
-def bucketed(pairs: Iterable[tuple[Tensor, Tensor]], small: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same pairs with those of at most `small` entries joined: one product beats hundreds of tiny ones."""
-    xs: list[Tensor] = []
-    ds: list[Tensor] = []
-    size = 0
+def bucketed(pairs: Iterable[tuple[Tensor, Tensor]], small: int, bucket: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same pairs as vectors, those of at most `small` entries joined: one product beats hundreds of tiny ones."""
+    waiting: list[tuple[Tensor, Tensor]] = []
+    dtypes, size = None, 0
     for x, d in pairs:
-        if x.numel() > small:
-            yield x, d
+        entries = x.numel()
+        if entries > small:
+            yield from pieces(flat(x), flat(d))
             continue
-        if xs and (size + x.numel() > BUCKET or x.dtype is not xs[0].dtype):
-            yield torch.cat(xs), torch.cat(ds)
-            xs, ds, size = [], [], 0
-        xs.append(x)
-        ds.append(d)
-        size += x.numel()
-    if xs:
-        yield torch.cat(xs), torch.cat(ds)
+        before, dtypes = dtypes, (x.dtype, d.dtype)
+        if waiting and (size + entries > bucket or dtypes != before):
+            yield tuple(map(joined, zip(*waiting, strict=True)))
+            waiting, size = [], 0
+        waiting.append((x, d))
+        size += entries
+    if waiting:
+        yield tuple(map(joined, zip(*waiting, strict=True)))
 
 
 def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:
