@@ -122,7 +122,7 @@ def test_drawn_points_are_uniform():
 
 @pytest.fixture(scope="module")
 def rows() -> pd.DataFrame:
-    return pd.concat([evaluate(check, SEEDS) for check in CHECKS.values()], ignore_index=True)
+    return BOUNDS.tables(SEEDS)["checks"]
 
 
 @pytest.mark.parametrize("name", CHECKS)
