@@ -34,6 +34,7 @@ def test_help_teaches(call):
     text = call("--help").output
     for word in ("cifar10-resnet110", "torchrun", "--weight-decay", "adaptive", "goes on from it", "PROXSPS_DATA"):
         assert word in text
+    assert "\\" not in text  # marks of a raw docstring
 
 
 def test_a_run_is_kept_and_not_run_again(call, tmp_path, kit):
