@@ -65,9 +65,9 @@ def pair_sums(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """||d||^2, <d, x> and, for `points`, ||x||^2 of each pair (x, d) of vectors."""
     d_sq, d_dot_x, x_sq = [], [], []
-    for x, d in pairs:  # one after the other, so that d is still in the cache for its second product
-        d_sq.append(square(d))
+    for x, d in pairs:  # <d, x> reads two streams at once, and leaves d in the cache for its square
         d_dot_x.append(torch.dot(d, x))
+        d_sq.append(square(d))
         if points:
             x_sq.append(square(x))
     return d_sq, d_dot_x, x_sq
