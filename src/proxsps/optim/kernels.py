@@ -102,6 +102,7 @@ class Layout(NamedTuple):
     """How the entries of tensors in blocks are cut into chunks, and these into shares that threads take in turn."""
 
     chunks: tuple[np.ndarray, ...]  # block and tensor that a chunk lies in, its first entry there, and its length
+    blocks: tuple[np.ndarray, np.ndarray]  # those with entries, and the first chunk of each
     shares: list[tuple[int, int]]
     threads: int
 
@@ -116,7 +117,7 @@ def _layout(sizes: tuple[tuple[int, ...], ...], threads: int) -> Layout:
     count = SHARES * threads if threads > 1 else 1
     cuts = np.searchsorted(np.cumsum(columns[-1]), total * np.arange(1, count) / count) + 1
     edges = [0, *cuts.tolist(), len(chunks)]
-    return Layout(tuple(columns), list(itertools.pairwise(edges)), threads)
+    return Layout(tuple(columns), np.unique(columns[0], return_index=True), list(itertools.pairwise(edges)), threads)
 
 
 class Memory(NamedTuple):
@@ -149,19 +150,19 @@ def sums(at: Memory, lam: np.ndarray, points: bool) -> np.ndarray:
 
     Without `points` d = g, and the last row is left at 0.
     """
-    chunks, shares, threads = at.layout
-    partial = np.empty((3 if points else 2, len(chunks[0])))
+    chunks, (blocks, firsts), shares, threads = at.layout
+    rows = 3 if points else 2
+    partial = np.empty((rows, len(chunks[0])))
     kernel, coupling = (_sum_three, (lam,)) if points else (_sum_two, ())
     _run(kernel, shares, threads, at.like, *chunks, at.x_at, at.g_at, *coupling, partial)
     out = np.zeros((3, len(lam)))
-    for row, parts in zip(out, partial, strict=False):
-        row[:] = np.bincount(chunks[0], parts, len(lam))
+    out[:rows, blocks] = np.add.reduceat(partial, firsts, axis=1)
     return out
 
 
 def write(at: Memory, keep: np.ndarray, move: np.ndarray) -> None:
     """x <- keep x + move g, with an entry of keep and move a block."""
-    chunks, shares, threads = at.layout
+    chunks, _, shares, threads = at.layout
     _run(_write, shares, threads, at.like, *chunks, at.x_at, at.g_at, keep, move)
 
 
