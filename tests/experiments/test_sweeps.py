@@ -20,8 +20,7 @@ from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store
 
 MATRIX = [name for name in EXPERIMENTS if name.startswith("matrix-fac")]
-# Those of the theory have tests of their own.
-TABLES = [name for name, experiment in EXPERIMENTS.items() if experiment.tables and not name.startswith("theory-")]
+TABLES = [name for name, experiment in EXPERIMENTS.items() if experiment.tables]
 
 
 def swept(folder: Path, specs: list[RunSpec]) -> Frames:
