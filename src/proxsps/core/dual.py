@@ -3,9 +3,11 @@
     y_j(u) = prox_{alpha_j phi_j}(x_j - u alpha_j d_j),    h(u) = m - C + sum_j <d_j, y_j(u) - x_j>
 
 h is continuous and non-increasing. u = 1 if h(1) >= 0, u = 0 if h(0) <= 0, else h(u) = 0 (Lemma on the general update).
-One evaluation of h costs one prox of everything, so evaluations are what the search saves: it starts at u = 1, which
-has to be tried anyway, and goes on by Hermite interpolation of the inverse of h where slopes are known, by secants
-where not, inside a bracket that halves at the latest when progress stops.
+What a search costs is passes over the parameters, and one pass can evaluate h at several points while the entries are
+at hand. So the search works in rounds: each evaluates h at a few points, narrows the bracket of the root, and
+interpolates the inverse of h between the points nearest to it, by Hermite's cubic where slopes are known and by
+Lagrange's where not. Where two rounds did not halve |h|, the next one divides the bracket evenly: with one point that is
+bisection, with more it is faster.
 
 A point u is good enough when its duality gap, (1 - u) h(u) where h > 0 and -u h(u) where h < 0, is: that is how far
 the model at y(u) can be from its minimum.
@@ -14,7 +16,8 @@ the model at y(u) can be from its minimum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 from proxsps.core.array import Array, array_namespace
@@ -23,62 +26,126 @@ from proxsps.core.array import Array, array_namespace
 # the last digit: searches that add up in another order, as on several ranks, are to end at the same point.
 SINGLE, DOUBLE = 1e-7, 1e-12
 
+NEAR = {True: 2, False: 4}  # points that are kept for interpolation, with their slopes or without
+# Points of a round around the estimate of the root, in units of how far the two finest estimates are apart: at several
+# scales, because that is only a hint at the error.
+OFFSETS = (0.0, -1 / 8, 1 / 8, -1 / 64, 1 / 64, -1.0, 1.0, -1 / 512)
+
 Evaluate = Callable[[Array], tuple[Array, Array]]
 
 
 class Search(NamedTuple):
-    """State of the search; every field has the shape of the runs."""
+    """State of a search. Fields have the shape of the runs; those with points have one more axis for them."""
 
-    u: Array  # the point to evaluate next; at the end, the answer
-    low: Array  # bracket: h(low) > 0 once `low_seen`, h(high) < 0 after the first evaluation
+    next: Array  # points to evaluate next
+    near: Array  # (3, ..., points): u, h and h' where |h| was smallest, smallest first
+    trial: Array  # the root by interpolation
+    low: Array  # bracket: h(low) > 0 once `low_seen`, h(high) <= 0 once `high_seen`
     high: Array
     low_seen: Array
-    at: Array  # last evaluated point, h and h' there
-    h: Array
-    slope: Array
-    stale: Array  # |h| two evaluations ago
-    evaluations: Array
+    high_seen: Array
+    before: Array  # the smallest |h| one and two rounds ago
+    stale: Array
+    evaluations: Array  # points so far
     done: Array
 
 
-Loop = Callable[[Callable[[Search], Array], Callable[[Search], Search], Search], Search]
+class Found(NamedTuple):
+    """The end of a search."""
+
+    u: Array  # the evaluated point nearest to the root
+    h: Array
+    slope: Array  # NaN where it is not known
+    estimate: Array  # the root by interpolation, which nobody evaluated; for searches that were ended early
+    evaluations: Array
+    done: Array
+    low: Array
+    high: Array
+
+
+Condition = Callable[[Search], Array]
+Body = Callable[[Search], Search]
+Loop = Callable[[Condition, Body, Search], Search]
 
 
 def search_dual(
     evaluate: Evaluate,
     like: Array,
-    tolerance: Array,
+    tolerance: Array | float,
     resolution: float,
     limit: int,
     loop: Loop,
     noise: Array | float = 0.0,
-) -> Search:
-    """Find u; the answer is `result.u`, the point at which h was evaluated last.
+    start: Array | Sequence[float] = (1.0,),
+    points: int = 1,
+    slopes: bool = True,
+) -> Found:
+    """Find u.
 
     Args:
-        evaluate: u -> (h(u), h'(u)); the slope is NaN where it is not known.
+        evaluate: points u, on the last axis -> (h(u), h'(u)); the slope is NaN where it is not known.
         like: a float array with the shape of the runs, which names library, dtype and device.
         tolerance: the duality gap at which to stop.
         resolution: the width of the bracket, relative to u, at which to stop because h cannot tell points apart.
-        limit: the largest number of evaluations.
-        loop: loop(condition, body, state), for instance `fixed_loop(limit)` or `jax.lax.while_loop`.
+        limit: the number of evaluated points from which on there is no further round.
+        loop: loop(condition, body, state): one of the loops below, or `jax.lax.while_loop`.
         noise: the size of h at which to stop because its sign is rounding.
+        start: the points of the first round: numbers, or an array with a last axis of points.
+        points: how many points each later round has, at most eight.
+        slopes: False where no slope is ever known, for an interpolation that does without.
     """
     xp = array_namespace(like)
     one, zero, no = xp.ones_like(like), xp.zeros_like(like), xp.zeros_like(like, dtype=xp.bool)
+    first = _ladder(xp, like, start) if isinstance(start, Sequence) else start
     nan, inf = one * math.nan, one * math.inf
-    start = Search(one, zero, one, no, nan, nan, nan, inf, zero, no)
+    near = xp.stack([xp.stack([part] * NEAR[slopes], axis=-1) for part in (nan, inf, nan)])
+    state = Search(first, near, one, zero, one, no, no, inf, inf, zero, no)
 
     def unfinished(state: Search) -> Array:
         return ~state.done & (state.evaluations < limit)
 
     def advance(state: Search) -> Search:
-        after = _advance(state, *evaluate(state.u), tolerance, resolution, noise)
-        after = after._replace(u=xp.where(unfinished(after), after.u, after.at))
-        busy = unfinished(state)
-        return Search(*(xp.where(busy, new, old) for new, old in zip(after, state, strict=True)))
+        return _advance(xp, state, *evaluate(state.next), tolerance, resolution, noise, points, slopes)
 
-    return loop(unfinished, advance, start)
+    if first.shape[-1] != points:  # loops that compile want states of one shape
+        state = advance(state)
+    state = loop(unfinished, advance, state)
+    u, h, slope = (state.near[i, ..., 0] for i in range(3))
+    return Found(u, h, slope, state.trial, state.evaluations, state.done, state.low, state.high)
+
+
+def eager_loop(condition: Condition, body: Body, state: Search) -> Search:
+    """The loop of a single run whose numbers may be looked at."""
+    while condition(state):
+        state = body(state)
+    return state
+
+
+def shared_loop(condition: Condition, body: Body, state: Search) -> Search:
+    """The loop of several runs at once: until all have ended; those that have stay as they are."""
+    while (busy := condition(state)).any():
+        state = _masked(busy, body(state), state)
+    return state
+
+
+def fixed_loop(count: int) -> Loop:
+    """A loop that never looks at a number: `count` rounds, in which finished runs stay as they are."""
+
+    def loop(condition: Condition, body: Body, state: Search) -> Search:
+        for _ in range(count):
+            state = _masked(condition(state), body(state), state)
+        return state
+
+    return loop
+
+
+def _masked(busy: Array, new: Search, old: Search) -> Search:
+    """The new state of the runs that are busy; `next` is of no use to the others."""
+    xp = array_namespace(busy)
+    fields = []
+    for after, before in zip(new[1:], old[1:], strict=True):
+        fields.append(xp.where(busy[..., None] if after.ndim > busy.ndim else busy, after, before))
+    return Search(new.next, *fields)
 
 
 def stopping(gap: Array, products: Array, eps: float) -> tuple[Array, Array]:
@@ -94,59 +161,128 @@ def stopping(gap: Array, products: Array, eps: float) -> tuple[Array, Array]:
     return (SINGLE if eps > 1e-10 else DOUBLE) * abs(gap), 2 * eps * products
 
 
-def fixed_loop(count: int) -> Loop:
-    """A while loop that never looks at its condition: `count` rounds, in which finished runs stay as they are."""
-
-    def loop(condition: Callable[[Search], Array], body: Callable[[Search], Search], state: Search) -> Search:
-        for _ in range(count):
-            state = body(state)
-        return state
-
-    return loop
-
-
-def unclipped_root(search: Search) -> Array:
+def unclipped_root(found: Found) -> Array:
     """Where h would reach zero beyond [0, 1] if it went on with its last slope; inside, u itself."""
-    xp = array_namespace(search.u)
-    outside = ((search.u >= 1) & (search.h > 0)) | ((search.u <= 0) & (search.h < 0))
-    beyond = search.u - _divide(search.h, search.slope)
-    return xp.where(outside & xp.isfinite(beyond), beyond, search.u)
+    xp = array_namespace(found.u)
+    outside = ((found.u >= 1) & (found.h > 0)) | ((found.u <= 0) & (found.h < 0))
+    beyond = found.u - _divide(xp, found.h, found.slope)
+    return xp.where(outside & xp.isfinite(beyond), beyond, found.u)
+
+
+def geometric(points: int, ratio: float = 4.0) -> tuple[float, ...]:
+    """First points for a search that knows nothing: 1, where it often ends, 0, and powers of 1/ratio."""
+    return (1.0, *(ratio**-k for k in range(1, points - 1)), 0.0)[:points]
 
 
 def _advance(
-    state: Search, h: Array, slope: Array, tolerance: Array, resolution: float, noise: Array | float
+    xp: ModuleType,
+    state: Search,
+    h: Array,
+    slope: Array,
+    tolerance: Array | float,
+    resolution: float,
+    noise: Array | float,
+    points: int,
+    slopes: bool,
 ) -> Search:
-    """Take in h and h' at state.u, and choose the next point."""
-    xp = array_namespace(h)
-    u = state.u
-    low, high = xp.where(h > 0, u, state.low), xp.where(h > 0, state.high, u)
-    low_seen = state.low_seen | (h > 0)
+    """Take in h and h' at state.next, and choose the points of the next round."""
+    u, below = state.next, h <= 0
+    high = xp.minimum(state.high, xp.min(xp.where(below, u, xp.ones_like(u)), axis=-1))
+    above = (h > 0) & (u < high[..., None])  # rounding may order two values the wrong way
+    low = xp.maximum(state.low, xp.max(xp.where(above, u, xp.zeros_like(u)), axis=-1))
+    bracket = Bracket(low, high, state.low_seen | xp.any(~below, axis=-1), state.high_seen | xp.any(below, axis=-1))
 
-    # From the finest to the plainest; an estimate that leaves the bracket gives way to the next one.
-    trial = xp.where(low_seen, (low + high) / 2, low)
-    chord = _divide(h - state.h, u - state.at)
-    newton = u - _divide(h, slope)
-    for estimate in (u - _divide(h, chord), newton, _inverse_hermite(u, h, slope, state.at, state.h, state.slope)):
-        trial = xp.where((estimate > low) & (estimate < high), estimate, trial)
-    stuck = xp.abs(h) > state.stale / 2
-    trial = xp.where(stuck, xp.where(low_seen, (low + high) / 2, low), trial)
+    known = xp.concat([xp.stack([u, h, slope]), state.near], axis=-1)
+    order = xp.argsort(xp.abs(known[1]), axis=-1)[..., : NEAR[slopes]]  # NaN comes last
+    near = xp.take_along_axis(known, xp.broadcast_to(order, (3, *order.shape)), axis=-1)
 
-    duality_gap = xp.where(h > 0, (1 - u) * h, -u * h)  # 0 at u = 1 with h > 0 and at u = 0 with h < 0
-    stale = xp.where(xp.isnan(state.h), state.stale, xp.abs(state.h))
-    done = (duality_gap <= tolerance) | (xp.abs(h) <= noise) | (low_seen & (high - low <= resolution * high))
-    return Search(trial, low, high, low_seen, u, h, slope, stale, state.evaluations + 1, done)
+    nearest, height = near[0, ..., 0], near[1, ..., 0]
+    size = xp.abs(height)
+    gap = xp.where(height > 0, (1 - nearest) * height, -nearest * height)  # 0 at u = 1 with h > 0, u = 0 with h < 0
+    done = (gap <= tolerance) | (size <= noise) | (bracket.closed & (high - low <= resolution * high))
+    trial, spread = _estimate(xp, near, bracket, slopes)
+    following = _round(xp, trial, spread, bracket, size > state.stale / 2, points)
+    evaluations = state.evaluations + u.shape[-1]
+    return Search(following, near, trial, *bracket, size, state.before, evaluations, done)
 
 
-def _inverse_hermite(u: Array, h: Array, slope: Array, u0: Array, h0: Array, slope0: Array) -> Array:
+class Bracket(NamedTuple):
+    """Where the root lies; an end that was not seen was not evaluated."""
+
+    low: Array
+    high: Array
+    low_seen: Array
+    high_seen: Array
+
+    @property
+    def closed(self) -> Array:
+        """Whether both ends were evaluated."""
+        return self.low_seen & self.high_seen
+
+    def fallback(self, xp: ModuleType) -> Array:
+        """The middle, or an end that has not been evaluated."""
+        return xp.where(self.closed, (self.low + self.high) / 2, xp.where(self.high_seen, self.low, self.high))
+
+
+def _estimate(xp: ModuleType, near: Array, bracket: Bracket, slopes: bool) -> tuple[Array, Array]:
+    """The root by the finest interpolation that stays in the bracket, and how far the one before it was away."""
+    low, high = bracket.low, bracket.high
+    u, h, slope = (near[..., 0][i] for i in range(3))
+    u0, h0, slope0 = (near[..., 1][i] for i in range(3))
+    estimates = [u - _divide(xp, h, _divide(xp, h - h0, u - u0))]
+    if slopes:
+        estimates += [u - _divide(xp, h, slope), _inverse_hermite(xp, u, h, slope, u0, h0, slope0)]
+    else:
+        estimates += [_inverse_lagrange(xp, near[0, ...], near[1, ...])]
+    trial, spread = bracket.fallback(xp), high - low
+    for estimate in estimates:
+        inside = (estimate > low) & (estimate < high)
+        spread = xp.where(inside, xp.abs(estimate - trial), spread)
+        trial = xp.where(inside, estimate, trial)
+    return trial, spread
+
+
+def _round(xp: ModuleType, trial: Array, spread: Array, bracket: Bracket, stuck: Array, points: int) -> Array:
+    """The points of the next round: around the trial, or even over the bracket where the last rounds were in vain."""
+    if points == 1:
+        return xp.where(stuck, bracket.fallback(xp), trial)[..., None]
+    low, high = bracket.low[..., None], bracket.high[..., None]
+    even = low + (high - low) * _ladder(xp, trial, [(k + 1) / (points + 1) for k in range(points)])
+    around = trial[..., None] + spread[..., None] * _ladder(xp, trial, OFFSETS[:points])
+    inside = (around > low) & (around < high) & ~stuck[..., None]
+    chosen = xp.where(inside, around, even)
+    # An end that nobody has looked at yet is not inside, and may be the answer.
+    first = xp.where(bracket.closed | inside[..., 0], chosen[..., 0], bracket.fallback(xp))
+    return xp.concat([first[..., None], chosen[..., 1:]], axis=-1)
+
+
+def _inverse_hermite(
+    xp: ModuleType, u: Array, h: Array, slope: Array, u0: Array, h0: Array, slope0: Array
+) -> Array:
     """Value at h = 0 of the cubic in h through (h, u) and (h0, u0) with the slopes 1/h' there."""
     width = h0 - h
-    t = _divide(-h, width)
+    t = _divide(xp, -h, width)
     s = 1 - t
     ends = s * s * (1 + 2 * t) * u + t * t * (3 - 2 * t) * u0
-    return ends + width * t * s * (s * _divide(1.0, slope) - t * _divide(1.0, slope0))
+    return ends + width * t * s * (s * _divide(xp, 1.0, slope) - t * _divide(xp, 1.0, slope0))
 
 
-def _divide(a: Array | float, b: Array) -> Array:
+def _inverse_lagrange(xp: ModuleType, u: Array, h: Array) -> Array:
+    """Value at h = 0 of the polynomial in h through the points; those without a finite h do not count."""
+    seen = xp.isfinite(h)
+    h, u = xp.where(seen, h, xp.zeros_like(h)), xp.where(seen, u, xp.zeros_like(u))
+    difference = h[..., None, :] - h[..., :, None]
+    counts = seen[..., None, :] & (difference != 0)  # not a point with itself, nor with another of the same height
+    one = xp.ones_like(difference)
+    factors = xp.where(counts, h[..., None, :] / xp.where(counts, difference, one), one)
+    return xp.sum(xp.where(seen, u * xp.prod(factors, axis=-1), xp.zeros_like(u)), axis=-1)
+
+
+def _ladder(xp: ModuleType, like: Array, numbers: Sequence[float]) -> Array:
+    """Constants on a last axis behind those of `like`, each filled in on the device."""
+    return xp.stack([xp.full_like(like, number) for number in numbers], axis=-1)
+
+
+def _divide(xp: ModuleType, a: Array | float, b: Array) -> Array:
     """a / b, NaN where b = 0."""
-    xp = array_namespace(b)
-    return a / xp.where(b == 0, xp.full_like(b, math.nan), b)
+    return a / xp.where(b == 0, b * math.nan, b)

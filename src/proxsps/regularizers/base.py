@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from proxsps.core.array import Array, array_namespace
+from proxsps.regularizers.structure import Entries, Structure
 
 
 class Regularizer(ABC):
@@ -51,6 +52,13 @@ class Regularizer(ABC):
         raise TypeError(
             f"{type(self).__name__} has no subgradient everywhere; use ProxSPS or ProxSGD, which need only its prox."
         )
+
+    def structure(self, shape: tuple[int, ...]) -> Structure | None:
+        """What a step may use of phi on a tensor of this shape; None where it is to be evaluated by its prox.
+
+        Separable regularisers act on each entry, so that a step may cut tensors into pieces and join them.
+        """
+        return Entries(self) if self.separable else None
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise ValueError where phi does not fit a tensor of this shape."""

@@ -25,6 +25,7 @@ from proxsps.regularizers._support import (
     widened,
 )
 from proxsps.regularizers.base import Regularizer
+from proxsps.regularizers.structure import Entries, Rows, Scalar
 
 
 @widened
@@ -121,6 +122,10 @@ class NonNegative(Regularizer):
         """0 where all entries are >= 0, else infinity."""
         return indicator(array_namespace(x).all(x >= 0), x)
 
+    def structure(self, shape: tuple[int, ...]) -> Entries:
+        """A lower bound for each entry."""
+        return Entries(Scalar(lower=0.0))
+
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """max(z, 0)."""
         return project_box(z, 0.0, math.inf)
@@ -157,6 +162,10 @@ class Box(Regularizer):
         x = wide(x)
         return indicator(array_namespace(x).all((x >= lower) & (x <= upper)), x)
 
+    def structure(self, shape: tuple[int, ...]) -> Entries:
+        """Two bounds for each entry."""
+        return Entries(Scalar(lower=self.lower, upper=self.upper))
+
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Each entry brought between the bounds."""
         return project_box(z, self.lower, self.upper)
@@ -180,6 +189,10 @@ class LInfBall(Regularizer):
         """0 where no entry exceeds the radius, else infinity."""
         xp = array_namespace(x)
         return indicator(xp.all(xp.abs(wide(x)) <= self.radius * (1 + tolerance(x))), x)
+
+    def structure(self, shape: tuple[int, ...]) -> Entries:
+        """Two bounds for each entry."""
+        return Entries(Scalar(lower=-self.radius, upper=self.radius))
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Each entry brought between -radius and radius."""
@@ -208,6 +221,10 @@ class L2Ball(Regularizer):
         xp = array_namespace(x)
         work = wide(x)
         return indicator(xp.sqrt(xp.sum(work * work)) <= self.radius * (1 + tolerance(x)), x)
+
+    def structure(self, shape: tuple[int, ...]) -> Rows:
+        """A bound on the norm of the entire tensor, or of all tensors together."""
+        return Rows(Scalar(upper=self.radius), None)
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Projection onto the ball."""

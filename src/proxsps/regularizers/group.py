@@ -10,6 +10,7 @@ from typing import Self
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._support import check_weight, guarded, sign, where_or_zero, wide, widened
 from proxsps.regularizers.base import Regularizer
+from proxsps.regularizers.structure import Rows, Scalar
 from proxsps.regularizers.separable import soft_threshold, soft_threshold_jvp
 
 # The dims of a tensor that are normed together; None stands for all of them.
@@ -93,6 +94,10 @@ class GroupLasso(Regularizer):
         """Derivative of block soft thresholding."""
         return block_soft_threshold_jvp(z, v, alpha * self._weight(z), dims=self.dims)
 
+    def structure(self, shape: tuple[int, ...]) -> Rows:
+        """lam w_g times the norm of each group."""
+        return Rows(Scalar(l1=self.lam * (_root_size(shape, self.dims) if self.scale_by_size else 1.0)), self.dims)
+
     def subgradient(self, x: Array) -> Array:
         """Entries lam w_g x_g / ||x_g||, and 0 for groups that are 0."""
         return self._weight(x) * _directions(x, dims=self.dims)
@@ -106,7 +111,7 @@ class GroupLasso(Regularizer):
         _check_dims(self, self.dims, shape)
 
     def _weight(self, x: Array) -> float:
-        return self.lam * (_root_size(x, self.dims) if self.scale_by_size else 1.0)
+        return self.lam * (_root_size(x.shape, self.dims) if self.scale_by_size else 1.0)
 
 
 @dataclass(frozen=True)
@@ -160,7 +165,7 @@ class SparseGroupLasso(Regularizer):
         _check_dims(self, self.dims, shape)
 
     def _weight(self, x: Array) -> float:
-        return self.lam * (_root_size(x, self.dims) if self.scale_by_size else 1.0)
+        return self.lam * (_root_size(x.shape, self.dims) if self.scale_by_size else 1.0)
 
 
 @widened
@@ -169,8 +174,8 @@ def _directions(x: Array, *, dims: Dims) -> Array:
     return where_or_zero(norm > 0, x / guarded(norm > 0, norm))
 
 
-def _root_size(x: Array, dims: Dims) -> float:
-    return math.sqrt(math.prod(x.shape if dims is None else [x.shape[d] for d in dims]))
+def _root_size(shape: tuple[int, ...], dims: Dims) -> float:
+    return math.sqrt(math.prod(shape if dims is None else [shape[d] for d in dims]))
 
 
 def _leaves_whole(dims: Dims, ndim: int, cut: tuple[int, ...]) -> bool:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._support import check_weight, clip, sign, where_or_zero, wide, widened
 from proxsps.regularizers.base import Regularizer
+from proxsps.regularizers.structure import Entries, Quadratic, Scalar
 
 
 @widened
@@ -55,6 +56,10 @@ class Zero(Regularizer):
         """The direction itself."""
         return v
 
+    def structure(self, shape: tuple[int, ...]) -> Quadratic:
+        """No square at all."""
+        return Quadratic()
+
     def subgradient(self, x: Array) -> Array:
         """Zeros."""
         return array_namespace(x).zeros_like(x)
@@ -96,6 +101,10 @@ class L2(Regularizer):
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """The direction over 1 + alpha lam."""
         return shrink(v, alpha * self.lam)
+
+    def structure(self, shape: tuple[int, ...]) -> Quadratic:
+        """The square itself."""
+        return Quadratic(self.lam, self._center())
 
     def subgradient(self, x: Array) -> Array:
         """The gradient lam (x - center)."""
@@ -165,6 +174,10 @@ class L1(Regularizer):
         """The entries of v where |z| > alpha lam, 0 elsewhere."""
         return soft_threshold_jvp(z, v, alpha * self.lam)
 
+    def structure(self, shape: tuple[int, ...]) -> Entries:
+        """lam |t| for each entry."""
+        return Entries(Scalar(l1=self.lam))
+
     def subgradient(self, x: Array) -> Array:
         """The vector lam sign(x)."""
         return self.lam * sign(x)
@@ -199,6 +212,10 @@ class ElasticNet(Regularizer):
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """The entries of v / (1 + alpha l2) where |z| > alpha l1, 0 elsewhere."""
         return shrink(soft_threshold_jvp(z, v, alpha * self.l1), alpha * self.l2)
+
+    def structure(self, shape: tuple[int, ...]) -> Entries:
+        """l1 |t| + l2/2 t^2 for each entry."""
+        return Entries(Scalar(self.l1, self.l2))
 
     def subgradient(self, x: Array) -> Array:
         """l1 sign(x) + l2 x."""

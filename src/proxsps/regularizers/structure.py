@@ -1,0 +1,91 @@
+"""What a step can use of a regulariser: that it is a square, acts on each entry, or on the norm of each row.
+
+A regulariser states its structure (`Regularizer.structure`) instead of being recognised by its class. Whoever states
+none is evaluated by its prox alone, which always works and costs more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+from proxsps.core.array import Array, array_namespace
+from proxsps.regularizers._support import clip
+
+
+class Prox(Protocol):
+    """The prox of a function of each entry, as arrays."""
+
+    def prox(self, z: Array, alpha: Array | float) -> Array:
+        """The prox, entry by entry."""
+
+    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array | None:
+        """Its derivative along v, or None where it is not cheap."""
+
+
+class Scalar(NamedTuple):
+    """psi(t) = l1 |t| + l2/2 t^2 on lower <= t <= upper: a convex function of one number.
+
+    The compiled kernels know this family. The constants are numbers, or arrays of the shape of t.
+    """
+
+    l1: Array | float = 0.0
+    l2: Array | float = 0.0
+    lower: Array | float = -math.inf
+    upper: Array | float = math.inf
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there may be a bound."""
+        return not (_is(self.lower, -math.inf) and _is(self.upper, math.inf))
+
+    def prox(self, z: Array, alpha: Array | float) -> Array:
+        """Soft thresholding at alpha l1, division by 1 + alpha l2, then the nearest point between the bounds."""
+        t = alpha * self.l1
+        y = z if _is(self.l1, 0) else z - clip(z, -t, t)
+        y = y if _is(self.l2, 0) else y / (1 + alpha * self.l2)
+        return clip(y, self.lower, self.upper) if self.bounded else y
+
+    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
+        """v / (1 + alpha l2) where |z| > alpha l1 and y lies strictly between the bounds, else 0."""
+        xp = array_namespace(z)
+        out = v if _is(self.l2, 0) else v / (1 + alpha * self.l2)
+        if not _is(self.l1, 0):
+            out = xp.where(abs(z) > alpha * self.l1, out, xp.zeros_like(out))
+        if self.bounded:
+            out = xp.where((y > self.lower) & (y < self.upper), out, xp.zeros_like(out))
+        return out
+
+
+class Quadratic(NamedTuple):
+    """phi(x) = lam/2 ||x - center||^2, whose prox is affine; the whole of a step with it has a closed form."""
+
+    lam: Array | float = 0.0
+    center: Any = None  # None for the origin, a number, or an array of the tensor's shape
+
+
+class Entries(NamedTuple):
+    """phi(x) = sum_i psi(x_i): each entry for itself. psi is a `Scalar`, or anything with a prox on arrays."""
+
+    psi: Scalar | Prox
+
+
+class Rows(NamedTuple):
+    """phi(x) = sum_g psi(||x_g||): each group of entries by its Euclidean norm.
+
+    Groups are normed over `dims` and counted by the other dims; None norms the entire tensor.
+    """
+
+    psi: Scalar
+    dims: tuple[int, ...] | None
+
+
+Structure = Quadratic | Entries | Rows
+
+
+def _is(constant: Any, value: float) -> bool:
+    """Whether a constant is known to be this number; arrays are not looked at."""
+    return isinstance(constant, (int, float)) and constant == value
+
+
+__all__ = ["Entries", "Prox", "Quadratic", "Rows", "Scalar", "Structure"]
