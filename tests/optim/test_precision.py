@@ -112,8 +112,11 @@ def scaled(kit, scale, apart):
     return params
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["", "orthogonal"])  # <g, x> = 0 lets the dual variable be tiny
-@pytest.mark.parametrize("name", ["none", "weight decay", "L1", "max_move"])
+# <g, x> = 0 lets the dual variable be tiny, so that lam / u leaves the range of f32.
+@pytest.mark.parametrize(
+    ("name", "apart"),
+    [("none", False), ("weight decay", False), ("weight decay", True), ("max_move", True), ("L1", False)],
+)
 @pytest.mark.parametrize("scale", SCALES)
 def test_gradients_of_any_size_give_the_same_step_on_every_path(case, kit, scale, name, apart):
     wide = in_double(scaled(kit, scale, apart))

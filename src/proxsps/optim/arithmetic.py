@@ -19,8 +19,18 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.core.dual import Loop, Search, fixed_loop
 from proxsps.core.step import Affine
-from proxsps.optim.blocks import Block
-from proxsps.optim.passes import COPIES, LAUNCHES, bucketed, combined, displaced, dots, flat, pair_sums, shift
+from proxsps.optim.blocks import Block, stored
+from proxsps.optim.passes import (
+    COPIES,
+    LAUNCHES,
+    bucketed,
+    combined,
+    displaced,
+    dots,
+    flat,
+    pair_sums,
+    update_masked,
+)
 
 
 class Sums(NamedTuple):
@@ -165,7 +175,7 @@ class Host(Arithmetic):
                 dtype = torch.float64 if block.double else torch.float32
                 torch._foreach_mul_(block.params, torch.tensor(keep, dtype=dtype))
             if move != 0:
-                shift(block, move, found_inf=None)
+                torch._foreach_add_(block.params, block.grads, alpha=move)
 
     def assign(self, block: Block, new: Sequence[Tensor], ok: Array) -> None:
         if ok:
@@ -227,11 +237,16 @@ class Device(Arithmetic):
         for block, keep, move, pull in zip(self.blocks, *update, strict=True):
             if not block.params:
                 continue
-            if not block.centered and block.aligned and not block.double:
-                torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)).float())
-                shift(block, move.float(), found_inf=1 - ok.float())
+            if self._fuses(block):
+                update_masked(block, keep.float(), move.float(), ok)
             else:
                 self.assign(block, combined(block, keep, move, pull), ok)
+
+    def _fuses(self, block: Block) -> bool:
+        """Whether to update many tensors at once by torch's fused kernel, which is worth its conditions on a GPU."""
+        if self._device.type == "cpu" or torch.compiler.is_compiling():
+            return False
+        return not block.centered and block.aligned and not block.double and stored(block.grads)
 
     def assign(self, block: Block, new: Sequence[Tensor], ok: Array) -> None:
         for x, y in zip(block.params, new, strict=True):

@@ -14,7 +14,7 @@ from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
 
 PLAIN = (Tensor, torch.nn.Parameter)
-FULL = {torch.float32, torch.float64}  # precisions in which torch's fused kernel is right on every device
+FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -80,6 +80,11 @@ def plain(*lists: Sequence[Tensor]) -> bool:
     """Whether no tensor is of a class with operations of its own, whose memory need not hold its entries."""
     kinds = {type(t) for tensors in lists for t in tensors}
     return all([kind in PLAIN or kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in kinds])
+
+
+def stored(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors with entries have memory for them; zeros that torch does not store, and wrappers, have none."""
+    return all([t.data_ptr() != 0 or t.numel() == 0 for t in tensors])
 
 
 def same_order(xs: Sequence[Tensor], gs: Sequence[Tensor]) -> bool:

@@ -22,7 +22,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from proxsps.optim.blocks import plain, same_order
+from proxsps.optim.blocks import plain, same_order, stored
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
 RUN = 2_048  # entries summed in their own precision before they go into a double
@@ -143,8 +143,7 @@ def memory(params: Sequence[Sequence[Tensor]], grads: Sequence[Sequence[Tensor]]
         return None
     layout = _layout(tuple([tuple([x.numel() for x in block]) for block in params]), torch.get_num_threads())
     x_at, g_at = (np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors)) for tensors in (xs, gs))
-    nowhere = np.flatnonzero((x_at == 0) | (g_at == 0))
-    if any(xs[i].numel() for i in nowhere):  # wrappers of torch.func, gradients known to be zero
+    if not (x_at.all() and g_at.all()) and not (stored(xs) and stored(gs)):
         return None
     return Memory(like, layout, x_at, g_at)
 

@@ -99,24 +99,20 @@ def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Ten
         yield y if c is None else y + pull * widened(c)
 
 
-def shift(block: Block, move: Tensor | float, found_inf: Tensor | None) -> None:
-    """x <- x + move g in one pass over the memory of an aligned block; not at all where found_inf is 1."""
-    if torch.compiler.is_compiling():  # the compiler does not know the fused kernel, and fuses these lines itself
-        for x, g in zip(block.params, block.grads, strict=True):
-            y = x + move * g
-            x.copy_(y if found_inf is None else torch.where(found_inf > 0, x, y))
-    else:
-        torch._fused_sgd_(
-            block.params,
-            block.grads,
-            [],
-            weight_decay=0.0,  # as a factor on x it would be a quotient, lam / u, which leaves the range of f32
-            momentum=0.0,
-            lr=-move,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=True,
-            grad_scale=None,
-            found_inf=found_inf,
-        )
+def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
+    """x <- keep x + move g in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
+    torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
+    torch._fused_sgd_(
+        block.params,
+        block.grads,
+        [],
+        weight_decay=0.0,  # as a factor on x it would be a quotient, lam / u, which leaves the range of f32
+        momentum=0.0,
+        lr=-move,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=True,
+        grad_scale=None,
+        found_inf=1 - ok.float(),
+    )
