@@ -19,8 +19,18 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.core.dual import Loop, Search, fixed_loop
 from proxsps.core.step import Affine
-from proxsps.optim.blocks import Block
-from proxsps.optim.passes import COPIES, LAUNCHES, bucketed, combined, displaced, dots, flat, fused_sgd, pair_sums
+from proxsps.optim.blocks import Block, stored
+from proxsps.optim.passes import (
+    COPIES,
+    LAUNCHES,
+    bucketed,
+    combined,
+    displaced,
+    dots,
+    flat,
+    pair_sums,
+    update_masked,
+)
 
 
 class Sums(NamedTuple):
@@ -133,19 +143,19 @@ class Host(Arithmetic):
     def sums(self, coupled: bool, points: bool) -> Sums:
         if self._memory is not None:
             lam = np.array([block.lam if coupled else 0.0 for block in self.blocks])
-            sums = Sums(*load_kernels().sums(self._memory, lam, points or coupled))
+            sums = load_kernels().sums(self._memory, lam, points or coupled)
         else:
-            sums = self._torch_sums(coupled, points, exact=False)
-        if not np.isfinite(sums.d_sq).all():  # squares of entries above 1e19 overflow in f32, not in f64
-            sums = self._torch_sums(coupled, points, exact=True)
-        return sums
+            sums = np.array([self._torch_sums(block, coupled, points, exact=False) for block in self.blocks]).T
+        # Squares of entries above 1e19 overflow in f32, those of entries below 1e-19 vanish; in f64 they do not.
+        for i in np.flatnonzero(~np.isfinite(sums).all(axis=0) | (sums[0] < 1e-20)):
+            sums[:, i] = self._torch_sums(self.blocks[i], coupled, points, exact=True)
+        return Sums(*sums)
 
-    def _torch_sums(self, coupled: bool, points: bool, exact: bool) -> Sums:
-        pairs = [bucketed(displaced(block, coupled), *COPIES) for block in self.blocks]
+    def _torch_sums(self, block: Block, coupled: bool, points: bool, exact: bool) -> list[Array]:
+        pairs = bucketed(displaced(block, coupled), *COPIES)
         if exact:
-            pairs = [[(x.double(), d.double()) for x, d in block] for block in pairs]
-        rows = [[self.total(parts) for parts in pair_sums(block, points)] for block in pairs]
-        return Sums(*np.array(rows).T)
+            pairs = ((x.double(), d.double()) for x, d in pairs)
+        return [self.total(parts) for parts in pair_sums(pairs, points)]
 
     def move(self, update: Affine, ok: Array) -> None:
         if not ok:
@@ -160,10 +170,12 @@ class Host(Arithmetic):
             if block.centered or not block.aligned:
                 for x, y in zip(block.params, combined(block, keep, move, pull), strict=True):
                     x.copy_(y)
-            elif move == 0:
-                torch._foreach_mul_(block.params, keep)
-            else:
-                fused_sgd(block, lr=-move, weight_decay=(keep - 1) / move, found_inf=None)
+                continue
+            if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
+                dtype = torch.float64 if block.double else torch.float32
+                torch._foreach_mul_(block.params, torch.tensor(keep, dtype=dtype))
+            if move != 0:
+                torch._foreach_add_(block.params, block.grads, alpha=move)
 
     def assign(self, block: Block, new: Sequence[Tensor], ok: Array) -> None:
         if ok:
@@ -225,11 +237,16 @@ class Device(Arithmetic):
         for block, keep, move, pull in zip(self.blocks, *update, strict=True):
             if not block.params:
                 continue
-            if not block.centered and block.aligned and not block.double:
-                torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)).float())
-                fused_sgd(block, lr=-move.float(), weight_decay=0.0, found_inf=1 - ok.float())
+            if self._fuses(block):
+                update_masked(block, keep.float(), move.float(), ok)
             else:
                 self.assign(block, combined(block, keep, move, pull), ok)
+
+    def _fuses(self, block: Block) -> bool:
+        """Whether to update many tensors at once by torch's fused kernel, which is worth its conditions on a GPU."""
+        if self._device.type == "cpu" or torch.compiler.is_compiling():
+            return False
+        return not block.centered and block.aligned and not block.double and stored(block.grads)
 
     def assign(self, block: Block, new: Sequence[Tensor], ok: Array) -> None:
         for x, y in zip(block.params, new, strict=True):

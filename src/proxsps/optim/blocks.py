@@ -14,6 +14,7 @@ from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
 
 PLAIN = (Tensor, torch.nn.Parameter)
+FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -63,14 +64,27 @@ class Block:
 
     @property
     def aligned(self) -> bool:
-        """Whether parameters and gradients lie in memory alike, so that a flat pass over both is right."""
-        same_dtype = [x.dtype for x in self.params] == [g.dtype for g in self.grads]
-        return same_dtype and same_order(self.params, self.grads)
+        """Whether a flat pass over the memory of parameters and gradients is right; half precision takes other ways."""
+        dtypes = [x.dtype for x in self.params]
+        if dtypes != [g.dtype for g in self.grads] or not set(dtypes) <= FULL:
+            return False
+        return plain(self.params, self.grads) and same_order(self.params, self.grads)
 
     @property
     def double(self) -> bool:
         """Whether some parameter has double precision."""
         return any([x.dtype is torch.float64 for x in self.params])
+
+
+def plain(*lists: Sequence[Tensor]) -> bool:
+    """Whether no tensor is of a class with operations of its own, whose memory need not hold its entries."""
+    kinds = {type(t) for tensors in lists for t in tensors}
+    return all([kind in PLAIN or kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in kinds])
+
+
+def stored(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors with entries have memory for them; zeros that torch does not store, and wrappers, have none."""
+    return all([t.data_ptr() != 0 or t.numel() == 0 for t in tensors])
 
 
 def same_order(xs: Sequence[Tensor], gs: Sequence[Tensor]) -> bool:
@@ -109,15 +123,34 @@ def _blocks(group: dict[str, Any], ranks: Ranks) -> list[Block]:
 
 
 def _dense(block: Block) -> Block:
-    """The block with complex tensors as real views; sparse gradients are refused."""
+    """The block without lazy signs and with complex tensors as real views; sparse gradients are refused."""
     if {grad.layout for grad in block.grads} - {torch.strided}:
         raise TypeError(
             "Sparse gradients are not supported: a Polyak step needs <g, x> and ||g||^2 over all entries. "
             "Use dense gradients, for instance nn.Embedding(..., sparse=False)."
         )
-    if any(dtype.is_complex for dtype in {param.dtype for param in block.params}):
-        block.params, block.grads = _real(block.params), _real(block.grads)
+    has_complex = any(dtype.is_complex for dtype in {param.dtype for param in block.params})
+    if not torch.compiler.is_compiling() and _has_lazy_signs([*block.params, *block.grads], has_complex):
+        _resolve(block)
+    if has_complex:
+        block.params, block.grads = _real(block.params), _real([g.resolve_conj() for g in block.grads])
     return block
+
+
+def _has_lazy_signs(tensors: Sequence[Tensor], has_complex: bool) -> bool:
+    return any([t.is_neg() for t in tensors]) or (has_complex and any([t.is_conj() for t in tensors]))
+
+
+def _resolve(block: Block) -> None:
+    """Write out negations and conjugations that torch has put off: memory holds the entries without them.
+
+    The step is then taken on a copy of such a parameter, and the parameter gets the result afterwards.
+    """
+    params = block.params
+    block.params, block.grads = ([t.resolve_conj().resolve_neg() for t in ts] for ts in (params, block.grads))
+    for x, y in zip(params, block.params, strict=True):
+        if x.is_neg() or x.is_conj():
+            block.afterwards.append(lambda x=x, y=y: x.copy_(y))
 
 
 def regularizer_of(group: dict[str, Any]) -> Regularizer:

@@ -22,7 +22,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from proxsps.optim.blocks import same_order
+from proxsps.optim.blocks import plain, same_order, stored
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
 RUN = 2_048  # entries summed in their own precision before they go into a double
@@ -132,16 +132,19 @@ class Memory(NamedTuple):
 def memory(params: Sequence[Sequence[Tensor]], grads: Sequence[Sequence[Tensor]]) -> Memory | None:
     """The memory of CPU tensors, a list a block, or None where the kernels do not apply.
 
-    They ask for tensors without gaps, of which parameter and gradient lie in the same order, all f32 or all f64.
+    They need tensors with memory of their own and without gaps, parameter and gradient in the same order, all f32 or
+    all f64, and no lazy sign (`Tensor.is_neg`), which `blocks.gather` has written out.
     """
     # Whole lists at a time: with hundreds of tensors the questions cost as much as the arithmetic.
     xs, gs = list(itertools.chain(*params)), list(itertools.chain(*grads))
     dtypes = {t.dtype for t in itertools.chain(xs, gs)}
     like = LIKE.get(dtypes.pop())
-    if like is None or dtypes or not same_order(xs, gs):
+    if like is None or dtypes or not plain(xs, gs) or not same_order(xs, gs):
         return None
     layout = _layout(tuple([tuple([x.numel() for x in block]) for block in params]), torch.get_num_threads())
     x_at, g_at = (np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors)) for tensors in (xs, gs))
+    if not (x_at.all() and g_at.all()) and not (stored(xs) and stored(gs)):
+        return None
     return Memory(like, layout, x_at, g_at)
 
 
@@ -189,4 +192,5 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="proxsps")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork

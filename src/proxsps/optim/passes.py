@@ -96,27 +96,23 @@ def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Ten
     """keep x + move g + pull center, tensor by tensor, in any memory layout."""
     for x, g, c in zip(block.params, block.grads, block.centers, strict=True):
         y = keep * widened(x) + move * widened(g)
-        yield y if c is None else y + pull * c
+        yield y if c is None else y + pull * widened(c)
 
 
-def fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: Tensor | None) -> None:
-    """x <- x - lr (g + weight_decay x) in one pass over memory; not at all where found_inf is 1."""
-    if torch.compiler.is_compiling():  # the compiler does not know the fused kernel, and fuses these lines itself
-        for x, g in zip(block.params, block.grads, strict=True):
-            y = x - lr * (g + weight_decay * x)
-            x.copy_(y if found_inf is None else torch.where(found_inf > 0, x, y))
-    else:
-        torch._fused_sgd_(
-            block.params,
-            block.grads,
-            [],
-            weight_decay=weight_decay,
-            momentum=0.0,
-            lr=lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=True,
-            grad_scale=None,
-            found_inf=found_inf,
-        )
+def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
+    """x <- keep x + move g in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
+    torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
+    torch._fused_sgd_(
+        block.params,
+        block.grads,
+        [],
+        weight_decay=0.0,  # as a factor on x it would be a quotient, lam / u, which leaves the range of f32
+        momentum=0.0,
+        lr=-move,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=True,
+        grad_scale=None,
+        found_inf=1 - ok.float(),
+    )
