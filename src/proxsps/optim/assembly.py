@@ -1,0 +1,146 @@
+"""A step put together from its parts: their sums, the model that rules decide on, and the write."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from proxsps.core.array import Array, array_namespace
+from proxsps.core.dual import Found, geometric, search_dual, stopping
+from proxsps.core.model import line_heights
+from proxsps.core.rules import Model
+from proxsps.core.step import (
+    Affine,
+    Line,
+    coupled_coefficients,
+    coupled_move_sq,
+    l2_line,
+    prox_coefficients,
+    prox_move_sq,
+    relax,
+    relaxation,
+)
+from proxsps.optim.blocks import Block
+from proxsps.optim.numbers import Device, Numbers
+from proxsps.optim.parts import Curve, Lines, Sums, make_curve, make_lines
+from proxsps.optim.reduce import Ranks
+
+SAMPLE = 16  # a search starts from what every so-manieth piece of memory says
+WORTH = 1 << 20  # entries from which on a pass over a sample is worth its while
+POINTS = 3  # of a round over entries, whose pass hardly takes longer for it
+
+
+class Assembly:
+    """The parts of a step over some blocks.
+
+    Args:
+        blocks: the blocks of the step.
+        numbers: where its numbers live.
+        ranks: the ranks that take it together.
+        fused: whether to use the compiled kernels: True, False, or None for where they apply.
+        coupled: whether the slopes are those of loss and squared l2 norm together.
+    """
+
+    def __init__(
+        self, blocks: Sequence[Block], numbers: Numbers, ranks: Ranks, fused: bool | None, coupled: bool
+    ) -> None:
+        self.blocks, self.numbers, self._coupled = blocks, numbers, coupled
+        self._ranks = ranks
+        self._fused = fused
+        kinds: dict[tuple[str, float], list[int]] = defaultdict(list)
+        sharded = any(block.sharded for block in blocks if block.kind != "lines")
+        for i, block in enumerate(blocks):
+            # Whole tensors count on every rank, shards on one: sums over the ranks weigh them.
+            kinds[block.kind, block.share if sharded and block.kind != "lines" else 1.0].append(i)
+        self._sharded = sharded
+        self.lines: Lines | None = None
+        self.curves: list[tuple[float, Curve]] = []
+        for (kind, share), places in sorted(kinds.items(), key=lambda item: ORDER[item[0][0]]):
+            own = [blocks[i] for i in places]
+            if kind == "lines":
+                self.lines = make_lines(numbers, own, places, fused, coupled)
+            else:
+                self.curves.append((share, make_curve(kind, numbers, own, places, fused)))
+        self._start: Array | Sequence[float] | None = None
+
+    def sums(self, points: bool, gap: Array | None = None) -> Sums:
+        """The sums of all blocks, in their order.
+
+        Args:
+            points: whether ||x||^2 is wanted too.
+            gap: m - C where it is known already and a search will follow: then the first round of the search shares a
+                pass with the sums.
+        """
+        xp = array_namespace(self.numbers.scalar(0.0))
+        columns: list[Array | None] = [None] * len(self.blocks)
+        parts = [self.lines, *(curve for _, curve in self.curves)]
+        for part in filter(None, parts):
+            found = part.sums(points)
+            for j, place in enumerate(part.places):
+                columns[place] = found[:, j]
+        return Sums(*xp.stack(columns, axis=1))
+
+    def model(self, gap: Array, sums: Sums, alpha: Array, lam: Array) -> Model:
+        """The linear model of the step."""
+        if not self.curves:
+            line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
+            return Model(gap, sums.d_sq, alpha, line)
+        self._affine = self.numbers.vector([float(block.kind == "lines") for block in self.blocks])
+        line = l2_line(gap, sums.d_sq, sums.d_dot_x, self._affine * alpha, lam)
+        return Model(gap, sums.d_sq, alpha, line, self._find, self._top)
+
+    def _heights(self, line: Line, u: Array) -> tuple[Array, Array]:
+        """h and h' of the whole step."""
+        height = slope = 0.0
+        for share, curve in self.curves:
+            own, bend = curve.heights(u)
+            height, slope = height + share * own, slope + share * bend
+        if self._sharded:
+            height, slope = self._ranks.sum(height, slope)
+        start, fall = line_heights(line, u)
+        return start + height, fall + slope
+
+    def _top(self, line: Line) -> Array:
+        """h(1)."""
+        return self._heights(line, self.numbers.vector([1.0]))[0][0]
+
+    def _find(self, line: Line) -> Found:
+        """The dual variable."""
+        eps = max(curve.eps for _, curve in self.curves)
+        products = sum(share * curve.products_sq() for share, curve in self.curves)
+        if self._sharded:
+            (products,) = self._ranks.sum(products)
+        tolerance, noise = stopping(line.start, products**0.5, eps)
+        points = min(curve.points for _, curve in self.curves)
+        start = geometric(points) if points > 1 else (1.0,)
+        return self.numbers.find(lambda u: self._heights(line, u), line.start, tolerance, noise, eps, start, points)
+
+    def write(
+        self, u: Array, sums: Sums, alpha: Array, lam: Array, ok: Array, max_move: float | None
+    ) -> Array | float:
+        """Move all blocks; the factor on the move that `max_move` asks for."""
+        update = (coupled_coefficients if self._coupled else prox_coefficients)(u, alpha, lam)
+        s: Array | float = 1.0
+        if max_move is not None:
+            s = relaxation(self._moves_sq(update, u, sums), max_move)
+            update = relax(update, s)
+        if self.lines is not None:
+            self.lines.move(Affine(*(part[self.lines.places] for part in update)), ok)
+        for _, curve in self.curves:
+            curve.write(u, self.numbers.factor(s), ok)
+        return s
+
+    def _moves_sq(self, update: Affine, u: Array, sums: Sums) -> Array:
+        """||x+ - x||^2 over all blocks."""
+        if self._coupled:
+            return coupled_move_sq(update, sums.d_sq)
+        if not self.curves:
+            return prox_move_sq(update, *sums)
+        total = sum(share * curve.moves_sq(u) for share, curve in self.curves)
+        if self._sharded:
+            (total,) = self._ranks.sum(total)
+        return total + prox_move_sq(update, *(self._affine * part for part in sums))

@@ -1,0 +1,186 @@
+"""Where the numbers of a step live: on the host, as NumPy doubles, or on the device, as tensors never read back.
+
+Optimizers and parts do not know which of the two they have: both make scalars, add up, and search for the dual variable.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.core.dual import Evaluate, Found, eager_loop, search_dual
+from proxsps.core.refine import refine_dual
+from proxsps.optim.blocks import Block
+
+LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
+
+
+class Numbers(ABC):
+    """Scalars of one step, and what is done with them."""
+
+    @abstractmethod
+    def scalar(self, value: Tensor | Array | float) -> Array:
+        """A number, from a tensor or a Python float."""
+
+    @abstractmethod
+    def vector(self, values: Sequence[Tensor | Array | float]) -> Array:
+        """Numbers on one axis."""
+
+    @abstractmethod
+    def column(self, values: Tensor) -> Array:
+        """The entries of a tensor with one dim as numbers."""
+
+    @abstractmethod
+    def factor(self, value: Array | float) -> Tensor | float:
+        """A number in the form that multiplies tensors."""
+
+    @abstractmethod
+    def total(self, parts: Sequence[Tensor]) -> Array:
+        """Sum of 0-d tensors."""
+
+    @abstractmethod
+    def refuses(self, ok: Array) -> bool:
+        """Whether to stop here because `ok` is false; a device does not look, and masks what it writes."""
+
+    @abstractmethod
+    def find(
+        self,
+        evaluate: Evaluate,
+        gap: Array,
+        tolerance: Array,
+        noise: Array,
+        eps: float,
+        start: Array | Sequence[float],
+        points: int,
+    ) -> Found:
+        """The dual variable by a search; see `search_dual` for the arguments."""
+
+    def assign(self, xs: Sequence[Tensor], ys: Sequence[Tensor], ok: Array) -> None:
+        """x <- y where `ok`."""
+        for x, y in zip(xs, ys, strict=True):
+            x.copy_(self.masked(x, y, ok))
+
+    @abstractmethod
+    def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
+        """y where `ok`, else x."""
+
+
+class Host(Numbers):
+    """Numbers as NumPy doubles, for CPU tensors, where a look at a number costs nothing."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            block.alpha = float(block.alpha)
+
+    def scalar(self, value: Tensor | Array | float) -> Array:
+        """A NumPy double."""
+        return np.float64(float(value))
+
+    def vector(self, values: Sequence[Tensor | Array | float]) -> Array:
+        """An array of doubles."""
+        return np.array([float(value) for value in values])
+
+    def column(self, values: Tensor) -> Array:
+        """An array of doubles."""
+        return values.double().numpy()
+
+    def factor(self, value: Array | float) -> float:
+        """A Python float."""
+        return float(value)
+
+    def total(self, parts: Sequence[Tensor]) -> Array:
+        """A NumPy double."""
+        return np.float64(sum(map(Tensor.item, parts)))
+
+    def refuses(self, ok: Array) -> bool:
+        """Look at it."""
+        return not ok
+
+    def find(
+        self,
+        evaluate: Evaluate,
+        gap: Array,
+        tolerance: Array,
+        noise: Array,
+        eps: float,
+        start: Array | Sequence[float],
+        points: int,
+    ) -> Found:
+        """A search that stops at its tolerance."""
+        return search_dual(evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, start, points)
+
+    def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
+        """Looked at once for the whole step."""
+        return y if ok else x
+
+
+class Device(Numbers):
+    """Numbers as tensors on the parameters' device; nothing is read back, so that a step can be captured."""
+
+    def __init__(self, blocks: Sequence[Block], device: torch.device) -> None:
+        params = [x for block in blocks for x in block.params]
+        self._device = device
+        self.dtype = torch.float32 if self._device.type == "mps" else torch.float64  # mps has no doubles
+        self._rounds = 6 if any(x.dtype is torch.float64 for x in params) else 3
+        for block in blocks:
+            block.alpha = self.scalar(block.alpha) if isinstance(block.alpha, Tensor) else block.alpha
+
+    def scalar(self, value: Tensor | Array | float) -> Array:
+        """A 0-d tensor."""
+        if isinstance(value, Tensor):
+            return value.to(self._device, self.dtype).reshape(())
+        return torch.full((), value, dtype=self.dtype, device=self._device)  # a kernel, not a copy from the host
+
+    def vector(self, values: Sequence[Tensor | Array | float]) -> Array:
+        """A tensor with one dim."""
+        return torch.stack([self.scalar(value) for value in values])
+
+    def column(self, values: Tensor) -> Array:
+        """A tensor with one dim."""
+        return values.to(self.dtype)
+
+    def factor(self, value: Array | float) -> Tensor | float:
+        """As it is."""
+        return value
+
+    def total(self, parts: Sequence[Tensor]) -> Array:
+        """A 0-d tensor."""
+        return torch.stack(list(parts)).to(self.dtype).sum() if parts else self.scalar(0.0)
+
+    def refuses(self, ok: Array) -> bool:
+        """Never look."""
+        return False
+
+    def find(
+        self,
+        evaluate: Evaluate,
+        gap: Array,
+        tolerance: Array,
+        noise: Array,
+        eps: float,
+        start: Array | Sequence[float],
+        points: int,
+    ) -> Found:
+        """A fixed number of rounds."""
+        return refine_dual(evaluate, gap, self._rounds)
+
+    def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
+        """Chosen entry by entry on the device."""
+        return torch.where(ok, y.to(x.dtype), x)
+
+
+def choose(blocks: Sequence[Block], capturable: bool) -> Numbers:
+    """The numbers for a step over these blocks."""
+    params = [x for block in blocks for x in block.params] or [x for block in blocks for x in block.group["params"]]
+    on_cpu = all([x.is_cpu for x in params])  # cheaper for each tensor than its device
+    if on_cpu and not capturable and not torch.compiler.is_compiling():
+        return Host(blocks)
+    devices = {x.device for x in params}
+    if len(devices) > 1:
+        raise ValueError(f"All parameters of one optimizer must be on one device, got {sorted(map(str, devices))}.")
+    return Device(blocks, devices.pop())

@@ -1,0 +1,83 @@
+"""A part of a step: all blocks of one kind, which answer h and h' at several u and are written in one go."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.optim.blocks import Block
+from proxsps.optim.numbers import Numbers
+from proxsps.regularizers.structure import Scalar
+
+
+class Sums(NamedTuple):
+    """Reductions over the blocks, one entry per block."""
+
+    d_sq: Array  # ||d||^2
+    d_dot_x: Array  # <d, x - center>
+    x_sq: Array  # ||x - center||^2; only where asked for
+
+
+class Part(ABC):
+    """The blocks of one kind, with their places among all blocks of the step."""
+
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int]) -> None:
+        self.numbers = numbers
+        self.blocks = blocks
+        self.places = places
+
+    @abstractmethod
+    def sums(self, points: bool) -> Array:
+        """||d||^2, <d, x> and, for `points`, ||x||^2, as rows with one column per block."""
+
+
+class Curve(Part):
+    """Blocks whose prox is not affine; all are held by the same number of ranks."""
+
+    @property
+    def eps(self) -> float:
+        """Relative rounding of the coarsest parameters, half precision counting as f32."""
+        dtypes = {x.dtype for block in self.blocks for x in block.params}
+        return max(torch.finfo(dtype if dtype is torch.float64 else torch.float32).eps for dtype in dtypes)
+
+    @abstractmethod
+    def heights(self, u: Array) -> tuple[Array, Array]:
+        """sum <d, y(u) - x> and its derivative at the points u; NaN for a derivative that is not known."""
+
+    @abstractmethod
+    def products_sq(self) -> Array:
+        """||d * x||^2, which tells how much h is rounded."""
+
+    @abstractmethod
+    def moves_sq(self, u: Array) -> Array:
+        """||y(u) - x||^2 at one u."""
+
+    @abstractmethod
+    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+        """x <- x + s (y(u) - x) where `ok`; exactly y(u) where s is the number 1."""
+
+
+def stepping(alpha: Any) -> Any:
+    """A cap to divide by, 1 where it is 0: such a block stays where it is."""
+    if isinstance(alpha, Tensor):
+        return torch.where(alpha == 0, torch.ones_like(alpha), alpha)
+    return alpha or 1.0
+
+
+def resting(psi: Scalar, alpha: Tensor | float) -> Scalar:
+    """The function without its bounds where the cap is 0, so that entries outside of them stay where they are."""
+    if not isinstance(alpha, Tensor) or not psi.bounded:
+        return psi  # on the host, blocks that rest are lines
+    moves, inf = alpha > 0, torch.full_like(alpha, math.inf)
+    return psi._replace(lower=torch.where(moves, psi.lower, -inf), upper=torch.where(moves, psi.upper, inf))
+
+
+def relaxed(x: Tensor, y: Tensor, s: Tensor | float) -> Tensor:
+    """x + s (y - x); y itself where s is the number 1."""
+    return y if isinstance(s, float) and s == 1 else y + (1 - s) * (x - y)

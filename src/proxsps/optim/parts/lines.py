@@ -1,0 +1,78 @@
+"""Blocks whose prox is affine, by torch alone: sums in few calls, and x <- keep x + move d + pull center."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.core.step import Affine
+from proxsps.optim.blocks import Block, stored
+from proxsps.optim.numbers import Device
+from proxsps.optim.parts.base import Part
+from proxsps.optim.passes import COPIES, LAUNCHES, bucketed, combined, displaced, pair_sums, update_masked
+
+
+class Lines(Part):
+    """The part of a step that has a closed form; for coupled methods d = g + lam (x - center)."""
+
+    coupled = False
+
+    def sums(self, points: bool) -> Array:
+        """The sums; where squares leave the range of f32, in doubles."""
+        if isinstance(self.numbers, Device):
+            return self._device_sums(points)
+        return self.checked(np.array([self._torch_sums(block, points, exact=False) for block in self.blocks]).T, points)
+
+    def checked(self, sums: Array, points: bool) -> Array:
+        """The sums, with blocks whose squares overflowed or vanished in f32 taken again in f64."""
+        for i in np.flatnonzero(~np.isfinite(sums).all(axis=0) | (sums[0] < 1e-20)):
+            sums[:, i] = self._torch_sums(self.blocks[i], points, exact=True)
+        return sums
+
+    def _torch_sums(self, block: Block, points: bool, exact: bool) -> list[Array]:
+        pairs = bucketed(displaced(block, self.coupled), *COPIES)
+        if exact:
+            pairs = ((x.double(), d.double()) for x, d in pairs)
+        return [self.numbers.total(parts) for parts in pair_sums(pairs, points)]
+
+    def _device_sums(self, points: bool) -> Array:
+        dtype = self.numbers.dtype
+
+        def square(d: Tensor) -> Tensor:  # added up in doubles, in which it does not overflow
+            return torch.linalg.vector_norm(d, dtype=dtype).square()
+
+        rows = []
+        for block in self.blocks:
+            parts = pair_sums(bucketed(displaced(block, self.coupled), *LAUNCHES), points, square)
+            rows.append(torch.stack([self.numbers.total(part) for part in parts]))
+        return torch.stack(rows, dim=1)
+
+    def move(self, update: Affine, ok: Array) -> None:
+        """x <- keep x + move d + pull center where `ok`."""
+        for block, keep, move, pull in zip(self.blocks, *update, strict=True):
+            if not block.params:
+                continue
+            if isinstance(self.numbers, Device):
+                self._move_masked(block, keep, move, pull, ok)
+            elif ok:
+                self._move(block, float(keep), float(move), float(pull))
+
+    def _move(self, block: Block, keep: float, move: float, pull: float) -> None:
+        if block.centered or not block.aligned:
+            for x, y in zip(block.params, combined(block, keep, move, pull), strict=True):
+                x.copy_(y)
+            return
+        if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
+            dtype = torch.float64 if block.double else torch.float32
+            torch._foreach_mul_(block.params, torch.tensor(keep, dtype=dtype))
+        if move != 0:
+            torch._foreach_add_(block.params, block.slopes, alpha=move)
+
+    def _move_masked(self, block: Block, keep: Tensor, move: Tensor, pull: Tensor, ok: Tensor) -> None:
+        fuses = not block.centered and block.aligned and not block.double and not torch.compiler.is_compiling()
+        if fuses and stored(block.slopes):
+            update_masked(block, keep.float(), move.float(), ok)
+        else:
+            self.numbers.assign(block.params, list(combined(block, keep, move, pull)), ok)

@@ -1,0 +1,174 @@
+"""Blocks whose regulariser sees rows only through their norms, by torch alone: one pass for sums, one to write.
+
+Tensors of one shape are stacked, so that hundreds of small ones are a handful of calls; a long tensor on the host stays
+where it is and is passed over in slices that fit into the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array, array_namespace
+from proxsps.core.model import RowSums, row_factors, row_heights, row_moves_sq
+from proxsps.optim.blocks import Block
+from proxsps.optim.numbers import Device, Numbers
+from proxsps.optim.parts.base import Curve, relaxed, resting, stepping
+from proxsps.optim.passes import widened
+from proxsps.regularizers.structure import Rows, Scalar
+
+SLICE = 1 << 16  # entries that are passed over at a time on the host
+SMALL = 1 << 15  # entries up to which tensors of one shape are stacked on the host
+
+
+@dataclass
+class Stack:
+    """Tensors of one shape and block as matrices, one row for each group of entries."""
+
+    block: int
+    params: list[Tensor]
+    slopes: list[Tensor]
+    order: tuple[int, ...]  # dims of a stack: tensor, counted dims, normed dims
+    length: int  # entries per row
+    rows: int
+    psi: Scalar
+
+    def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The tensors as one matrix; a view of a single tensor where it has the rows in order."""
+        x = tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
+        return widened(x.permute(self.order).reshape(self.rows, self.length))
+
+    def tensors(self, matrix: Tensor) -> tuple[Tensor, ...]:
+        """The inverse of `matrix`."""
+        shape = (len(self.params), *self.params[0].shape)
+        moved = matrix.reshape([shape[d] for d in self.order])
+        return moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).unbind()
+
+
+def stacks(block: Block, place: int, structures: Sequence[Rows], whole: bool) -> Iterator[Stack]:
+    """The tensors of a block by shape; large ones for themselves unless `whole`."""
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for i, x in enumerate(block.params):
+        alone = i if x.numel() > SMALL and not whole else -1
+        found[x.shape, x.dtype, alone].append(i)
+    for members in found.values():
+        first, rows = block.params[members[0]], structures[members[0]]
+        ndim = first.dim()
+        normed = range(ndim) if rows.dims is None else sorted(d % ndim for d in rows.dims)
+        counted = [d for d in range(ndim) if d not in normed]
+        length = math.prod(first.shape[d] for d in normed)
+        order = (0, *(d + 1 for d in counted), *(d + 1 for d in normed))
+        count = len(members) * math.prod(first.shape[d] for d in counted)
+        pair = ([part[i] for i in members] for part in (block.params, block.slopes))
+        yield Stack(place, *pair, order, length, count, resting(rows.psi, block.alpha))
+
+
+class RowsOfTensors(Curve):
+    """Rows by torch operations, on the host or on a device."""
+
+    def __init__(
+        self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], structures: Sequence[Sequence[Rows]]
+    ) -> None:
+        super().__init__(numbers, blocks, places)
+        self._device = isinstance(numbers, Device)
+        pairs = zip(blocks, structures, strict=True)
+        self._stacks = [s for i, (block, own) in enumerate(pairs) for s in stacks(block, i, own, self._device)]
+        self._rows: RowSums | None = None
+
+    def sums(self, points: bool) -> Array:
+        """Three sums per row, kept for the search, and added up over each block."""
+        parts = [self._stack_sums(stack) for stack in self._stacks]
+        xp = array_namespace(parts[0])
+        self._rows = RowSums(*xp.concat(parts, axis=1))
+        self._alpha, self._psi = row_constants(
+            [(self.blocks[s.block].alpha, s.psi, s.rows) for s in self._stacks], self._rows.d_sq
+        )
+        totals = [xp.sum(part, axis=1) for part in parts]
+        columns = []
+        for i in range(len(self.blocks)):
+            own = [total for stack, total in zip(self._stacks, totals, strict=True) if stack.block == i]
+            columns.append(sum(own[1:], start=own[0]))
+        x_sq, d_dot_x, d_sq = xp.stack(columns, axis=1)
+        return xp.stack([d_sq, d_dot_x, x_sq])
+
+    def _stack_sums(self, stack: Stack) -> Array:
+        """||x||^2, <d, x> and ||d||^2 of each row, (3, rows)."""
+        xs, ds = stack.matrix(stack.params), stack.matrix(stack.slopes)
+        slices = [(xs, ds)] if self._device else zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True)
+        wide = self.numbers.dtype if self._device else torch.float64
+
+        def square(x: Tensor) -> Tensor:  # in doubles, lest squares leave the range of f32
+            return torch.linalg.vector_norm(x, dim=1, dtype=wide).square_()
+
+        found = [torch.stack([square(x), (x * d).sum(1, dtype=wide), square(d)]) for x, d in slices]
+        sums = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        return sums if self._device else sums.numpy()
+
+    @staticmethod
+    def _slices(stack: Stack, matrix: Tensor) -> Sequence[Tensor]:
+        return matrix.split(max(1, SLICE // max(1, stack.length)))
+
+    def heights(self, u: Array) -> tuple[Array, Array]:
+        """By the sums of the rows alone."""
+        return row_heights(self._rows, self._psi, self._alpha, u)
+
+    def products_sq(self) -> Array:
+        """At most sum_g ||d_g||^2 ||x_g||^2; sums in doubles are rounded less than that says."""
+        xp = array_namespace(self._rows.d_sq)
+        return 1e-14 * xp.sum(self._rows.d_sq * self._rows.x_sq)
+
+    def moves_sq(self, u: Array) -> Array:
+        """By the sums of the rows alone."""
+        return row_moves_sq(self._rows, self._psi, self._alpha, u)
+
+    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+        """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
+        for stack in self._stacks:
+            alpha = self.blocks[stack.block].alpha
+            tau, cap = (self.numbers.factor(number) for number in (u * alpha, stepping(alpha)))
+            xs, ds = stack.matrix(stack.params), stack.matrix(stack.slopes)
+            if self._device:
+                ys = self._written(stack, xs, ds, tau, cap, s)
+                ys = torch.where(ok & (self.numbers.scalar(alpha) > 0), ys, xs).to(stack.params[0].dtype)
+                torch._foreach_copy_(stack.params, list(stack.tensors(ys)))
+            elif ok and alpha > 0:
+                pieces = zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True)
+                for x, d in pieces:
+                    x.copy_(self._written(stack, x, d, tau, cap, s))
+                if xs.data_ptr() != stack.params[0].data_ptr():  # a copy, not a view
+                    torch._foreach_copy_(stack.params, list(stack.tensors(xs.to(stack.params[0].dtype))))
+
+    @staticmethod
+    def _written(
+        stack: Stack, x: Tensor, d: Tensor, tau: Tensor | float, cap: Tensor | float, s: Array | float
+    ) -> Tensor:
+        z = x - tau * d
+        norm = torch.linalg.vector_norm(z, dim=1, keepdim=True, dtype=x.dtype)
+        c = row_factors(stack.psi, norm, cap)
+        return relaxed(x, c.to(x.dtype) * z, s)
+
+
+def row_constants(
+    stretches: Sequence[tuple[Tensor | float, Scalar, int]], like: Array
+) -> tuple[Array | float, Scalar]:
+    """Caps and functions of all rows, from those of stretches of rows: numbers where all are equal, else arrays.
+
+    A stretch has its cap, its function and how many rows it has.
+    """
+    first = stretches[0]
+    caps = {id(alpha) if isinstance(alpha, Tensor) else alpha for alpha, *_ in stretches}
+    if len(caps) == 1 and all(psi == first[1] for _, psi, *_ in stretches):
+        return first[0], first[1]
+    xp = array_namespace(like)
+    blank, lengths = xp.zeros_like(like[:1]), [rows for _, _, rows in stretches]
+
+    def spread(values: Sequence[Tensor | float]) -> Array:
+        return xp.concat([xp.broadcast_to(blank + value, (n,)) for value, n in zip(values, lengths, strict=True)])
+
+    columns = zip(*(psi for _, psi, *_ in stretches), strict=True)
+    return spread([alpha for alpha, *_ in stretches]), Scalar(*map(spread, columns))
