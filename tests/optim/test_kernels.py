@@ -19,6 +19,7 @@ import torch
 pytest.importorskip("numba")
 
 from proxsps.optim import ProxSPS, kernels
+from proxsps.optim.kernels import layout
 from proxsps.regularizers import L2
 
 LARGE = 300_001  # several threads take part
@@ -69,7 +70,7 @@ def test_sums_agree_with_double_precision(name, dtype, points):
     want, sizes = expected_sums(xs, gs, lam)
     want[2] *= points  # which are left out if nobody asks for them
     # A run of RUN entries is summed in the dtype (each partial sum rounded once), everything else in double.
-    bound = (kernels.RUN + 4) * torch.finfo(dtype).eps / 2
+    bound = (layout.RUN + 4) * torch.finfo(dtype).eps / 2
     assert got.shape == (3, len(xs))
     assert (np.abs(got - want) <= bound * sizes + 1e-300).all()
 
@@ -152,10 +153,10 @@ def test_strided_tensors_are_not_taken():
 @pytest.fixture
 def eager_threads(monkeypatch):
     """Threads from the first chunks on: the tensors of these tests are smaller than those worth a second thread."""
-    monkeypatch.setattr(kernels, "ALONE", 4 * kernels.CHUNK)
-    kernels._layout.cache_clear()
+    monkeypatch.setattr(layout, "ALONE", 4 * layout.CHUNK)
+    layout.layout.cache_clear()
     yield
-    kernels._layout.cache_clear()
+    layout.layout.cache_clear()
 
 
 def helpers(at):
@@ -244,7 +245,7 @@ from proxsps.optim import SPS, ProxSPS, kernels
 x = torch.nn.Parameter(torch.ones(5)); x.grad = torch.ones(5)
 for method in (ProxSPS, SPS):
     method([x], fused=True).step(loss=0.5)
-stats = [kernel.stats for kernel in vars(kernels).values() if hasattr(kernel, "stats")]
+stats = [kernel.stats for kernel in vars(kernels.lines).values() if hasattr(kernel, "stats")]
 print(json.dumps([[sum(s.cache_hits.values()), sum(s.cache_misses.values())] for s in stats]))
 """
 
