@@ -4,7 +4,9 @@
 single entries, or on the norms of rows. All of them read the slope d, which is the gradient or a tensor of the state.
 """
 
+from proxsps.optim.kernels import entries, rows
 from proxsps.optim.kernels.layout import Memory, memory
 from proxsps.optim.kernels.lines import sums, write
+from proxsps.optim.kernels.scalar import Psi
 
-__all__ = ["Memory", "memory", "sums", "write"]
+__all__ = ["Memory", "Psi", "entries", "memory", "rows", "sums", "write"]

@@ -26,6 +26,7 @@ from proxsps.optim.blocks import PLAIN, same_order
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
 RUN = 2_048  # entries summed in their own precision before they go into a double
+PIECE = 256  # entries of a chunk that a sample reads at least
 SHARES = 8  # parts of the work per thread, so that one that wakes late or is held up takes fewer of them
 ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs more than it brings
 
@@ -69,7 +70,8 @@ class Chunks:
         return self._shares[threads]
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Layout:
     """How the entries of tensors in blocks are cut into chunks."""
 
     chunks: Chunks  # columns: block and tensor that a chunk lies in, its first entry there, and its length
@@ -92,6 +94,22 @@ def layout(sizes: tuple[tuple[int, ...], ...], threads: int) -> Layout:
     columns = np.array(chunks, np.int64).reshape(-1, 4).T.copy()
     blocks = np.unique(columns[0], return_index=True)
     return Layout(Chunks(tuple(columns), columns[-1], threads), blocks, len(sizes))
+
+
+@lru_cache(maxsize=32)
+def sampled(whole: Layout, every: int) -> tuple[Layout, np.ndarray]:
+    """One piece of each chunk, about every `every`-th entry, and what its sums are to be multiplied by.
+
+    Every tensor has its part in the sample, which depends on nothing but the sizes of the tensors.
+    """
+    block, tensor, start, length = whole.chunks.columns
+    wanted = np.maximum(PIECE, -(-length // (64 * every)) * 64)
+    piece = np.minimum(length, wanted)
+    # The golden ratio spreads the places: pieces at one place of all chunks could be the same columns of a matrix.
+    place = np.modf(np.arange(len(length)) * 0.6180339887498949)[0]
+    start = start + (place * (length - piece)).astype(np.int64) // 16 * 16
+    chunks = Chunks((block, tensor, start, piece), piece, whole.chunks.threads)
+    return Layout(chunks, whole.blocks, whole.count), length / piece
 
 
 class Memory(NamedTuple):
