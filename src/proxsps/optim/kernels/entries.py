@@ -20,7 +20,7 @@ from proxsps.optim.kernels.scalar import Psi, prox
 SOFT, BOX, GENERAL = 0, 1, 2  # l1 > 0 without bounds; bounds alone; everything
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit
 def _typed(like, constants, b):
     """The constants of block b in the type of the entries."""
     of = like.dtype.type
@@ -29,7 +29,7 @@ def _typed(like, constants, b):
     return of(threshold), of(edge), of(curvature), of(whole), of(shrink), of(lower), of(upper), of(0)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
+@numba.njit(fastmath=ENTRYWISE)
 def _soft_change(x, d, s, psi):
     """(1 + alpha l2) (x - y) without bounds, and d inside, 0 elsewhere."""
     threshold, _, curvature, whole, _, _, _, zero = psi
@@ -39,7 +39,7 @@ def _soft_change(x, d, s, psi):
     return s * d + c + curvature * x if inside else whole * x, d if inside else zero
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
+@numba.njit(fastmath=ENTRYWISE)
 def _box_change(x, d, s, psi):
     """x - y for bounds alone, and d inside, 0 elsewhere."""
     _, _, _, _, _, lower, upper, zero = psi
@@ -48,7 +48,7 @@ def _box_change(x, d, s, psi):
     return s * d if inside else x - min(max(z, lower), upper), d if inside else zero
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
+@numba.njit(fastmath=ENTRYWISE)
 def _change(x, d, s, psi):
     """(1 + alpha l2) (x - y), and d inside, 0 elsewhere."""
     threshold, edge, curvature, whole, shrink, lower, upper, zero = psi
@@ -59,7 +59,7 @@ def _change(x, d, s, psi):
     return s * d + c + curvature * x if inside else whole * (x - y), d if inside else zero
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@numba.njit(fastmath=REORDER)
 def _plain_sums(x, d, zero):
     dd, dx, noise = zero, zero, zero
     for k in range(len(x)):
@@ -70,7 +70,7 @@ def _plain_sums(x, d, zero):
     return dd, dx, noise
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@numba.njit(fastmath=REORDER)
 def _soft_sums(x, d, s, psi):
     h, slope = psi[-1], psi[-1]
     for k in range(len(x)):
@@ -80,7 +80,7 @@ def _soft_sums(x, d, s, psi):
     return h, slope
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@numba.njit(fastmath=REORDER)
 def _box_sums(x, d, s, psi):
     h, slope = psi[-1], psi[-1]
     for k in range(len(x)):
@@ -90,7 +90,7 @@ def _box_sums(x, d, s, psi):
     return h, slope
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@numba.njit(fastmath=REORDER)
 def _general_sums(x, d, s, psi):
     h, slope = psi[-1], psi[-1]
     for k in range(len(x)):
@@ -100,7 +100,7 @@ def _general_sums(x, d, s, psi):
     return h, slope
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@numba.njit(fastmath=REORDER)
 def _change_sq(x, d, s, psi):
     total = psi[-1]
     for k in range(len(x)):

@@ -30,7 +30,9 @@ class RowLayout:
     """
 
     chunks: Chunks
-    cut: Chunks  # those with rows whose norm cannot be taken from the chunk alone
+    whole: np.ndarray  # whether the rows of a chunk lie in no other chunk, for each chunk
+    cut: Chunks  # the other ones
+    cut_slots: np.ndarray  # and their slots
     owner: np.ndarray  # the row of each slot
     block: np.ndarray  # the block of each row
     length: np.ndarray  # the entries of each row
@@ -124,11 +126,14 @@ def _layout(shapes: tuple, strides: tuple | None, dims: tuple[Dims, ...], thread
             slot += count
         row += outer * inner
     *columns, whole = np.array(chunks, np.int64).reshape(-1, 7).T.copy()
-    owners, cut = np.concatenate(owner), whole == 0
+    owners, whole = np.concatenate(owner), whole == 1
     sizes = columns[2] * columns[3]
+    cut = ~whole
     return RowLayout(
         Chunks(tuple(columns), sizes, threads),
+        whole,
         Chunks(tuple(column[cut] for column in columns), sizes[cut], threads),
+        np.flatnonzero(np.repeat(cut, columns[2])),
         owners,
         np.repeat(blocks, [outer * inner for outer, _, inner in views]).astype(np.int64),
         np.repeat([n for _, n, _ in views], [outer * inner for outer, _, inner in views]).astype(np.int64),

@@ -18,7 +18,7 @@ from proxsps.optim.kernels.scalar import Psi, prox
 SAFE = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 0.1}
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@numba.njit(fastmath=REORDER)
 def _row_sums(x, d):
     xx, xd, dd = 0.0, 0.0, 0.0
     for k in range(len(x)):
@@ -29,7 +29,7 @@ def _row_sums(x, d):
     return xx, xd, dd
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@numba.njit(fastmath=REORDER)
 def _row_norm_sq(x, d, s):
     zz = 0.0
     for k in range(len(x)):
@@ -38,7 +38,7 @@ def _row_norm_sq(x, d, s):
     return zz
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@numba.njit(fastmath=REORDER)
 def _add_sums(x, d, xx, xd, dd):
     for k in range(len(x)):
         a, b = np.float64(x[k]), np.float64(d[k])
@@ -47,14 +47,14 @@ def _add_sums(x, d, xx, xd, dd):
         dd[k] += b * b
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@numba.njit(fastmath=REORDER)
 def _add_norm_sq(x, d, s, zz):
     for k in range(len(x)):
         z = np.float64(x[k] - s * d[k])
         zz[k] += z * z
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
+@numba.njit(fastmath=ENTRYWISE)
 def _scale_row(x, d, s, factor, relax, zero):
     """x <- factor (x - s d), or a part of the way there."""
     if relax != 1:
@@ -67,7 +67,7 @@ def _scale_row(x, d, s, factor, relax, zero):
             x[k] = factor * (x[k] - s * d[k])
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
+@numba.njit(fastmath=ENTRYWISE)
 def _scale_columns(x, d, s, factor, relax, zero):
     """The same with one factor per entry."""
     for k in range(len(x)):
@@ -114,26 +114,27 @@ def _norm_sq(like, tensor, start, count, height, stride, slot, x_at, d_at, group
                 _add_norm_sq(x[low:high], d[low:high], s, partial[at : at + n])
 
 
-@numba.njit(nogil=True, cache=True)
-def _factor(norm, constants, g):
-    """y = factor z for group g with ||z|| = norm."""
-    if norm == 0:
+@numba.njit
+def _factor(norm_sq, alpha, l1, l2, lower, upper):
+    """The c of y = c z, for a group with this ||z||^2."""
+    if norm_sq == 0:
         return 0.0
-    return prox(norm, constants[0, g], constants[1, g], constants[2, g], constants[3, g]) / norm
+    norm, shrink = np.sqrt(norm_sq), 1.0 if l2 == 0 else 1 / (1 + alpha * l2)
+    return prox(norm, alpha * l1, shrink, lower, upper) / norm
 
 
 @numba.njit(nogil=True, cache=True)
-def _factors(norm_sq, constants, out):
+def _factors(norm_sq, alpha, l1, l2, lower, upper, out):
     for g in range(len(out)):
-        out[g] = _factor(np.sqrt(norm_sq[g]), constants, g)
+        out[g] = _factor(norm_sq[g], alpha[g], l1[g], l2[g], lower[g], upper[g])
 
 
 @numba.njit(nogil=True, cache=True)
 def _write(
-    like, tensor, start, count, height, stride, slot, x_at, d_at, group, steps, constants, known, factors, relax,
-    first, last,
+    like, tensor, start, count, height, stride, slot, whole, x_at, d_at, group, alpha, l1, l2, lower, upper, u, factors,
+    relax, first, last,
 ):  # fmt: skip
-    """x <- x + relax (y - x) in each chunk; with factors where they are known, else from the norm of the row."""
+    """x <- x + relax (y - x) in each chunk; with the factors given, if any, where a row is not whole."""
     of = like.dtype.type
     part, zero = of(relax), of(0)
     for i in range(first, last):
@@ -144,11 +145,14 @@ def _write(
         if stride[i] == 1:
             for j in range(n):
                 xs, ds, g = x[j * m : (j + 1) * m], d[j * m : (j + 1) * m], group[at + j]
-                s = of(steps[g])
-                factor = factors[g] if known[g] else _factor(np.sqrt(_row_norm_sq(xs, ds, s)), constants, g)
+                s = of(u * alpha[g])
+                if whole[i]:
+                    factor = _factor(_row_norm_sq(xs, ds, s), alpha[g], l1[g], l2[g], lower[g], upper[g])
+                else:
+                    factor = factors[g]
                 _scale_row(xs, ds, s, of(factor), part, zero)
         else:
-            s = of(steps[group[at]])
+            s = of(u * alpha[group[at]])
             scales = np.empty(n, like.dtype)
             for j in range(n):
                 scales[j] = of(factors[group[at + j]])
@@ -188,32 +192,25 @@ def write(
         relax: the part of the way to y(u).
         known: `sums` of the same x and d, which save a pass over groups that do not lie in one chunk.
     """
-    steps = u * alpha
-    constants = np.array([alpha * psi.l1, 1 / (1 + alpha * psi.l2), psi.lower, psi.upper])
-    apart = _apart(at)
-    factors = np.empty(at.groups)
-    if apart.any():
-        _factors(_norms_apart(at, steps, apart, known), constants, factors)
-    chunks, addresses = at.layout.chunks, (at.x_at, at.d_at)
-    args = (at.group, steps, constants, apart, factors, float(relax))
-    run(_write, chunks, at.like, *chunks.columns, *addresses, *args, weight=3.0)
-
-
-def _apart(at: RowMemory) -> np.ndarray:
-    """Whether the entries of a group lie in several chunks."""
+    chunks, factors = at.layout.chunks, np.empty(0)
+    whole = at.layout.whole
+    if at.joined or len(at.layout.cut.sizes):
+        factors = np.empty(at.groups)
+        _factors(_norms_sq(at, u * alpha, known), alpha, *psi, factors)
     if at.joined:
-        return np.ones(at.groups, bool)
-    out = np.zeros(at.groups, bool)
-    for first, count in zip(*(at.layout.cut.columns[i] for i in (5, 2)), strict=True):
-        out[at.group[first : first + count]] = True
-    return out
+        whole = np.zeros_like(whole)
+    args = (at.x_at, at.d_at, at.group, alpha, *psi, float(u), factors, float(relax))
+    run(_write, chunks, at.like, *chunks.columns, whole, *args, weight=3.0)
 
 
-def _norms_apart(at: RowMemory, steps: np.ndarray, apart: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+    """||x - s d||^2 of each group whose entries lie in several chunks; other groups have any number."""
     if known is not None:
         xx, xd, dd = known
-        out = xx - 2 * steps * xd + steps**2 * dd
-        if (out >= SAFE[at.like.dtype] * (xx + steps**2 * dd))[apart].all():
+        most = xx + steps**2 * dd
+        out = most - 2 * steps * xd
+        apart = at.group if at.joined else at.group[at.layout.cut_slots]
+        if (out >= SAFE[at.like.dtype] * most)[apart].all():
             return out
     return norm_sq(at, steps, None if at.joined else at.layout.cut)
 
