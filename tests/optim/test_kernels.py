@@ -19,6 +19,7 @@ import torch
 pytest.importorskip("numba")
 
 from proxsps.optim import ProxSPS, kernels
+from proxsps.optim.kernels import layout
 from proxsps.regularizers import L2
 
 LARGE = 300_001  # several threads take part
@@ -69,7 +70,7 @@ def test_sums_agree_with_double_precision(name, dtype, points):
     want, sizes = expected_sums(xs, gs, lam)
     want[2] *= points  # which are left out if nobody asks for them
     # A run of RUN entries is summed in the dtype (each partial sum rounded once), everything else in double.
-    bound = (kernels.RUN + 4) * torch.finfo(dtype).eps / 2
+    bound = (layout.RUN + 4) * torch.finfo(dtype).eps / 2
     assert got.shape == (3, len(xs))
     assert (np.abs(got - want) <= bound * sizes + 1e-300).all()
 
@@ -149,13 +150,84 @@ def test_strided_tensors_are_not_taken():
     assert memory([torch.ones(3)], [torch.ones(1).expand(3)]) is None
 
 
+class Wrapper(torch.Tensor):
+    """A tensor that holds another one and has no entries itself."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+class Named(torch.nn.Parameter):
+    """A parameter with a type of its own, and entries of its own."""
+
+
+def freed():
+    x = torch.ones(3)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+WITHOUT_MEMORY = {
+    "wrapper": lambda: Wrapper(torch.ones(3)),
+    "negative bit": lambda: torch._neg_view(torch.ones(3)),
+    "imaginary part of a conjugate": lambda: torch.ones(1, dtype=torch.complex64).conj().imag,
+    "freed storage": freed,
+    "meta": lambda: torch.ones(3, device="meta"),
+}
+
+
+@pytest.mark.parametrize("place", ["parameter", "slope"])
+@pytest.mark.parametrize("name", WITHOUT_MEMORY)
+def test_tensors_whose_memory_is_not_what_they_stand_for_are_not_taken(name, place):
+    other = WITHOUT_MEMORY[name]()
+    pair = [other], [torch.ones(other.shape)]
+    assert memory(*(pair if place == "parameter" else pair[::-1])) is None
+    assert memory([torch.ones(3), *pair[0]], [torch.ones(3), *pair[1]]) is None
+
+
+def test_tensors_inside_a_transform_are_not_taken():
+    def inside(x):
+        assert memory([x], [x]) is None
+        return x
+
+    torch.func.vmap(inside)(torch.ones(4, 3))
+
+
+def test_a_subclass_with_entries_of_its_own_is_taken():
+    x, g = Named(torch.ones(3)), torch.full((3,), 2.0)
+    assert kernels.sums(memory([x], [g]), np.zeros(1), True)[:, 0].tolist() == [12.0, 6.0, 3.0]
+
+
+def test_no_tensors_at_all():
+    at = kernels.memory([[], []], [[], []])
+    assert (kernels.sums(at, np.zeros(2), True) == 0).all()
+    kernels.write(at, np.ones(2), np.ones(2))
+
+
+def test_the_kernels_load_where_processes_cannot_fork():
+    code = "import os; del os.register_at_fork; from proxsps.optim import kernels; print(kernels.memory([[]], [[]]))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Libraries of others, such as random, ask for it too, so these are loaded first.
+    out = subprocess.run(
+        [sys.executable, "-c", "import random, torch, numba, logging, concurrent.futures.thread; " + code],
+        env=env, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.startswith("Memory(")
+
+
 @pytest.fixture
 def eager_threads(monkeypatch):
     """Threads from the first chunks on: the tensors of these tests are smaller than those worth a second thread."""
-    monkeypatch.setattr(kernels, "ALONE", 4 * kernels.CHUNK)
-    kernels._layout.cache_clear()
+    monkeypatch.setattr(layout, "ALONE", 4 * layout.CHUNK)
+    layout.layout.cache_clear()
     yield
-    kernels._layout.cache_clear()
+    layout.layout.cache_clear()
 
 
 def helpers(at):
@@ -244,7 +316,7 @@ from proxsps.optim import SPS, ProxSPS, kernels
 x = torch.nn.Parameter(torch.ones(5)); x.grad = torch.ones(5)
 for method in (ProxSPS, SPS):
     method([x], fused=True).step(loss=0.5)
-stats = [kernel.stats for kernel in vars(kernels).values() if hasattr(kernel, "stats")]
+stats = [kernel.stats for kernel in vars(kernels.lines).values() if hasattr(kernel, "stats")]
 print(json.dumps([[sum(s.cache_hits.values()), sum(s.cache_misses.values())] for s in stats]))
 """
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.dual import Found, geometric, search_dual, stopping
+from proxsps.core.dual import Found, eager_loop, geometric, search_dual, stopping
 from proxsps.core.model import line_heights
 from proxsps.core.rules import Model
 from proxsps.core.step import (
@@ -24,9 +23,9 @@ from proxsps.core.step import (
     relax,
     relaxation,
 )
-from proxsps.optim.blocks import Block
-from proxsps.optim.numbers import Device, Numbers
-from proxsps.optim.parts import Curve, Lines, Sums, make_curve, make_lines
+from proxsps.optim.blocks import LINES, ORDER, Block
+from proxsps.optim.numbers import Device, Host, Numbers
+from proxsps.optim.parts import Curve, Lines, Part, Sums, make_curve, make_lines
 from proxsps.optim.reduce import Ranks
 
 SAMPLE = 16  # a search starts from what every so-manieth piece of memory says
@@ -52,19 +51,19 @@ class Assembly:
         self._ranks = ranks
         self._fused = fused
         kinds: dict[tuple[str, float], list[int]] = defaultdict(list)
-        sharded = any(block.sharded for block in blocks if block.kind != "lines")
+        sharded = any(block.sharded for block in blocks if block.kind != LINES)
         for i, block in enumerate(blocks):
             # Whole tensors count on every rank, shards on one: sums over the ranks weigh them.
-            kinds[block.kind, block.share if sharded and block.kind != "lines" else 1.0].append(i)
+            kinds[block.kind, block.share if sharded and block.kind != LINES else 1.0].append(i)
         self._sharded = sharded
         self.lines: Lines | None = None
-        self.curves: list[tuple[float, Curve]] = []
+        self.curves: list[tuple[str, float, Curve]] = []
         for (kind, share), places in sorted(kinds.items(), key=lambda item: ORDER[item[0][0]]):
             own = [blocks[i] for i in places]
-            if kind == "lines":
+            if kind == LINES:
                 self.lines = make_lines(numbers, own, places, fused, coupled)
             else:
-                self.curves.append((share, make_curve(kind, numbers, own, places, fused)))
+                self.curves.append((kind, share, make_curve(kind, numbers, own, places, fused)))
         self._start: Array | Sequence[float] | None = None
 
     def sums(self, points: bool, gap: Array | None = None) -> Sums:
@@ -72,32 +71,52 @@ class Assembly:
 
         Args:
             points: whether ||x||^2 is wanted too.
-            gap: m - C where it is known already and a search will follow: then the first round of the search shares a
-                pass with the sums.
+            gap: m - C where it is known already and a search will follow, infinity where the step will be the cap: then
+                the pass over entries that makes the sums is also the first round of the search.
         """
         xp = array_namespace(self.numbers.scalar(0.0))
-        columns: list[Array | None] = [None] * len(self.blocks)
-        parts = [self.lines, *(curve for _, curve in self.curves)]
-        for part in filter(None, parts):
+        columns: list[Array] = [None] * len(self.blocks)
+
+        def take(part: Part) -> Array:
             found = part.sums(points)
             for j, place in enumerate(part.places):
                 columns[place] = found[:, j]
+            return found
+
+        if self.lines is not None:
+            take(self.lines)
+        for i, (kind, share, curve) in enumerate(self.curves):
+            if gap is not None and curve.entries and i == len(self.curves) - 1:
+                curve.ahead = self._start = self._guess(self._known_line(columns, gap))
+            found = take(curve)
+            if isinstance(self.numbers, Host) and not _ordinary(found[0]):
+                exact = make_curve(kind, self.numbers, curve.blocks, curve.places, self._fused, exact=True)
+                self.curves[i] = (kind, share, exact)
+                take(exact)
         return Sums(*xp.stack(columns, axis=1))
+
+    def _known_line(self, columns: Sequence[Array | None], gap: Array) -> Line:
+        """The line of the affine blocks, before the other blocks are summed."""
+        places = [] if self.lines is None else self.lines.places
+        own = [self.blocks[i] for i in places]
+        alpha, lam = (np.array([getattr(block, key) for block in own]) for key in ("alpha", "lam"))
+        d_sq, d_dot_x, _ = np.stack([columns[i] for i in places], axis=1) if places else np.zeros((3, 0))
+        return l2_line(gap, d_sq, d_dot_x, alpha, lam)
 
     def model(self, gap: Array, sums: Sums, alpha: Array, lam: Array) -> Model:
         """The linear model of the step."""
         if not self.curves:
             line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
             return Model(gap, sums.d_sq, alpha, line)
-        self._affine = self.numbers.vector([float(block.kind == "lines") for block in self.blocks])
+        self._affine = self.numbers.vector([float(block.kind == LINES) for block in self.blocks])
         line = l2_line(gap, sums.d_sq, sums.d_dot_x, self._affine * alpha, lam)
         return Model(gap, sums.d_sq, alpha, line, self._find, self._top)
 
-    def _heights(self, line: Line, u: Array) -> tuple[Array, Array]:
-        """h and h' of the whole step."""
+    def _heights(self, line: Line, u: Array, every: int = 1) -> tuple[Array, Array]:
+        """h and h' of the whole step; from a sample for `every` above 1."""
         height = slope = 0.0
-        for share, curve in self.curves:
-            own, bend = curve.heights(u)
+        for _, share, curve in self.curves:
+            own, bend = curve.heights(u) if every == 1 else curve.sampled(u, every)
             height, slope = height + share * own, slope + share * bend
         if self._sharded:
             height, slope = self._ranks.sum(height, slope)
@@ -110,14 +129,31 @@ class Assembly:
 
     def _find(self, line: Line) -> Found:
         """The dual variable."""
-        eps = max(curve.eps for _, curve in self.curves)
-        products = sum(share * curve.products_sq() for share, curve in self.curves)
+        eps = max(curve.eps for *_, curve in self.curves)
+        products = sum(share * curve.products_sq() for _, share, curve in self.curves)
         if self._sharded:
             (products,) = self._ranks.sum(products)
         tolerance, noise = stopping(line.start, products**0.5, eps)
-        points = min(curve.points for _, curve in self.curves)
-        start = geometric(points) if points > 1 else (1.0,)
+        start, points = self._start, 1
+        if start is None:
+            start, points = self._guess(line), min(curve.points for *_, curve in self.curves)
         return self.numbers.find(lambda u: self._heights(line, u), line.start, tolerance, noise, eps, start, points)
+
+    def _guess(self, line: Line) -> Array:
+        """Points for the first round: where a sample of the entries says that the root is, or all over [0, 1]."""
+        if isinstance(self.numbers, Device) or line.start == math.inf:
+            return np.ones(1)
+        entries = sum(curve.entries for *_, curve in self.curves)
+        if entries < WORTH or any(curve.points == 1 for *_, curve in self.curves):
+            return np.array(geometric(min(curve.points for *_, curve in self.curves)))
+        found = search_dual(
+            lambda u: self._heights(line, u, SAMPLE), line.start, 1e-4 * abs(line.start), 1e-3, 24, eager_loop, 0.0,
+            geometric(4), 4
+        )
+        if not 0 < found.u < 1:
+            return np.array([found.u])
+        spread = min(0.05, 3 * math.sqrt(SAMPLE / entries))
+        return np.minimum(found.u * np.array([1 - spread, 1.0, 1 + spread]), 1.0)
 
     def write(
         self, u: Array, sums: Sums, alpha: Array, lam: Array, ok: Array, max_move: float | None
@@ -130,7 +166,7 @@ class Assembly:
             update = relax(update, s)
         if self.lines is not None:
             self.lines.move(Affine(*(part[self.lines.places] for part in update)), ok)
-        for _, curve in self.curves:
+        for *_, curve in self.curves:
             curve.write(u, self.numbers.factor(s), ok)
         return s
 
@@ -140,7 +176,13 @@ class Assembly:
             return coupled_move_sq(update, sums.d_sq)
         if not self.curves:
             return prox_move_sq(update, *sums)
-        total = sum(share * curve.moves_sq(u) for share, curve in self.curves)
+        total = sum(share * curve.moves_sq(u) for _, share, curve in self.curves)
         if self._sharded:
             (total,) = self._ranks.sum(total)
         return total + prox_move_sq(update, *(self._affine * part for part in sums))
+
+
+def _ordinary(d_sq: Array) -> bool:
+    """Whether squares of slopes keep well inside the range of f32."""
+    total = d_sq.sum()
+    return bool(total == 0 or 1e-20 < total < 1e20)

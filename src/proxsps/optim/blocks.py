@@ -12,10 +12,16 @@ from torch import Tensor
 
 from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
+from proxsps.regularizers.structure import Entries, Quadratic, Rows, Structure
 
 PLAIN = (Tensor, torch.nn.Parameter)
 FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+LINES, ROWS, ENTRIES, PROXES = "lines", "rows", "entries", "proxes"
+KINDS = {Quadratic: LINES, Rows: ROWS, Entries: ENTRIES}
+ORDER = {PROXES: 0, LINES: 1, ROWS: 2, ENTRIES: 3}  # of the passes: what is known exactly helps the search over entries
 
 
 @dataclass
@@ -29,23 +35,43 @@ class Block:
     alpha: float | Tensor
     phi: Regularizer
     params: list[Tensor]
-    grads: list[Tensor]
+    slopes: list[Tensor]  # d of the linear model: the gradients, unless an estimate puts others in their place
     indices: Sequence[int]  # their places in the group
     share: float = 1.0  # one over the number of ranks that hold the same entries
     sharded: bool = False
     afterwards: list[Callable[[], object]] = field(default_factory=list)  # what is left to do when params are written
 
+    # Plain properties, although used more than once: torch.compile cannot trace cached ones.
+
+    @property
+    def owners(self) -> list[Tensor]:
+        """The parameters themselves, which key the optimizer's state, in the order of `params`."""
+        return [self.group["params"][i] for i in self.indices]
+
+    @property
+    def structures(self) -> list[Structure | None]:
+        """What the regulariser says of itself, tensor by tensor; only rows depend on the shape."""
+        if not self.params:
+            return []
+        first = self.phi.at(self.indices[0]).structure(self.params[0].shape)
+        if not isinstance(first, Rows):
+            return [first] * len(self.params)
+        return [self.phi.at(i).structure(x.shape) for i, x in zip(self.indices, self.params, strict=True)]
+
+    @property
+    def kind(self) -> str:
+        """What the block can answer of h; nothing to do is a line, and so is a block whose cap is known to be 0."""
+        if not self.params or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
+            return LINES
+        structure = self.phi.at(self.indices[0]).structure(self.params[0].shape)
+        if self.phi.joint and not isinstance(structure, (Entries, Quadratic)):
+            return PROXES
+        return KINDS.get(type(structure), PROXES)
+
     @property
     def lam(self) -> float:
         """Strength of the squared l2 norm, 0 for any other regulariser."""
         return self.phi.lam if isinstance(self.phi, L2) else 0.0
-
-    @property
-    def affine(self) -> bool:
-        """Whether the prox is affine, as that of nothing is, so that the block enters the closed form."""
-        return isinstance(self.phi, (L2, Zero)) or not self.params
-
-    # Plain properties, although asked for more than once: torch.compile cannot trace cached ones.
 
     @property
     def centered(self) -> bool:
@@ -66,9 +92,9 @@ class Block:
     def aligned(self) -> bool:
         """Whether a flat pass over the memory of parameters and gradients is right; half precision takes other ways."""
         dtypes = [x.dtype for x in self.params]
-        if dtypes != [g.dtype for g in self.grads] or not set(dtypes) <= FULL:
+        if dtypes != [g.dtype for g in self.slopes] or not set(dtypes) <= FULL:
             return False
-        return plain(self.params, self.grads) and same_order(self.params, self.grads)
+        return plain(self.params, self.slopes) and same_order(self.params, self.slopes)
 
     @property
     def double(self) -> bool:
@@ -124,16 +150,16 @@ def _blocks(group: dict[str, Any], ranks: Ranks) -> list[Block]:
 
 def _dense(block: Block) -> Block:
     """The block without lazy signs and with complex tensors as real views; sparse gradients are refused."""
-    if {grad.layout for grad in block.grads} - {torch.strided}:
+    if {grad.layout for grad in block.slopes} - {torch.strided}:
         raise TypeError(
             "Sparse gradients are not supported: a Polyak step needs <g, x> and ||g||^2 over all entries. "
             "Use dense gradients, for instance nn.Embedding(..., sparse=False)."
         )
     has_complex = any(dtype.is_complex for dtype in {param.dtype for param in block.params})
-    if not torch.compiler.is_compiling() and _has_lazy_signs([*block.params, *block.grads], has_complex):
+    if not torch.compiler.is_compiling() and _has_lazy_signs([*block.params, *block.slopes], has_complex):
         _resolve(block)
     if has_complex:
-        block.params, block.grads = _real(block.params), _real([g.resolve_conj() for g in block.grads])
+        block.params, block.slopes = _real(block.params), _real([g.resolve_conj() for g in block.slopes])
     return block
 
 
@@ -147,7 +173,7 @@ def _resolve(block: Block) -> None:
     The step is then taken on a copy of such a parameter, and the parameter gets the result afterwards.
     """
     params = block.params
-    block.params, block.grads = ([t.resolve_conj().resolve_neg() for t in ts] for ts in (params, block.grads))
+    block.params, block.slopes = ([t.resolve_conj().resolve_neg() for t in ts] for ts in (params, block.slopes))
     for x, y in zip(params, block.params, strict=True):
         if x.is_neg() or x.is_conj():
             block.afterwards.append(lambda x=x, y=y: x.copy_(y))

@@ -49,7 +49,7 @@ def dots(a: Tensor, b: Tensor) -> list[Tensor]:
 
 def displaced(block: Block, coupled: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs (x - center, d) of a block."""
-    for x, d, c in zip(block.params, block.grads, block.centers, strict=True):
+    for x, d, c in zip(block.params, block.slopes, block.centers, strict=True):
         if c is not None:
             x = widened(x) - widened(c)
         yield x, torch.add(widened(d), widened(x), alpha=block.lam) if coupled and block.lam else d
@@ -94,7 +94,7 @@ def bucketed(pairs: Iterable[tuple[Tensor, Tensor]], small: int, bucket: int) ->
 
 def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:
     """keep x + move g + pull center, tensor by tensor, in any memory layout."""
-    for x, g, c in zip(block.params, block.grads, block.centers, strict=True):
+    for x, g, c in zip(block.params, block.slopes, block.centers, strict=True):
         y = keep * widened(x) + move * widened(g)
         yield y if c is None else y + pull * widened(c)
 
@@ -104,7 +104,7 @@ def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
     torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
     torch._fused_sgd_(
         block.params,
-        block.grads,
+        block.slopes,
         [],
         weight_decay=0.0,  # as a factor on x it would be a quotient, lam / u, which leaves the range of f32
         momentum=0.0,

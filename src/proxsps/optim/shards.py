@@ -51,7 +51,7 @@ def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks) -> lis
             continue
         pieces.setdefault(count, {})[i] = phi.at(i) if whole else piece
         block.indices.append(i)
-        block.grads.append(full_or_local(param.grad, param, whole))
+        block.slopes.append(full_or_local(param.grad, param, whole))
         block.params.append(full_or_local(param, param, whole))
         if whole:
             block.afterwards.append(lambda param=param, y=block.params[-1]: param.to_local().copy_(cut(y, param)))

@@ -84,8 +84,8 @@ class EntriesOfTensors(Curve):
         super().__init__(numbers, blocks, places)
         self._device = isinstance(numbers, Device)
         self._exact = exact
-        entries = sum(x.numel() for block in blocks for x in block.params)
-        size = max(2 * entries, ROOM) // (POINTS + 2) if self._device else BUCKET
+        self.entries = sum(x.numel() for block in blocks for x in block.params)
+        size = max(2 * self.entries, ROOM) // (POINTS + 2) if self._device else BUCKET
         self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, size)]
         pairs = zip(structures, blocks, strict=True)
         self._psi = [
@@ -101,7 +101,9 @@ class EntriesOfTensors(Curve):
         """One pass; the products of entries, which tell how much h is rounded, are kept on the host."""
         if self._device:
             return self._device_sums()
-        return self.pass_over(np.empty(0))[0]
+        sums, *heights = self.pass_over(self.ahead)
+        self.answered = (self.ahead, *heights)
+        return sums
 
     def _device_sums(self) -> Array:
         wide = self.numbers.dtype
@@ -117,9 +119,12 @@ class EntriesOfTensors(Curve):
         self._scale = torch.where(square > 0, square, torch.ones_like(square)).sqrt()
         return self._block_sums
 
-    def heights(self, u: Array) -> tuple[Array, Array]:
-        """One pass for all points."""
+    def _heights(self, u: Array) -> tuple[Array, Array]:
         return self._device_heights(u) if self._device else self.pass_over(u)[1:]
+
+    def sampled(self, u: Array, every: int) -> tuple[Array, Array]:
+        """Some of the buckets."""
+        return self.pass_over(u, every)[1:]
 
     def pass_over(self, u: Array, every: int = 1) -> tuple[Array, Array, Array]:
         """The sums by block, and h and its slope at the points u, from every so-manieth bucket, scaled up to all."""

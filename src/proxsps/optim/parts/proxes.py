@@ -53,8 +53,7 @@ class Proxes(Curve):
             pairs = ((a.to(self.numbers.dtype), b.to(self.numbers.dtype)) for a, b in pairs)
         return self.numbers.total([part for a, b in pairs for part in dots(flat(a), flat(b))])
 
-    def heights(self, u: Array) -> tuple[Array, Array]:
-        """One evaluation of every prox for each point."""
+    def _heights(self, u: Array) -> tuple[Array, Array]:
         found = [self._height(u[i]) for i in range(len(u))]
         h, slope = (self.numbers.vector(part) for part in zip(*found, strict=True))
         return h, slope

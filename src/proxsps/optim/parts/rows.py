@@ -88,6 +88,7 @@ class RowsOfTensors(Curve):
         self._alpha, self._psi = row_constants(
             [(self.blocks[s.block].alpha, s.psi, s.rows) for s in self._stacks], self._rows.d_sq
         )
+        self.points = row_points(len(self._rows.d_sq))
         totals = [xp.sum(part, axis=1) for part in parts]
         columns = []
         for i in range(len(self.blocks)):
@@ -113,14 +114,12 @@ class RowsOfTensors(Curve):
     def _slices(stack: Stack, matrix: Tensor) -> Sequence[Tensor]:
         return matrix.split(max(1, SLICE // max(1, stack.length)))
 
-    def heights(self, u: Array) -> tuple[Array, Array]:
-        """By the sums of the rows alone."""
+    def _heights(self, u: Array) -> tuple[Array, Array]:
         return row_heights(self._rows, self._psi, self._alpha, u)
 
     def products_sq(self) -> Array:
-        """At most sum_g ||d_g||^2 ||x_g||^2; sums in doubles are rounded less than that says."""
-        xp = array_namespace(self._rows.d_sq)
-        return 1e-14 * xp.sum(self._rows.d_sq * self._rows.x_sq)
+        """Sums in doubles are hardly rounded."""
+        return self.numbers.scalar(0.0)
 
     def moves_sq(self, u: Array) -> Array:
         """By the sums of the rows alone."""
@@ -151,6 +150,23 @@ class RowsOfTensors(Curve):
         norm = torch.linalg.vector_norm(z, dim=1, keepdim=True, dtype=x.dtype)
         c = row_factors(stack.psi, norm, cap)
         return relaxed(x, c.to(x.dtype) * z, s)
+
+
+def row_stretches(
+    blocks: Sequence[Block], structures: Sequence[Sequence[Rows]]
+) -> list[tuple[int, Tensor | float, Scalar, int]]:
+    """For each tensor in order: its block, the cap and function of its rows, and how many there are."""
+    found = []
+    for i, (block, own) in enumerate(zip(blocks, structures, strict=True)):
+        for x, rows in zip(block.params, own, strict=True):
+            normed = math.prod(x.shape if rows.dims is None else [x.shape[d] for d in rows.dims])
+            found.append((i, block.alpha, rows.psi, x.numel() // normed if normed else 0))
+    return found
+
+
+def row_points(rows: int) -> int:
+    """Points of a round of the search: NumPy's calls cost more than the numbers of few rows."""
+    return 3 if rows <= 4096 else 1
 
 
 def row_constants(

@@ -1,0 +1,224 @@
+"""Passes for blocks whose prox acts on each entry for itself: h and its slope at several u, and one write.
+
+With z = x - s d, s = u alpha, the new point is y = prox(z) entry by entry, and h = <d, y - x>. Entries where the prox
+moves with z are called inside. There y - x is computed without y, which may agree with x in all its digits but a few:
+
+    (1 + alpha l2) (x - y) = s d + clip(z, -alpha l1, alpha l1) + alpha l2 x      inside,
+    x - y with y exactly 0, lower or upper                                        elsewhere.
+
+The loop over u stays within a run of entries, which the first of its rounds brings into the cache.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Memory, pointer, run, sampled
+from proxsps.optim.kernels.scalar import Psi, prox
+
+SOFT, BOX, GENERAL = 0, 1, 2  # l1 > 0 without bounds; bounds alone; everything
+
+
+@numba.njit
+def _typed(like, constants, b):
+    """The constants of block b in the type of the entries."""
+    of = like.dtype.type
+    threshold, edge, curvature, whole = constants[0, b], constants[1, b], constants[2, b], constants[3, b]
+    shrink, lower, upper = constants[4, b], constants[5, b], constants[6, b]
+    return of(threshold), of(edge), of(curvature), of(whole), of(shrink), of(lower), of(upper), of(0)
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _soft_change(x, d, s, psi):
+    """(1 + alpha l2) (x - y) without bounds, and d inside, 0 elsewhere."""
+    threshold, _, curvature, whole, _, _, _, zero = psi
+    z = x - s * d
+    c = min(max(z, -threshold), threshold)
+    inside = z != c
+    return s * d + c + curvature * x if inside else whole * x, d if inside else zero
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _box_change(x, d, s, psi):
+    """x - y for bounds alone, and d inside, 0 elsewhere."""
+    _, _, _, _, _, lower, upper, zero = psi
+    z = x - s * d
+    inside = (z > lower) & (z < upper)
+    return s * d if inside else x - min(max(z, lower), upper), d if inside else zero
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _change(x, d, s, psi):
+    """(1 + alpha l2) (x - y), and d inside, 0 elsewhere."""
+    threshold, edge, curvature, whole, shrink, lower, upper, zero = psi
+    z = x - s * d
+    c = min(max(z, -threshold), threshold)
+    y = min(max((z - c) * shrink, lower), upper)
+    inside = (abs(z) > edge) & (y > lower) & (y < upper)
+    return s * d + c + curvature * x if inside else whole * (x - y), d if inside else zero
+
+
+@numba.njit(fastmath=REORDER)
+def _plain_sums(x, d, zero):
+    dd, dx, noise = zero, zero, zero
+    for k in range(len(x)):
+        product = d[k] * x[k]
+        dd += d[k] * d[k]
+        dx += product
+        noise += product * product
+    return dd, dx, noise
+
+
+@numba.njit(fastmath=REORDER)
+def _soft_sums(x, d, s, psi):
+    h, slope = psi[-1], psi[-1]
+    for k in range(len(x)):
+        change, inside = _soft_change(x[k], d[k], s, psi)
+        h += d[k] * change
+        slope += inside * inside
+    return h, slope
+
+
+@numba.njit(fastmath=REORDER)
+def _box_sums(x, d, s, psi):
+    h, slope = psi[-1], psi[-1]
+    for k in range(len(x)):
+        change, inside = _box_change(x[k], d[k], s, psi)
+        h += d[k] * change
+        slope += inside * inside
+    return h, slope
+
+
+@numba.njit(fastmath=REORDER)
+def _general_sums(x, d, s, psi):
+    h, slope = psi[-1], psi[-1]
+    for k in range(len(x)):
+        change, inside = _change(x[k], d[k], s, psi)
+        h += d[k] * change
+        slope += inside * inside
+    return h, slope
+
+
+@numba.njit(fastmath=REORDER)
+def _change_sq(x, d, s, psi):
+    total = psi[-1]
+    for k in range(len(x)):
+        change, _ = _change(x[k], d[k], s, psi)
+        total += change * change
+    return total
+
+
+@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+def _reduce(like, block, tensor, start, length, x_at, d_at, kinds, constants, steps, partial, first, last):
+    """The sums of `reduce` for each chunk, those of h and its slope without their common factors."""
+    points = len(steps)
+    for i in range(first, last):
+        j, n, b = tensor[i], length[i], block[i]
+        x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
+        d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
+        psi, kind = _typed(like, constants, b), kinds[b]
+        partial[:, i] = 0
+        for low in range(0, n, RUN):
+            xs, ds = x[low : low + RUN], d[low : low + RUN]
+            dd, dx, noise = _plain_sums(xs, ds, psi[-1])
+            partial[0, i] += dd
+            partial[1, i] += dx
+            partial[2, i] += noise
+            for p in range(points):
+                s = like.dtype.type(steps[p, b])
+                if kind == SOFT:
+                    h, slope = _soft_sums(xs, ds, s, psi)
+                elif kind == BOX:
+                    h, slope = _box_sums(xs, ds, s, psi)
+                else:
+                    h, slope = _general_sums(xs, ds, s, psi)
+                partial[3 + p, i] -= h
+                partial[3 + points + p, i] -= slope
+
+
+@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+def _move_sq(like, block, tensor, start, length, x_at, d_at, constants, steps, partial, first, last):
+    """||y - x||^2 of each chunk, times (1 + alpha l2)^2."""
+    for i in range(first, last):
+        j, n, b = tensor[i], length[i], block[i]
+        x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
+        d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
+        psi, s = _typed(like, constants, b), like.dtype.type(steps[b])
+        partial[0, i] = 0
+        for low in range(0, n, RUN):
+            partial[0, i] += _change_sq(x[low : low + RUN], d[low : low + RUN], s, psi)
+
+
+@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
+def _write(like, block, tensor, start, length, x_at, d_at, constants, steps, relax, first, last):
+    """x <- x + relax (y - x) in each chunk, with y itself where relax is 1."""
+    part = like.dtype.type(relax)
+    for i in range(first, last):
+        j, n, b = tensor[i], length[i], block[i]
+        x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
+        d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
+        threshold, _, _, _, shrink, lower, upper, _ = _typed(like, constants, b)
+        s = like.dtype.type(steps[b])
+        if relax == 1:
+            for k in range(n):
+                x[k] = prox(x[k] - s * d[k], threshold, shrink, lower, upper)
+        else:
+            for k in range(n):
+                x[k] += part * (prox(x[k] - s * d[k], threshold, shrink, lower, upper) - x[k])
+
+
+def _constants(psi: Psi, alpha: np.ndarray) -> np.ndarray:
+    """Rows, one column per block: threshold, edge, curvature, 1 + curvature and its inverse, lower, upper.
+
+    Entries with |z| above the edge move with z: all of them where there is no threshold.
+    """
+    threshold, curvature = alpha * psi.l1, alpha * psi.l2
+    edge = np.where(psi.l1 > 0, threshold, -1.0)
+    return np.array([threshold, edge, curvature, 1 + curvature, 1 / (1 + curvature), psi.lower, psi.upper])
+
+
+def _kinds(psi: Psi) -> np.ndarray:
+    free = (psi.lower == -np.inf) & (psi.upper == np.inf)
+    unpenalised = (psi.l1 == 0) & (psi.l2 == 0)
+    return np.where(unpenalised, BOX, np.where((psi.l1 > 0) & free, SOFT, GENERAL))
+
+
+def reduce(at: Memory, psi: Psi, alpha: np.ndarray, u: np.ndarray, every: int = 1) -> np.ndarray:
+    """The sums of a search at P values of u, from one pass over memory: [3 + 2 P, blocks].
+
+    Rows: ||d||^2; <d, x>; the sum of (d x)^2, whose root times eps is the rounding noise of h; P rows
+    h(u) = <d, y(u) - x>; P rows dh/du = -alpha sum of d^2 prox'(z).
+
+    Args:
+        at: the memory of parameters and slopes.
+        psi: one set of constants per block.
+        alpha: one number per block.
+        u: the P dual variables.
+        every: above 1 only a sample of about one entry in `every` is read, and the sums are scaled up to estimates of
+            those of whole blocks. Tensors of the same sizes give the same sample.
+    """
+    layout, scale = (at.layout, 1.0) if every == 1 else sampled(at.layout, every)
+    points, chunks = len(u), layout.chunks
+    constants, steps = _constants(psi, alpha), np.multiply.outer(u, alpha)
+    partial = np.empty((3 + 2 * points, len(chunks.sizes)))
+    args = (at.like, *chunks.columns, at.x_at, at.d_at, _kinds(psi), constants, steps, partial)
+    run(_reduce, chunks, *args, weight=1.0 + points)
+    out = layout.per_block(partial * scale)
+    out[3:] /= constants[3]
+    out[3 + points :] *= alpha
+    return out
+
+
+def move_sq(at: Memory, psi: Psi, alpha: np.ndarray, u: float) -> np.ndarray:
+    """||y(u) - x||^2 of each block."""
+    chunks, constants = at.layout.chunks, _constants(psi, alpha)
+    partial = np.empty((1, len(chunks.sizes)))
+    run(_move_sq, chunks, at.like, *chunks.columns, at.x_at, at.d_at, constants, u * alpha, partial, weight=2.0)
+    return at.layout.per_block(partial)[0] / constants[3] ** 2
+
+
+def write(at: Memory, psi: Psi, alpha: np.ndarray, u: float, relax: float = 1.0) -> None:
+    """x <- x + relax (y(u) - x); where relax is 1 exactly y(u), with exact zeros and bounds."""
+    chunks, constants = at.layout.chunks, _constants(psi, alpha)
+    run(_write, chunks, at.like, *chunks.columns, at.x_at, at.d_at, constants, u * alpha, float(relax), weight=2.0)

@@ -1,0 +1,206 @@
+"""Where the entries of tensors lie in memory, how they are cut into chunks, and the threads that take these in turn.
+
+The kernels release the GIL, and a small thread pool of our own runs them on slices of the work, because numba's
+threading layers are unsafe from several threads or after a fork. Partial sums are kept per chunk of memory and added in
+one order: the result does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba.core import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from proxsps.optim.blocks import PLAIN, same_order
+
+CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
+RUN = 2_048  # entries summed in their own precision before they go into a double
+PIECE = 256  # entries of a chunk that a sample reads at least
+SHARES = 8  # parts of the work per thread, so that one that wakes late or is held up takes fewer of them
+ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs more than it brings
+
+LIKE = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
+
+# Sums may be reordered into vector lanes and multiply-adds contracted; NaN and infinity keep their meaning.
+REORDER = {"reassoc", "contract", "nsz"}
+# Single entries are computed as they are written: reordered, z - clip(z) would not be an exact zero.
+ENTRYWISE = {"contract", "nsz"}
+
+
+@intrinsic
+def pointer(typingctx, address, like):
+    """The integer `address` as a pointer to entries of the type of `like`."""
+    target = types.CPointer(like.dtype)
+
+    def build(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(target))
+
+    return target(address, like), build
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks:
+    """Pieces of memory, as columns that a kernel reads, and their shares of the work that threads take in turn."""
+
+    columns: tuple[np.ndarray, ...]
+    sizes: np.ndarray  # entries of each chunk
+    threads: int  # at most
+    _shares: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def shares(self, threads: int) -> list[tuple[int, int]]:
+        """Ranges of chunks with about the same number of entries."""
+        if threads not in self._shares:
+            count = SHARES * threads if threads > 1 else 1
+            ends = np.cumsum(self.sizes)
+            total = ends[-1] if len(ends) else 0
+            cuts = np.searchsorted(ends, total * np.arange(1, count) / count) + 1
+            edges = [0, *np.minimum(cuts, len(ends)).tolist(), len(ends)]
+            self._shares[threads] = [pair for pair in itertools.pairwise(edges) if pair[0] < pair[1]]
+        return self._shares[threads]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How the entries of tensors in blocks are cut into chunks."""
+
+    chunks: Chunks  # columns: block and tensor that a chunk lies in, its first entry there, and its length
+    blocks: tuple[np.ndarray, np.ndarray]  # those with entries, and the first chunk of each
+    count: int  # of blocks
+
+    def per_block(self, partial: np.ndarray) -> np.ndarray:
+        """The sums over the chunks of each block, for numbers with one column per chunk."""
+        blocks, firsts = self.blocks
+        out = np.zeros((len(partial), self.count))
+        out[:, blocks] = np.add.reduceat(partial, firsts, axis=1)
+        return out
+
+
+@lru_cache(maxsize=32)
+def layout(sizes: tuple[tuple[int, ...], ...], threads: int) -> Layout:
+    """The layout of tensors of the given sizes, one tuple per block."""
+    places = enumerate((i, size) for i, block in enumerate(sizes) for size in block)
+    chunks = [(i, j, low, min(CHUNK, size - low)) for j, (i, size) in places for low in range(0, size, CHUNK)]
+    columns = np.array(chunks, np.int64).reshape(-1, 4).T.copy()
+    blocks = np.unique(columns[0], return_index=True)
+    return Layout(Chunks(tuple(columns), columns[-1], threads), blocks, len(sizes))
+
+
+@lru_cache(maxsize=32)
+def sampled(whole: Layout, every: int) -> tuple[Layout, np.ndarray]:
+    """One piece of each chunk, about every `every`-th entry, and what its sums are to be multiplied by.
+
+    Every tensor has its part in the sample, which depends on nothing but the sizes of the tensors.
+    """
+    block, tensor, start, length = whole.chunks.columns
+    wanted = np.maximum(PIECE, -(-length // (64 * every)) * 64)
+    piece = np.minimum(length, wanted)
+    # The golden ratio spreads the places: pieces at one place of all chunks could be the same columns of a matrix.
+    place = np.modf(np.arange(len(length)) * 0.6180339887498949)[0]
+    start = start + (place * (length - piece)).astype(np.int64) // 16 * 16
+    chunks = Chunks((block, tensor, start, piece), piece, whole.chunks.threads)
+    return Layout(chunks, whole.blocks, whole.count), length / piece
+
+
+class Memory(NamedTuple):
+    """Where the entries of parameters x and slopes d lie; valid while the tensors live."""
+
+    like: np.ndarray
+    layout: Layout
+    x_at: np.ndarray
+    d_at: np.ndarray
+
+
+class Addresses(NamedTuple):
+    """The first entry of each tensor, and an array of their type."""
+
+    like: np.ndarray
+    x_at: np.ndarray
+    d_at: np.ndarray
+
+
+def addresses(xs: Sequence[Tensor], ds: Sequence[Tensor]) -> Addresses | None:
+    """The addresses of CPU tensors, or None where the kernels do not apply.
+
+    They need tensors without gaps, with x and d in the same order, all f32 or all f64, whose memory is their own.
+    """
+    # Whole lists at a time: with hundreds of tensors these checks cost as much as the arithmetic.
+    both = [*xs, *ds]
+    if not both:
+        return Addresses(LIKE[torch.float64], np.empty(0, np.int64), np.empty(0, np.int64))
+    dtypes = {t.dtype for t in both}
+    like = LIKE.get(dtypes.pop())
+    if like is None or dtypes or not all(map(_plain, set(map(type, both)))) or not same_order(xs, ds):
+        return None
+    if not all([t.is_cpu for t in both]) or any([t.is_neg() for t in both]):
+        return None
+    try:
+        at = np.fromiter(map(Tensor.data_ptr, both), np.int64, len(both))
+    except RuntimeError:  # tensors inside torch.func transforms have no memory to name
+        return None
+    if not at.all() and any(t.numel() and not t.data_ptr() for t in both):
+        return None
+    return Addresses(like, at[: len(xs)], at[len(xs) :])
+
+
+@cache
+def _plain(kind: type) -> bool:
+    """Whether tensors of this type hold their entries themselves instead of wrapping other tensors."""
+    return kind in PLAIN or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]]) -> Memory | None:
+    """The memory of CPU tensors, one list per block, or None where the kernels do not apply (see `addresses`)."""
+    at = addresses(list(itertools.chain(*params)), list(itertools.chain(*slopes)))
+    if at is None:
+        return None
+    sizes = tuple([tuple([x.numel() for x in block]) for block in params])
+    return Memory(at.like, layout(sizes, torch.get_num_threads()), at.x_at, at.d_at)
+
+
+def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0) -> None:
+    """Call kernel(*args, first, last) on every share of the chunks; whoever is free takes the next one.
+
+    Args:
+        kernel: compiled function that releases the GIL.
+        chunks: the pieces of memory to be shared out.
+        args: arguments of the kernel.
+        weight: work per entry, as a multiple of that of a plain sum: heavier passes take threads for fewer entries.
+    """
+    total = int(chunks.sizes.sum())
+    if not total:
+        return
+    threads = min(chunks.threads, max(1, int(total * weight) // ALONE))
+    waiting = deque(chunks.shares(threads))
+
+    def work() -> None:
+        while waiting:
+            try:
+                share = waiting.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            kernel(*args, *share)
+
+    helpers = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
+    work()
+    for helper in helpers:
+        helper.result()
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="proxsps")
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork

@@ -1,0 +1,81 @@
+"""Two passes for blocks with an affine step: the sums that a step needs, then x <- keep x + move d."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from proxsps.optim.kernels.layout import REORDER, RUN, Memory, pointer, run
+
+
+@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+def _sum_two(like, block, tensor, start, length, x_at, g_at, partial, first, last):
+    """||g||^2 and <g, x> of each chunk."""
+    for i in range(first, last):
+        j, n = tensor[i], length[i]
+        x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
+        g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
+        gg, gx = 0.0, 0.0
+        for low in range(0, n, RUN):
+            a, b = like.dtype.type(0), like.dtype.type(0)
+            for k in range(low, min(low + RUN, n)):
+                a += g[k] * g[k]
+                b += g[k] * x[k]
+            gg += a
+            gx += b
+        partial[0, i], partial[1, i] = gg, gx
+
+
+@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+def _sum_three(like, block, tensor, start, length, x_at, g_at, lam, partial, first, last):
+    """||d||^2, <d, x> and ||x||^2 of each chunk, for d = g + lam x."""
+    for i in range(first, last):
+        j, n = tensor[i], length[i]
+        x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
+        g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
+        coupling = like.dtype.type(lam[block[i]])
+        dd, dx, xx = 0.0, 0.0, 0.0
+        for low in range(0, n, RUN):
+            a, b, c = like.dtype.type(0), like.dtype.type(0), like.dtype.type(0)
+            for k in range(low, min(low + RUN, n)):
+                d = g[k] + coupling * x[k]
+                a += d * d
+                b += d * x[k]
+                c += x[k] * x[k]
+            dd += a
+            dx += b
+            xx += c
+        partial[0, i], partial[1, i], partial[2, i] = dd, dx, xx
+
+
+@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+def _write(like, block, tensor, start, length, x_at, g_at, keep, move, first, last):
+    """x <- keep x + move g in each chunk."""
+    for i in range(first, last):
+        j, n = tensor[i], length[i]
+        x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
+        g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
+        a, b = like.dtype.type(keep[block[i]]), like.dtype.type(move[block[i]])
+        for k in range(n):
+            x[k] = a * x[k] + b * g[k]
+
+
+def sums(at: Memory, lam: np.ndarray, points: bool) -> np.ndarray:
+    """||d||^2, <d, x> and ||x||^2 as rows, one column per block, for d = g + lam x, g the slope in memory.
+
+    Without `points` d = g, and the last row is left at 0.
+    """
+    chunks = at.layout.chunks
+    rows = 3 if points else 2
+    partial = np.empty((rows, len(chunks.sizes)))
+    kernel, coupling = (_sum_three, (lam,)) if points else (_sum_two, ())
+    run(kernel, chunks, at.like, *chunks.columns, at.x_at, at.d_at, *coupling, partial)
+    out = np.zeros((3, at.layout.count))
+    out[:rows] = at.layout.per_block(partial)
+    return out
+
+
+def write(at: Memory, keep: np.ndarray, move: np.ndarray) -> None:
+    """x <- keep x + move d, with one number keep and one number move per block."""
+    chunks = at.layout.chunks
+    run(_write, chunks, at.like, *chunks.columns, at.x_at, at.d_at, keep, move)

@@ -1,0 +1,161 @@
+"""How tensors lie in memory as groups of entries that are normed together: rows, filters, columns, whole tensors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsps.optim.kernels.layout import CHUNK, Chunks, addresses
+
+WIDTH = 512  # columns of a chunk at most, so that their sums stay in the cache
+TALL = 4 * CHUNK  # entries of a chunk of columns, which leaves one set of sums behind for each of its columns
+
+Dims = tuple[int, ...] | None
+
+
+@dataclass(frozen=True, eq=False)
+class RowLayout:
+    """How rows are cut into chunks: many short rows in one, a long row in several, columns in tiles.
+
+    The columns of the chunks: tensor; first entry there; number of rows; entries of each row; distance of its entries;
+    first slot. Slots are the places for the sums of the rows of a chunk, so a row that is cut has several.
+    """
+
+    chunks: Chunks
+    whole: np.ndarray  # whether the rows of a chunk lie in no other chunk, for each chunk
+    cut: Chunks  # the other ones
+    cut_slots: np.ndarray  # and their slots
+    owner: np.ndarray  # the row of each slot
+    block: np.ndarray  # the block of each row
+    length: np.ndarray  # the entries of each row
+    in_order: bool  # whether slot i belongs to row i
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.block)
+
+
+class RowMemory(NamedTuple):
+    """Where the rows of parameters x and slopes d lie, and the groups they form; valid while the tensors live."""
+
+    like: np.ndarray
+    layout: RowLayout
+    x_at: np.ndarray
+    d_at: np.ndarray
+    group: np.ndarray  # the group of each slot
+    groups: int
+    joined: bool  # whether a group may have several rows
+
+
+def memory(
+    params: Sequence[Sequence[Tensor]],
+    slopes: Sequence[Sequence[Tensor]],
+    dims: Sequence[Dims],
+    ids: np.ndarray | None = None,
+) -> RowMemory | None:
+    """The memory of the rows of CPU tensors, or None where the kernels do not apply.
+
+    Args:
+        params: the tensors x of each block.
+        slopes: the tensors d of each block.
+        dims: for each block the dims that are normed together, None for all; the other dims count the rows.
+        ids: the group of each row, from 0 on, where several rows form one group; without, each row is one. Rows are
+            counted block by block, tensor by tensor, in the order of memory.
+    """
+    xs = list(itertools.chain(*params))
+    at = addresses(xs, list(itertools.chain(*slopes)))
+    if at is None:
+        return None
+    shapes = tuple([tuple([x.shape for x in block]) for block in params])
+    plain = all([x.is_contiguous() for x in xs])
+    strides = None if plain else tuple([tuple([x.stride() for x in block]) for block in params])
+    layout = _layout(shapes, strides, tuple(dims), torch.get_num_threads())
+    if layout is None:
+        return None
+    if ids is None:
+        return RowMemory(at.like, layout, at.x_at, at.d_at, layout.owner, layout.rows, False)
+    if len(ids) != layout.rows:
+        raise ValueError(f"ids must have one entry per row: got {len(ids)} for {layout.rows} rows.")
+    groups = int(ids.max()) + 1 if len(ids) else 0
+    return RowMemory(at.like, layout, at.x_at, at.d_at, ids[layout.owner], groups, True)
+
+
+def view(shape: Sequence[int], stride: Sequence[int] | None, dims: Dims) -> tuple[int, int, int] | None:
+    """A tensor without gaps as (outer, n, inner) in the order of memory, with groups normed over n, where it is one.
+
+    None where the normed dims do not lie side by side. Without strides the tensor is contiguous.
+    """
+    normed = set(range(len(shape))) if dims is None else {d % len(shape) for d in dims}
+    order = [i for i in range(len(shape)) if shape[i] != 1]  # dims of length 1 may have any stride
+    if stride is not None:
+        order.sort(key=lambda i: -stride[i])
+    runs = [(key, math.prod(shape[i] for i in run)) for key, run in itertools.groupby(order, normed.__contains__)]
+    if sum(key for key, _ in runs) > 1:
+        return None
+    keys = [key for key, _ in runs]
+    if True not in keys:  # each entry is its own group
+        return math.prod(shape), 1, 1
+    at = keys.index(True)
+    return math.prod(s for _, s in runs[:at]), runs[at][1], math.prod(s for _, s in runs[at + 1 :])
+
+
+@lru_cache(maxsize=32)
+def _layout(shapes: tuple, strides: tuple | None, dims: tuple[Dims, ...], threads: int) -> RowLayout | None:
+    views, blocks = [], []
+    for i, block in enumerate(shapes):
+        for j, shape in enumerate(block):
+            views.append(view(shape, None if strides is None else strides[i][j], dims[i]))
+            blocks.append(i)
+    if None in views:
+        return None
+    chunks, owner, row = [], [np.empty(0, np.int64)], 0
+    slot = 0
+    for tensor, (outer, n, inner) in enumerate(views):
+        for start, first, count, height, stride, whole in _tiles(outer, n, inner):
+            chunks.append((tensor, start, count, height, stride, slot, whole))
+            owner.append(np.arange(row + first, row + first + count))
+            slot += count
+        row += outer * inner
+    *columns, whole = np.array(chunks, np.int64).reshape(-1, 7).T.copy()
+    owners, whole = np.concatenate(owner), whole == 1
+    sizes = columns[2] * columns[3]
+    cut = ~whole
+    return RowLayout(
+        Chunks(tuple(columns), sizes, threads),
+        whole,
+        Chunks(tuple(column[cut] for column in columns), sizes[cut], threads),
+        np.flatnonzero(np.repeat(cut, columns[2])),
+        owners,
+        np.repeat(blocks, [outer * inner for outer, _, inner in views]).astype(np.int64),
+        np.repeat([n for _, n, _ in views], [outer * inner for outer, _, inner in views]).astype(np.int64),
+        len(owners) == row and bool((owners == np.arange(row)).all()),
+    )
+
+
+def _tiles(outer: int, n: int, inner: int) -> Iterator[tuple[int, int, int, int, int, bool]]:
+    """First entry, first row, rows, entries of each, their distance, and whether rows are whole, for each chunk."""
+    if n == 0 or outer == 0 or inner == 0:
+        return
+    if inner == 1 and n <= CHUNK:
+        several = CHUNK // n
+        for row in range(0, outer, several):
+            yield row * n, row, min(several, outer - row), n, 1, True
+    elif inner == 1:
+        for row in range(outer):
+            for low in range(0, n, CHUNK):
+                yield row * n + low, row, 1, min(CHUNK, n - low), 1, False
+    else:
+        for part, left in itertools.product(range(outer), range(0, inner, WIDTH)):
+            width = min(WIDTH, inner - left)
+            tall = max(1, TALL // width)
+            for low in range(0, n, tall):
+                yield (part * n + low) * inner + left, part * inner + left, width, min(tall, n - low), inner, False

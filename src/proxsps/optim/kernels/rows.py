@@ -1,0 +1,218 @@
+"""Passes for blocks whose prox depends on each row through its norm: three sums per row, and one write.
+
+A row is a group of entries that are normed together: a row of a matrix, a filter, a column, a whole tensor. With
+z = x - s d, s = u alpha, the new row is y = c z with c = prox(||z||) / ||z||. The sums ||x||^2, <x, d>, ||d||^2 of each
+row tell ||z|| and <d, y - x> for every u. Products and sums are doubles: the search takes differences of them.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, Chunks, pointer, run
+from proxsps.optim.kernels.row_layout import RowMemory, memory
+from proxsps.optim.kernels.scalar import Psi, prox
+
+# ||z||^2 taken from the three sums must be at least this part of ||x||^2 + ||s d||^2, or it has lost too many digits.
+SAFE = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 0.1}
+
+
+@numba.njit(fastmath=REORDER)
+def _row_sums(x, d):
+    xx, xd, dd = 0.0, 0.0, 0.0
+    for k in range(len(x)):
+        a, b = np.float64(x[k]), np.float64(d[k])
+        xx += a * a
+        xd += a * b
+        dd += b * b
+    return xx, xd, dd
+
+
+@numba.njit(fastmath=REORDER)
+def _row_norm_sq(x, d, s):
+    zz = 0.0
+    for k in range(len(x)):
+        z = np.float64(x[k] - s * d[k])
+        zz += z * z
+    return zz
+
+
+@numba.njit(fastmath=REORDER)
+def _add_sums(x, d, xx, xd, dd):
+    for k in range(len(x)):
+        a, b = np.float64(x[k]), np.float64(d[k])
+        xx[k] += a * a
+        xd[k] += a * b
+        dd[k] += b * b
+
+
+@numba.njit(fastmath=REORDER)
+def _add_norm_sq(x, d, s, zz):
+    for k in range(len(x)):
+        z = np.float64(x[k] - s * d[k])
+        zz[k] += z * z
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _scale_row(x, d, s, factor, relax, zero):
+    """x <- factor (x - s d), or a part of the way there."""
+    if relax != 1:
+        for k in range(len(x)):
+            x[k] += relax * (factor * (x[k] - s * d[k]) - x[k])
+    elif factor == 0:
+        x[:] = zero
+    else:
+        for k in range(len(x)):
+            x[k] = factor * (x[k] - s * d[k])
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _scale_columns(x, d, s, factor, relax, zero):
+    """The same with one factor per entry."""
+    for k in range(len(x)):
+        y = factor[k] * (x[k] - s * d[k]) if factor[k] != zero else zero
+        x[k] = y if relax == 1 else x[k] + relax * (y - x[k])
+
+
+@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+def _sums(like, tensor, start, count, height, stride, slot, x_at, d_at, partial, first, last):
+    """||x||^2, <x, d> and ||d||^2 of each slot."""
+    for i in range(first, last):
+        n, m, at = count[i], height[i], slot[i]
+        end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
+        x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
+        d = numba.carray(pointer(d_at[tensor[i]], like), end)[start[i] :]
+        if stride[i] == 1:
+            for g in range(n):
+                low, high = g * m, (g + 1) * m
+                partial[0, at + g], partial[1, at + g], partial[2, at + g] = _row_sums(x[low:high], d[low:high])
+        else:
+            xx, xd, dd = partial[0, at : at + n], partial[1, at : at + n], partial[2, at : at + n]
+            for k in range(m):
+                low, high = k * stride[i], k * stride[i] + n
+                _add_sums(x[low:high], d[low:high], xx, xd, dd)
+
+
+@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+def _norm_sq(like, tensor, start, count, height, stride, slot, x_at, d_at, group, steps, partial, first, last):
+    """||x - s d||^2 of each slot."""
+    for i in range(first, last):
+        n, m, at = count[i], height[i], slot[i]
+        end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
+        x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
+        d = numba.carray(pointer(d_at[tensor[i]], like), end)[start[i] :]
+        if stride[i] == 1:
+            for g in range(n):
+                low, high = g * m, (g + 1) * m
+                s = like.dtype.type(steps[group[at + g]])
+                partial[at + g] = _row_norm_sq(x[low:high], d[low:high], s)
+        else:
+            s = like.dtype.type(steps[group[at]])  # the columns of a tensor have one alpha
+            for k in range(m):
+                low, high = k * stride[i], k * stride[i] + n
+                _add_norm_sq(x[low:high], d[low:high], s, partial[at : at + n])
+
+
+@numba.njit
+def _factor(norm_sq, alpha, l1, l2, lower, upper):
+    """The c of y = c z, for a group with this ||z||^2."""
+    if norm_sq == 0:
+        return 0.0
+    norm, shrink = np.sqrt(norm_sq), 1.0 if l2 == 0 else 1 / (1 + alpha * l2)
+    return prox(norm, alpha * l1, shrink, lower, upper) / norm
+
+
+@numba.njit(nogil=True, cache=True)
+def _factors(norm_sq, alpha, l1, l2, lower, upper, out):
+    for g in range(len(out)):
+        out[g] = _factor(norm_sq[g], alpha[g], l1[g], l2[g], lower[g], upper[g])
+
+
+@numba.njit(nogil=True, cache=True)
+def _write(
+    like, tensor, start, count, height, stride, slot, whole, x_at, d_at, group, alpha, l1, l2, lower, upper, u, factors,
+    relax, first, last,
+):  # fmt: skip
+    """x <- x + relax (y - x) in each chunk; with the factors given, if any, where a row is not whole."""
+    of = like.dtype.type
+    part, zero = of(relax), of(0)
+    for i in range(first, last):
+        n, m, at = count[i], height[i], slot[i]
+        end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
+        x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
+        d = numba.carray(pointer(d_at[tensor[i]], like), end)[start[i] :]
+        if stride[i] == 1:
+            for j in range(n):
+                xs, ds, g = x[j * m : (j + 1) * m], d[j * m : (j + 1) * m], group[at + j]
+                s = of(u * alpha[g])
+                if whole[i]:
+                    factor = _factor(_row_norm_sq(xs, ds, s), alpha[g], l1[g], l2[g], lower[g], upper[g])
+                else:
+                    factor = factors[g]
+                _scale_row(xs, ds, s, of(factor), part, zero)
+        else:
+            s = of(u * alpha[group[at]])
+            scales = np.empty(n, like.dtype)
+            for j in range(n):
+                scales[j] = of(factors[group[at + j]])
+            for k in range(m):
+                low, high = k * stride[i], k * stride[i] + n
+                _scale_columns(x[low:high], d[low:high], s, scales, part, zero)
+
+
+def sums(at: RowMemory) -> np.ndarray:
+    """||x||^2, <x, d> and ||d||^2 as rows, one column per group."""
+    chunks, layout = at.layout.chunks, at.layout
+    partial = np.zeros((3, len(layout.owner)))
+    run(_sums, chunks, at.like, *chunks.columns, at.x_at, at.d_at, partial, weight=2.0)
+    if layout.in_order and not at.joined:
+        return partial
+    return np.array([np.bincount(at.group, row, at.groups) for row in partial])
+
+
+def norm_sq(at: RowMemory, steps: np.ndarray, chunks: Chunks | None = None) -> np.ndarray:
+    """||x - s d||^2 of each group, with one s per group; 0 for groups outside the chunks, where these are given."""
+    chunks = at.layout.chunks if chunks is None else chunks
+    partial = np.zeros(len(at.layout.owner))
+    run(_norm_sq, chunks, at.like, *chunks.columns, at.x_at, at.d_at, at.group, steps, partial, weight=2.0)
+    return np.bincount(at.group, partial, at.groups)
+
+
+def write(
+    at: RowMemory, psi: Psi, alpha: np.ndarray, u: float, relax: float = 1.0, known: np.ndarray | None = None
+) -> None:
+    """x <- x + relax (y(u) - x); where relax is 1 exactly y(u), with exact zeros.
+
+    Args:
+        at: the memory of parameters and slopes.
+        psi: one set of constants per group.
+        alpha: one number per group, the same for all columns of one tensor.
+        u: the dual variable.
+        relax: the part of the way to y(u).
+        known: `sums` of the same x and d, which save a pass over groups that do not lie in one chunk.
+    """
+    chunks, factors = at.layout.chunks, np.empty(0)
+    whole = at.layout.whole
+    if at.joined or len(at.layout.cut.sizes):
+        factors = np.empty(at.groups)
+        _factors(_norms_sq(at, u * alpha, known), alpha, *psi, factors)
+    if at.joined:
+        whole = np.zeros_like(whole)
+    args = (at.x_at, at.d_at, at.group, alpha, *psi, float(u), factors, float(relax))
+    run(_write, chunks, at.like, *chunks.columns, whole, *args, weight=3.0)
+
+
+def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+    """||x - s d||^2 of each group whose entries lie in several chunks; other groups have any number."""
+    if known is not None:
+        xx, xd, dd = known
+        most = xx + steps**2 * dd
+        out = most - 2 * steps * xd
+        apart = at.group if at.joined else at.group[at.layout.cut_slots]
+        if (out >= SAFE[at.like.dtype] * most)[apart].all():
+            return out
+    return norm_sq(at, steps, None if at.joined else at.layout.cut)
+
+
+__all__ = ["RowMemory", "memory", "norm_sq", "sums", "write"]

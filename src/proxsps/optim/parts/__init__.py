@@ -1,0 +1,64 @@
+"""The four kinds of blocks a step is made of: lines, rows, entries, and those of which only the prox is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxsps.optim.blocks import Block
+from proxsps.optim.numbers import Host, Numbers
+from proxsps.optim.parts.base import Curve, Part, Sums
+from proxsps.optim.parts.compiled import CompiledEntries, CompiledLines, CompiledRows, load_kernels, memory_of
+from proxsps.optim.parts.entries import EntriesOfTensors
+from proxsps.optim.parts.lines import Lines
+from proxsps.optim.parts.proxes import Proxes
+from proxsps.optim.parts.rows import RowsOfTensors, row_stretches
+from proxsps.regularizers.structure import Scalar
+
+
+def make_lines(
+    numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, coupled: bool
+) -> Lines:
+    """The part of the blocks whose prox is affine."""
+    memory = None
+    if isinstance(numbers, Host) and fused is not False and not any(block.centered for block in blocks):
+        memory = memory_of(blocks)
+    _check_fused(fused, memory, blocks)
+    part = Lines(numbers, blocks, places) if memory is None else CompiledLines(numbers, blocks, places, memory)
+    part.coupled = coupled
+    return part
+
+
+def make_curve(
+    kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, exact: bool = False
+) -> Curve:
+    """The part of blocks of another kind; `exact` calculates in doubles."""
+    if kind == "proxes":
+        return Proxes(numbers, blocks, places, exact)
+    structures = [block.structures for block in blocks]
+    compiles = isinstance(numbers, Host) and fused is not False and not exact and load_kernels() is not None
+    if kind == "entries":
+        own = [block[0] for block in structures]
+        memory = memory_of(blocks) if compiles and all(isinstance(s.psi, Scalar) for s in own) else None
+        _check_fused(None if exact else fused, memory, blocks)
+        if memory is not None:
+            return CompiledEntries(numbers, blocks, places, own, memory)
+        return EntriesOfTensors(numbers, blocks, places, own, exact)
+    memory = None
+    if compiles:
+        tensors = ([block.params for block in blocks], [block.slopes for block in blocks])
+        memory = load_kernels().rows.memory(*tensors, [block[0].dims for block in structures])
+    _check_fused(fused, memory, blocks)
+    if memory is not None:
+        return CompiledRows(numbers, blocks, places, row_stretches(blocks, structures), memory)
+    return RowsOfTensors(numbers, blocks, places, structures)
+
+
+def _check_fused(fused: bool | None, memory: object, blocks: Sequence[Block]) -> None:
+    if fused and memory is None and any(block.params for block in blocks):
+        raise RuntimeError(
+            "fused=True needs numba (the extra 'fast') and dense f32 or f64 CPU tensors of one dtype, contiguous or "
+            "channels-last, without centres. fused=None falls back to torch where this does not hold."
+        )
+
+
+__all__ = ["Curve", "Lines", "Part", "Sums", "load_kernels", "make_curve", "make_lines"]

@@ -1,0 +1,154 @@
+"""The parts of a step by the compiled kernels, for dense CPU tensors of f32 or f64 in one memory order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from proxsps.core.array import Array
+from proxsps.core.model import RowSums, row_heights, row_moves_sq
+from proxsps.core.step import Affine
+from proxsps.optim.blocks import Block
+from proxsps.optim.numbers import Numbers
+from proxsps.optim.parts.base import Curve
+from proxsps.optim.parts.lines import Lines
+from proxsps.optim.parts.rows import row_constants, row_points
+from proxsps.regularizers.structure import Entries, Rows, Scalar
+
+
+@cache
+def load_kernels() -> ModuleType | None:
+    """The compiled kernels, or None without numba or without a place for its cache."""
+    try:
+        from proxsps.optim import kernels
+    except (ImportError, RuntimeError):
+        return None
+    return kernels
+
+
+def memory_of(blocks: Sequence[Block]) -> Any:
+    """Addresses of parameters and slopes, or None where the kernels do not apply."""
+    kernels = load_kernels()
+    if kernels is None or not any(block.params for block in blocks):
+        return None
+    return kernels.memory([block.params for block in blocks], [block.slopes for block in blocks])
+
+
+class CompiledLines(Lines):
+    """Lines by the kernels."""
+
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], memory: Any) -> None:
+        super().__init__(numbers, blocks, places)
+        self._memory = memory
+
+    def sums(self, points: bool) -> Array:
+        """One pass."""
+        lam = np.array([block.lam if self.coupled else 0.0 for block in self.blocks])
+        return self.checked(load_kernels().sums(self._memory, lam, points or self.coupled), points)
+
+    def move(self, update: Affine, ok: Array) -> None:
+        """One pass."""
+        if ok:
+            load_kernels().write(self._memory, update.keep, update.move)
+
+
+class CompiledEntries(Curve):
+    """Entries by the kernels."""
+
+    def __init__(
+        self,
+        numbers: Numbers,
+        blocks: Sequence[Block],
+        places: Sequence[int],
+        structures: Sequence[Entries],
+        memory: Any,
+    ) -> None:
+        super().__init__(numbers, blocks, places)
+        self._memory = memory
+        self._alpha = np.array([block.alpha for block in blocks])
+        constants = np.array([own.psi for own in structures], np.float64).T.copy()
+        self._psi = load_kernels().Psi(*constants)
+        self._products = np.float64(0.0)
+        self.points = 3
+        self.entries = sum(x.numel() for block in blocks for x in block.params)
+
+    def sums(self, points: bool) -> Array:
+        """One pass, which answers h at the points of `ahead` as well."""
+        sums, h, slope = self.pass_over(self.ahead)
+        self.answered = (self.ahead, h, slope)
+        self._products = sums[2].sum()
+        sums[2] = 0.0
+        return sums
+
+    def pass_over(self, u: Array, every: int = 1) -> tuple[Array, Array, Array]:
+        """Sums by block, and h and its slope at the points; from a sample for `every` above 1."""
+        found = load_kernels().entries.reduce(self._memory, self._psi, self._alpha, u, every)
+        h, slope = found[3:].reshape(2, len(u), -1).sum(axis=-1)
+        return found[:3], h, slope
+
+    def sampled(self, u: Array, every: int) -> tuple[Array, Array]:
+        """A short pass."""
+        return self.pass_over(u, every)[1:]
+
+    def _heights(self, u: Array) -> tuple[Array, Array]:
+        parts = [self.pass_over(u[i : i + 4])[1:] for i in range(0, len(u), 4)]
+        return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+
+    def products_sq(self) -> Array:
+        """From the first pass."""
+        return self._products
+
+    def moves_sq(self, u: Array) -> Array:
+        """One pass."""
+        return load_kernels().entries.move_sq(self._memory, self._psi, self._alpha, float(u)).sum()
+
+    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+        """One pass."""
+        if ok:
+            load_kernels().entries.write(self._memory, self._psi, self._alpha, float(u), float(s))
+
+
+class CompiledRows(Curve):
+    """Rows by the kernels."""
+
+    def __init__(
+        self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], stretches: Any, memory: Any
+    ) -> None:
+        super().__init__(numbers, blocks, places)
+        self._memory = memory
+        self._stretches = stretches  # cap, function and number of rows, for each tensor in order
+        self._owners = np.repeat(*np.array([[i, rows] for i, *_, rows in stretches]).T)
+
+    def sums(self, points: bool) -> Array:
+        """One pass; three sums per row are kept for the search."""
+        self._known = load_kernels().rows.sums(self._memory)
+        self._rows = RowSums(*self._known)
+        self._alpha, self._psi = row_constants([own[1:] for own in self._stretches], self._rows.d_sq)
+        self.points = row_points(len(self._owners))
+        count = len(self.blocks)
+        x_sq, d_dot_x, d_sq = (np.bincount(self._owners, part, count) for part in self._known)
+        return np.stack([d_sq, d_dot_x, x_sq])
+
+    def _heights(self, u: Array) -> tuple[Array, Array]:
+        return row_heights(self._rows, self._psi, self._alpha, u)
+
+    def products_sq(self) -> Array:
+        """Sums in doubles are hardly rounded."""
+        return np.float64(0.0)
+
+    def moves_sq(self, u: Array) -> Array:
+        """By the sums of the rows alone."""
+        return row_moves_sq(self._rows, self._psi, self._alpha, u)
+
+    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+        """One pass."""
+        if not ok:
+            return
+        kernels, rows = load_kernels(), len(self._owners)
+        alpha = np.broadcast_to(np.float64(self._alpha), (rows,))
+        psi = kernels.Psi.of(rows, *self._psi)
+        kernels.rows.write(self._memory, psi, np.ascontiguousarray(alpha), float(u), float(s), self._known)
