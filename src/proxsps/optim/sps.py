@@ -39,6 +39,9 @@ class CoupledPolyak(PolyakOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
+        for key in ("c", "c0"):
+            if key in group:
+                check_positive(key, group[key])
         if group["regularizer"] is not None:
             check_subgradient(group["regularizer"], type(self).__name__, "ProxSPS or ProxSGD")
 
@@ -108,7 +111,6 @@ class SPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        check_positive("c", c)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -162,7 +164,6 @@ class DecSPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        check_positive("c0", c0)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
