@@ -67,6 +67,7 @@ class PolyakOptimizer(Optimizer):
         self._forget()
         super().__init__(params, defaults)
         self._complete = True
+        self.register_state_dict_post_hook(_only_plain_data)
 
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
@@ -296,14 +297,6 @@ class PolyakOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_ranks": self._ranks}
 
-    def state_dict(self) -> dict[str, Any]:
-        """As in torch, but only plain data (regularisers as text) and copies, which do not follow later steps."""
-        state = super().state_dict()
-        state["param_groups"] = [
-            {key: _plain(value) for key, value in group.items()} for group in state["param_groups"]
-        ]
-        return state
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         # load_state_dict calls this last, after its hooks and checks: an error here leaves everything as it was.
         own = self.param_groups if "defaults" not in state else None
@@ -314,12 +307,21 @@ class PolyakOptimizer(Optimizer):
         self.defaults.pop("differentiable", None)  # torch adds it, to optimizers without that option too
         if "_watched" not in self.__dict__:  # unpickled or copied
             self._forget()
+            self.register_state_dict_post_hook(_only_plain_data)
         for group in self.param_groups:
             group.pop("differentiable", None)
             for key, default in self.defaults.items():
                 group.setdefault(key, default)
         for group, mine in zip(self.param_groups, own or (), strict=own is not None):
             _keep_regularizer(group, mine["regularizer"])
+
+
+def _only_plain_data(opt: Optimizer, state: dict[str, Any]) -> None:
+    """Make a dictionary of state one of plain data (regularisers as text) and copies, which do not follow later steps.
+
+    A hook, because hooks of the user, which come after it, are to see what will be saved.
+    """
+    state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
 
 
 def _keep_regularizer(group: dict[str, Any], phi: Regularizer | None) -> None:
