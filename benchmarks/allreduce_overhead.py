@@ -24,7 +24,7 @@ import torch.multiprocessing as mp
 from step_time import DECAY, resnet110_shapes
 
 from proxsps import ProxSPS
-from proxsps.optim.arithmetic import load_kernels
+from proxsps.optim.parts import load_kernels
 
 
 def contestants() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from proxsps import ProxSPS
-from proxsps.optim.arithmetic import load_kernels
+from proxsps.optim.parts import load_kernels
 
 DECAY = 5e-4
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
+import warnings
 
 import pytest
 import torch
 
+from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
 from proxsps.regularizers import L1
 
 F64 = torch.float64
@@ -29,6 +32,11 @@ def through_disk(state):
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
+
+
+def reloaded(opt):
+    opt.load_state_dict(opt.state_dict())
+    return opt
 
 
 def groups(params, regularizer):
@@ -60,8 +68,7 @@ def test_state_dict_survives_a_round_trip(case, kit):
     assert state == opt.state_dict()
     fresh = case.make(kit.drawn(*SHAPES))
     fresh.load_state_dict(state)
-    loaded = fresh.state_dict()["param_groups"][0]  # torch adds options of its own
-    assert {key: loaded[key] for key in state["param_groups"][0]} == state["param_groups"][0]
+    assert fresh.state_dict() == state
 
 
 def test_a_saved_state_does_not_follow_later_steps(case, kit):
@@ -111,6 +118,105 @@ def test_names_of_parameters_are_kept(case, kit):
     fresh = case.make(list(zip(["weight", "bias"], kit.drawn(*SHAPES), strict=True)))
     fresh.load_state_dict(state)
     assert fresh.param_groups[0]["param_names"] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("carry", [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o)), reloaded])
+def test_no_key_is_added_by_a_copy_or_a_load(case, kit, carry):
+    opt = case.make(kit.drawn(*SHAPES))
+    groups, defaults = opt.state_dict()["param_groups"], set(opt.defaults)
+    other = carry(opt)
+    assert other.state_dict()["param_groups"] == groups
+    assert set(other.defaults) == defaults
+    assert "differentiable" not in repr(other)
+
+
+def test_a_key_that_earlier_versions_saved_is_dropped(case, kit):
+    opt = case.make(kit.drawn(*SHAPES))
+    state = opt.state_dict()
+    older = copy.deepcopy(state)
+    older["param_groups"][0]["differentiable"] = False
+    opt.load_state_dict(older)
+    assert opt.state_dict() == state
+
+
+@pytest.mark.parametrize("regularizer", [None, L1(0.1)], ids=["plain", "L1"])
+def test_a_flat_distributed_checkpoint_can_be_read_again_and_again(case, tmp_path, regularizer):
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    tools = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    options = tools.StateDictOptions(flatten_optimizer_state_dict=True)
+    model = torch.nn.Linear(3, 2, dtype=F64)
+    opt = case.make(model.parameters(), regularizer=regularizer)
+    drive(opt, seed=0)
+    saved = tools.get_optimizer_state_dict(model, opt, options=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it runs in one process
+        dcp.save({"optimizer": saved}, checkpoint_id=tmp_path, no_dist=True)
+        for seed in (1, 2):
+            drive(opt, seed=seed)
+            state = tools.get_optimizer_state_dict(model, opt, options=options)
+            dcp.load({"optimizer": state}, checkpoint_id=tmp_path, no_dist=True)
+            tools.set_optimizer_state_dict(model, opt, state, options=options)
+            assert tools.get_optimizer_state_dict(model, opt, options=options) == saved
+
+
+# -- dictionaries of other optimizers ---------------------------------------------------------------------------------
+
+FOREIGN = {
+    "AdamW": torch.optim.AdamW,
+    "SGD": torch.optim.SGD,
+    "Adagrad": torch.optim.Adagrad,
+    "ProxSPS": ProxSPS,
+    "SPS": SPS,
+    "DecSPS": DecSPS,
+    "ProxSGD": ProxSGD,
+}
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_the_state_of_another_optimizer_is_refused_and_nothing_changes(case, kit, foreign, stepped):
+    if FOREIGN[foreign] is case.cls:
+        return
+    params = kit.drawn(*SHAPES)
+    other, opt = FOREIGN[foreign](params, lr=0.125), case.make(kit.drawn(*SHAPES), weight_decay=0.25)
+    if stepped:
+        other.step(lambda: 0.5)
+        drive(opt, seed=0)
+    before, groups = opt.state_dict(), opt.param_groups
+    with pytest.raises(ValueError, match=rf"not one of {case.cls.__name__}: a parameter group (has|lacks) .*Nothing"):
+        opt.load_state_dict(other.state_dict())
+    assert opt.state_dict() == before
+    assert opt.param_groups is groups
+    assert not opt.state
+
+
+def test_a_hook_may_translate_the_state_of_another_optimizer(case, kit):
+    other, opt = torch.optim.SGD(kit.drawn(*SHAPES), lr=0.125), case.make(kit.drawn(*SHAPES))
+
+    def translate(_, state):
+        groups = [{"params": group["params"], "lr": group["lr"]} for group in state["param_groups"]]
+        return {"state": {}, "param_groups": groups}
+
+    opt.register_load_state_dict_pre_hook(translate)
+    opt.load_state_dict(other.state_dict())
+    assert opt.param_groups[0]["lr"] == 0.125
+
+
+@pytest.mark.parametrize("change", ["groups", "sizes"])
+def test_a_dictionary_of_other_parameters_is_refused_and_nothing_changes(case, kit, change):
+    a, b = kit.drawn(*SHAPES)
+    opt, other = case.make([a, b]), case.make([{"params": [a]}, {"params": [b]}] if change == "groups" else [a])
+    before = opt.state_dict()
+    with pytest.raises(ValueError, match=r"different number of parameter groups|doesn't match the size"):
+        opt.load_state_dict(other.state_dict())
+    assert opt.state_dict() == before
+
+
+def test_hooks_after_loading_see_the_regularizer(case, kit):
+    opt, seen = case.make(kit.drawn(*SHAPES), regularizer=L1(0.1)), []
+    opt.register_load_state_dict_post_hook(lambda o: seen.append(o.param_groups[0]["regularizer"]))
+    opt.load_state_dict(opt.state_dict())
+    assert seen == [L1(0.1)]
 
 
 def test_hooks_of_the_state_dict_run(case, kit):

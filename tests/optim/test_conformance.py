@@ -309,7 +309,10 @@ def test_nothing_happens_without_any_gradient(case, kit):
     a.grad = None
     before = a.detach().clone()
     opt = case.make([a])
-    opt.step(loss=0.5)
+    with pytest.warns(RuntimeWarning, match=r"No parameter has a gradient\. Call loss\.backward\(\)") as said:
+        opt.step(loss=0.5)
+    assert said[0].filename == __file__
+    opt.step(loss=0.5)  # said once
     assert torch.equal(a.detach(), before)
     assert opt.last_step is None
 
@@ -435,8 +438,9 @@ BAD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def test_a_loss_that_is_not_finite_is_said_once_and_changes_nothing(case, kit, bad, fused):
     params = kit.drawn(*SHAPES)
     opt, before = case.make(params, fused=fused), kit.points(params)
-    with pytest.warns(RuntimeWarning, match=r"loss is -?(nan|inf).*untouched"):
+    with pytest.warns(RuntimeWarning, match=r"loss is -?(nan|inf).*untouched") as said:
         opt.step(loss=bad)
+    assert said[0].filename == __file__
     opt.step(loss=torch.tensor(bad))
     assert all(map(torch.equal, kit.points(params), before))
     assert opt.last_step.branch_name == "skipped"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,10 @@ F64 = torch.float64
 FORMS = {
     "float": 0.75,
     "int": 3,
+    "numpy f64": np.float64(0.75),
+    "numpy f32": np.float32(0.75),
+    "numpy 0-d": np.array(0.75),
+    "numpy one entry": np.array([0.75], dtype=np.float32),
     "0-d": torch.tensor(0.75, dtype=F64),
     "one entry": torch.tensor([[0.75]], dtype=F64),
     "f32": torch.tensor(0.75),
@@ -36,6 +41,26 @@ def test_the_form_of_the_loss_does_not_matter(case, kit, form, regularizer, path
     one, two = kit.drawn((3,), (4,)), kit.drawn((3,), (4,))
     assert case.make(one, regularizer=regularizer, **path).step(loss=loss) is loss
     case.make(two, regularizer=regularizer, **path).step(loss=torch.as_tensor(loss).item())
+    assert torch.equal(kit.flat(one), kit.flat(two))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_loss_may_be_the_first_argument(case, kit, form):
+    loss = FORMS[form]
+    one, two = kit.drawn((3,), (4,)), kit.drawn((3,), (4,))
+    assert case.make(one).step(loss) is loss
+    case.make(two).step(loss=loss)
+    assert torch.equal(kit.flat(one), kit.flat(two))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "with grad"])
+def test_the_form_of_a_watched_loss_does_not_matter(case, kit, form):
+    loss = FORMS[form]
+    one, two = kit.drawn((3,), (4,)), kit.drawn((3,), (4,))
+    watching = case.make(one)
+    assert watching.watch(loss) is loss
+    watching.step()
+    case.make(two).step(loss=torch.as_tensor(loss).item())
     assert torch.equal(kit.flat(one), kit.flat(two))
 
 
@@ -179,6 +204,8 @@ def test_watching_does_not_keep_losses_for_ever(case, kit):
 def test_closure_and_loss_together_are_refused(case, kit):
     with pytest.raises(ValueError, match="both a closure and a loss"):
         case.make(kit.drawn((3,))).step(lambda: torch.tensor(1.0), loss=1.0)
+    with pytest.raises(ValueError, match="two losses"):
+        case.make(kit.drawn((3,))).step(torch.tensor(1.0), loss=1.0)
 
 
 def test_a_step_without_a_loss_says_what_to_do(bounded_case, kit):
@@ -214,6 +241,8 @@ def test_a_loss_with_many_entries_is_refused(case, kit, capturable):
         opt.watch(torch.ones(2))
     with pytest.raises(ValueError, match=r"one number, got shape \(0,\)"):
         opt.step(loss=torch.ones(0))
+    with pytest.raises(ValueError, match=r"one number, got shape \(2,\)"):
+        opt.step(loss=np.ones(2))
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
@@ -223,8 +252,14 @@ def test_weights_of_watched_losses_are_positive_and_finite(case, kit, weight):
 
 
 def test_a_loss_that_is_no_number_is_refused(case, kit):
-    with pytest.raises(TypeError, match="tensor with one entry or a number, got str"):
-        case.make(kit.drawn((3,))).step(loss="0.5")
+    opt = case.make(kit.drawn((3,)))
+    for step in (lambda loss: opt.step(loss=loss), opt.step, opt.watch, lambda loss: opt.step(lambda: loss)):
+        with pytest.raises(TypeError, match="tensor with one entry or a number, got str"):
+            step("0.5")
+        with pytest.raises(TypeError, match=r"real number, got dtype torch\.complex64"):
+            step(torch.tensor(1j))
+        with pytest.raises(TypeError, match=r"real number, got dtype <U3"):
+            step(np.array("0.5"))
 
 
 def test_a_bound_of_a_batch_that_is_not_finite_is_named(bounded_case, kit):
@@ -246,6 +281,21 @@ def test_negative_and_nan_options_are_refused(case, kit, name, value):
         case.make([{"params": kit.drawn((3,)), name: value}])
 
 
+@pytest.mark.parametrize("name", ["lr", "weight_decay", "max_move"])
+@pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), torch.ones(0), "0.1", 1j, [0.1]], ids=repr)
+def test_options_that_are_not_one_number_are_named(case, kit, name, value):
+    with pytest.raises(ValueError, match=rf"{name} must be (one|a real) number, got (shape \([20],\)|.*0\.1|1j)"):
+        case.make(kit.drawn((3,)), **{name: value})
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), "0.1"], ids=repr)
+def test_a_bound_that_is_not_one_number_is_named(bounded_case, kit, value):
+    with pytest.raises(ValueError, match=r"lower_bound must be (one|a real) number, got"):
+        bounded_case.make(kit.drawn((3,)), lower_bound=value)
+    with pytest.raises(ValueError, match=r"lower_bound must be (one|a real) number, got"):
+        bounded_case.make(kit.drawn((3,))).step(loss=0.5, lower_bound=value)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_bound_that_is_no_number_is_refused(bounded_case, kit, value):
     with pytest.raises(ValueError, match=rf"lower_bound must be a finite number, got {value}"):
@@ -264,20 +314,6 @@ def test_negative_bounds_are_fine(bounded_case, kit):
 def test_constants_of_a_method_are_positive(kit, cls, name, value):
     with pytest.raises(ValueError, match=f"{name} must be a positive number, got {value}"):
         cls(kit.drawn((3,)), **{name: value})
-
-
-@pytest.mark.parametrize(("cls", "name"), [(SPS, "c"), (DecSPS, "c0")])
-def test_constants_of_a_method_belong_to_all_groups(kit, cls, name):
-    a, b = kit.drawn((3,), (4,))
-    with pytest.raises(ValueError, match=f"{name} cannot differ between parameter groups"):
-        cls([{"params": [a]}, {"params": [b], name: 7.0}])
-
-
-@pytest.mark.parametrize("key", ["lower_bound", "fused", "capturable"])
-def test_options_of_the_whole_are_refused_in_a_group(bounded_case, kit, key):
-    value = {"lower_bound": 1.0, "fused": False, "capturable": True}[key]
-    with pytest.raises(ValueError, match=f"{key} cannot differ between parameter groups"):
-        bounded_case.make([{"params": kit.drawn((3,)), key: value}])
 
 
 def test_an_empty_parameter_list_is_refused(case):
@@ -314,6 +350,15 @@ def test_centers_that_do_not_fit_are_refused(case, kit):
         case.make(kit.drawn((3,), (3,)), regularizer=L2(0.1, [torch.zeros(3)]))
 
 
+def test_a_shape_that_does_not_fit_is_named_by_its_parameter(case, kit):
+    named = [("head.weight", kit.drawn((4, 3))[0]), ("head.bias", kit.drawn((3,))[0])]
+    with pytest.raises(ValueError, match=r"L2.*does not fit parameter 'head\.bias': .*\(3,\)"):
+        case.make(named, regularizer=L2(0.1, [torch.zeros(4, 3), torch.zeros(4)]))
+    named = [("rotation", kit.drawn((3,), dtype=torch.complex128)[0])]
+    with pytest.raises(ValueError, match="does not take complex parameters, got 'rotation'"):
+        case.make(named, regularizer=L1(0.1))
+
+
 def test_a_regularizer_without_subgradient_cannot_be_part_of_the_loss(coupled_case, kit):
     with pytest.raises(ValueError, match=r"needs its subgradient.*Box.*Use ProxSPS or ProxSGD"):
         coupled_case.make(kit.drawn((3,)), regularizer=Box(0.0, 1.0))
@@ -322,20 +367,6 @@ def test_a_regularizer_without_subgradient_cannot_be_part_of_the_loss(coupled_ca
 def test_capturable_refuses_a_regularizer_of_the_host(prox_case, kit):
     with pytest.raises(ValueError, match=r"TotalVariation1D.*cannot be captured"):
         prox_case.make(kit.drawn((3,)), regularizer=TotalVariation1D(0.1), capturable=True)
-
-
-def test_unknown_group_keys_are_refused_with_a_hint(case, kit):
-    with pytest.raises(ValueError, match=r"Unknown key 'weight_decy'.*Did you mean 'weight_decay'\?"):
-        case.make([{"params": kit.drawn((3,)), "weight_decy": 0.1}])
-    with pytest.raises(ValueError, match=r"Unknown key 'xyzzy'.*Known are .*lr"):
-        case.make([{"params": kit.drawn((3,)), "xyzzy": 0.1}])
-
-
-def test_maximize_is_refused(case, kit):
-    with pytest.raises(TypeError, match="maximize"):
-        case.make(kit.drawn((3,)), maximize=True)
-    with pytest.raises(ValueError, match="maximize"):
-        case.make([{"params": kit.drawn((3,)), "maximize": True}])
 
 
 @pytest.mark.parametrize("capturable", [False, True])

@@ -148,7 +148,7 @@ def test_a_limit_that_is_none_is_refused(case, kit, value):
 
 def test_a_limit_of_one_group_is_refused(case, kit):
     with pytest.raises(ValueError, match="max_move cannot differ between parameter groups"):
-        case.make([{"params": kit.drawn((3,)), "max_move": 0.1}])
+        case.make([{"params": kit.drawn((3,)), "max_move": 0.1}, {"params": kit.drawn((4,))}])
 
 
 def test_a_limit_is_part_of_the_checkpoint(case, kit):

@@ -1,4 +1,4 @@
-"""Refusals of constants: what was wrong, what was got, what to do."""
+"""Checks of constants; the errors say what was wrong, what was got, and what to do."""
 
 from __future__ import annotations
 
@@ -7,32 +7,71 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+# Names that other libraries have for the same option, and that no spelling check would find.
+SYNONYMS = (
+    {"lr", "learning_rate", "step_size"},
+    {"weight_decay", "wd"},
+    {"regularizer", "regularization", "regularisation", "penalty"},
+)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raise for anything that is not one real number."""
+    shape = tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1:
+        raise ValueError(f"{name} must be one number, got shape {shape}.")
+    try:
+        if isinstance(value, (str, bytes)):  # float() would read them
+            raise TypeError
+        float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name} must be a real number, got {value!r}.") from None
+
 
 def check_nonnegative(name: str, value: Any) -> None:
-    """Refuse a number that is negative, infinite or NaN."""
+    """Raise for a number that is negative, infinite or NaN."""
+    check_number(name, value)
     if not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}.")
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Refuse a number that is not positive and finite."""
+    """Raise for a number that is not positive and finite."""
+    check_number(name, value)
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive number, got {value!r}.")
 
 
 def check_finite_bound(value: Any) -> None:
-    """Refuse a lower bound that is not a finite number."""
+    """Raise for a lower bound that is not a finite number."""
+    check_number("lower_bound", value)
     if not math.isfinite(value):
         raise ValueError(
             f"lower_bound must be a finite number, got {value!r}. 0 is right for losses that are never negative."
         )
 
 
+def meant(key: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that a misspelt key stands for, None where there is none."""
+    word, known = key.lower().replace("-", "_"), sorted(known)
+    for names in SYNONYMS:
+        same = [name for name in known if name in names]
+        if word in names and same:
+            return same[0]
+    near = difflib.get_close_matches(word, known, 1, cutoff)
+    return near[0] if near else None
+
+
+def hint(key: str, known: Iterable[str]) -> str:
+    """What to write instead of a key that does not exist."""
+    known = sorted(known)
+    name = meant(key, known)
+    return f"Did you mean {name!r}?" if name else f"Known are {', '.join(known)}."
+
+
 def check_keys(owner: str, keys: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse options of a parameter group that do not exist."""
+    """Raise for options of a parameter group that do not exist."""
     known = sorted(known)
     for key in keys:
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
-            raise ValueError(f"Unknown key {key!r} in a parameter group of {owner}. {hint}")
+            raise ValueError(f"Unknown key {key!r} in a parameter group of {owner}. {hint(key, known)}")

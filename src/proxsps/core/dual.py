@@ -256,9 +256,7 @@ def _round(xp: ModuleType, trial: Array, spread: Array, bracket: Bracket, stuck:
     return xp.concat([first[..., None], chosen[..., 1:]], axis=-1)
 
 
-def _inverse_hermite(
-    xp: ModuleType, u: Array, h: Array, slope: Array, u0: Array, h0: Array, slope0: Array
-) -> Array:
+def _inverse_hermite(xp: ModuleType, u: Array, h: Array, slope: Array, u0: Array, h0: Array, slope0: Array) -> Array:
     """Value at h = 0 of the cubic in h through (h, u) and (h0, u0) with the slopes 1/h' there."""
     width = h0 - h
     t = _divide(xp, -h, width)

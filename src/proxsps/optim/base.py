@@ -5,45 +5,59 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from proxsps.core.array import Array
+from proxsps.core.rules import Decision, Model
 from proxsps.core.step import admissible
-from proxsps.optim.arithmetic import Arithmetic, Sums, choose
+from proxsps.optim.assembly import Assembly
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.checks import (
+    SHARED,
+    check_agreement,
     check_bound,
-    check_keys,
+    check_constructor,
+    check_group_keys,
     check_limit,
     check_loss,
+    check_lr,
     check_nonnegative,
+    check_origin,
     check_positive,
     check_regularizer,
     check_unflattened,
+    computable,
+    is_fake,
+    loss_value,
 )
+from proxsps.optim.estimate import Estimate
+from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.report import LastStep, Solution, report
 from proxsps.regularizers import Regularizer
-
-# Options of the loss or of the whole step, which one group cannot have for itself.
-SHARED = ("lower_bound", "c", "c0", "max_move", "fused", "capturable")
 
 
 class PolyakOptimizer(Optimizer):
     """Base of the optimizers that set their step from the loss value.
 
-    A subclass says how a step is solved and written (`_solve`). Everything a later step depends on is in
-    `param_groups`, and nothing is kept per parameter, so that checkpoints are small and complete.
+    A step has four parts: the estimate makes a linear model of the loss, the assembly reduces it to a few numbers, the
+    rule of the method chooses the dual variable from these, and the assembly writes. A subclass says which estimate and
+    which rule (`_decide`). Everything a later step depends on is in `state` or `param_groups`.
     """
 
     needs_loss = True
     bounded = True  # whether the loss is held against a lower bound
-    coupled = False  # whether the regulariser is part of the loss and its gradient
+    _complete = False  # whether the groups of the constructor are all there
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """An empty optimizer, once the names of the options are known to be right."""
+        check_constructor(cls, options)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -52,11 +66,11 @@ class PolyakOptimizer(Optimizer):
         process_group: ProcessGroup | Literal[False] | None,
         check_replicas: bool,
     ) -> None:
-        check_bound(defaults.get("lower_bound", 0.0))
-        check_limit(defaults["max_move"])
         self._ranks = Ranks(process_group, check_replicas)
         self._forget()
         super().__init__(params, defaults)
+        self._complete = True
+        self.register_state_dict_post_hook(_only_plain_data)
 
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
@@ -69,22 +83,29 @@ class PolyakOptimizer(Optimizer):
     # Groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step."""
+        """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step.
+
+        A group that is added later takes the options of the whole step, such as `lower_bound`, from the others.
+        """
         name = type(self).__name__
-        check_keys(name, param_group, {*self.defaults, "params", "param_names", "initial_lr"})
-        for key in SHARED:
-            if key in param_group and param_group[key] != self.defaults[key]:
-                raise ValueError(f"{key} cannot differ between parameter groups: pass it to {name}() itself.")
+        if isinstance(param_group, dict):  # torch raises for anything else
+            check_group_keys(name, param_group, self.defaults)
+            for key in self.defaults if self._complete else ():
+                if key in SHARED:
+                    param_group.setdefault(key, self.param_groups[0][key])
         super().add_param_group(param_group)
         try:
             self._check_group(self.param_groups[-1])
-        except ValueError:
+            check_agreement(name, self.param_groups, len(self.param_groups) - 1)
+        except Exception:
             self.param_groups.pop()
             raise
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        check_nonnegative("lr", group["lr"])
+        check_lr(group["lr"], group["params"])
         check_nonnegative("weight_decay", group["weight_decay"])
+        check_bound(group.get("lower_bound", 0.0))
+        check_limit(group["max_move"])
         check_unflattened(group["params"])
         check_regularizer(group)
 
@@ -152,11 +173,15 @@ class PolyakOptimizer(Optimizer):
         self._watched.clear()
         return mean, total
 
-    def _loss(self, closure: Callable[[], Any] | None, loss: Tensor | float | None) -> tuple[Any, float, Any]:
+    def _loss(
+        self, closure: Callable[[], Any] | Tensor | float | None, loss: Tensor | float | None
+    ) -> tuple[Any, float, Any]:
         """The loss to step with, None for no step; its weight among the ranks; and what `step` returns."""
         name = type(self).__name__
         if closure is not None and loss is not None:
-            raise ValueError(f"{name}.step() got both a closure and a loss: give one of them.")
+            raise ValueError(f"{name}.step() got both a closure and a loss, or two losses: give one of them.")
+        if closure is not None and not callable(closure):  # step(loss)
+            closure, loss = None, closure
         returned = loss
         if closure is not None:
             with torch.enable_grad():
@@ -169,8 +194,7 @@ class PolyakOptimizer(Optimizer):
             )
         value = returned if watched is None else watched
         if value is not None:
-            check_loss(value)
-            return value.detach() if isinstance(value, Tensor) else value, weight, returned
+            return loss_value(value), weight, returned
         if not self.needs_loss:
             return 0.0, weight, returned
         if all(float(group["lr"]) == 0 for group in self.param_groups):
@@ -185,7 +209,7 @@ class PolyakOptimizer(Optimizer):
     @torch.no_grad()
     def step(
         self,
-        closure: Callable[[], Any] | None = None,
+        closure: Callable[[], Any] | Tensor | float | None = None,
         *,
         loss: Tensor | float | None = None,
         lower_bound: Tensor | float | None = None,
@@ -193,7 +217,7 @@ class PolyakOptimizer(Optimizer):
         """Take one step.
 
         Args:
-            closure: recomputes the model, calls `backward` and returns the loss.
+            closure: recomputes the model, calls `backward` and returns the loss. The loss itself is taken here too.
             loss: the loss whose gradients are in `.grad`; a 0-d tensor or a number. It is not changed.
             lower_bound: lower bound of this batch's loss, instead of the optimizer's.
 
@@ -203,6 +227,7 @@ class PolyakOptimizer(Optimizer):
         self._taken["last"] = None
         value, weight, returned = self._loss(closure, loss)
         options = self.param_groups[0]
+        check_agreement(type(self).__name__, self.param_groups)
         if lower_bound is None:
             lower_bound = options.get("lower_bound", 0.0)
         elif not self.bounded:
@@ -210,42 +235,54 @@ class PolyakOptimizer(Optimizer):
         check_bound(lower_bound)
         blocks = gather(self.param_groups, self._ranks)
         # Among several ranks, one without gradients takes part all the same: the others wait for it.
-        if value is not None and (self._ranks.size > 1 or any(block.params for block in blocks)):
-            penalties = self._couple(blocks)
-            arithmetic = choose(blocks, options["fused"], options["capturable"])
-            self._step(arithmetic, value, weight, lower_bound, penalties)
+        found = [block.params[0] for block in blocks if block.params]
+        if not found and (returned is not None or (value is not None and self.needs_loss)):
+            self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step", 5)
+        if value is not None and (found or self._ranks.size > 1) and computable(found, value, self.needs_loss):
+            numbers = choose(blocks, options["capturable"] or any(map(is_fake, found)))
+            self._step(blocks, numbers, value, weight, lower_bound)
         return returned
 
-    def _couple(self, blocks: list[Block]) -> list[Tensor]:
-        """Move regularisers into the gradients, where the method wants them there; their values, to add to the loss."""
-        return []
+    def _estimate(self) -> Estimate:
+        """The estimate that a step starts with."""
+        return Estimate()
 
-    def _step(self, arithmetic: Arithmetic, value: Any, weight: float, bound: Any, penalties: list[Tensor]) -> None:
-        m, C = arithmetic.scalar(value), arithmetic.scalar(bound)
-        alpha = arithmetic.vector([block.alpha for block in arithmetic.blocks])
-        lam = arithmetic.vector([block.lam for block in arithmetic.blocks])
-        penalty = arithmetic.total(penalties)
-        sums = arithmetic.sums(self.coupled, points=self.coupled or self._max_move is not None)
+    @abstractmethod
+    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
+        """The rule of the method; where not `ok`, it leaves its memory as it is."""
+
+    def _step(self, blocks: list[Block], numbers: Numbers, value: Any, weight: float, bound: Any) -> None:
+        m, C = numbers.scalar(value), numbers.scalar(bound)
+        estimate = self._estimate()
+        addition = estimate.prepare(blocks, numbers)
+        alpha = numbers.vector([block.alpha for block in blocks])
+        lam = numbers.vector([block.lam for block in blocks])
+        assembly = Assembly(blocks, numbers, self._ranks, self.param_groups[0]["fused"], estimate.coupled)
+        alone = self._ranks.size == 1
+        ahead = (m - C if self.bounded else numbers.scalar(math.inf)) if alone else None
+        sums = assembly.sums(points=estimate.coupled or self._max_move is not None, gap=ahead)
         agreed = True
-        if self._ranks.size > 1:
-            m, C, penalty, sums, agreed = join(self._ranks, arithmetic, m, C, weight, penalty, sums)
-        if self.coupled:
-            m = m + penalty + (lam * sums.x_sq).sum() / 2
+        if not alone:
+            m, C, addition, sums, agreed = join(self._ranks, numbers, blocks, m, C, weight, addition, sums)
+        m = estimate.value(m, addition, sums, lam)
         gap = m - C
         ok = admissible(gap, sums.d_sq, sums.d_dot_x, self.bounded) & agreed
-        if arithmetic.refuses(ok):
+        if numbers.refuses(ok):
             self._explain_skip(m, C)
             solution = Solution.skipped(gap)
         else:
-            solution = self._solve(arithmetic, gap, sums, alpha, lam, ok)
-        for block in arithmetic.blocks:
+            decision = self._decide(assembly.model(gap, sums, alpha, lam), blocks, numbers, ok)
+            s = assembly.write(decision.u, sums, alpha, lam, ok, self._max_move)
+            solution = Solution(ok, gap, *decision, s)
+            estimate.commit(ok)
+        for block in blocks:
             for finish in block.afterwards:
                 finish()
-        if len(alpha) > len(self.param_groups):  # shards and whole tensors of one group
-            caps = {id(block.group): block.alpha for block in arithmetic.blocks}
-            alpha = arithmetic.vector([caps[id(group)] for group in self.param_groups])
+        if len(blocks) > len(self.param_groups):  # shards and whole tensors of one group
+            caps = {id(block.group): block.alpha for block in blocks}
+            alpha = numbers.vector([caps[id(group)] for group in self.param_groups])
         self._taken["last"] = (alpha, solution)
-        if self._ranks.check and self._ranks.size > 1:
+        if self._ranks.check and not alone:
             self._ranks.compare(self.last_step.tau, self._named())
 
     @property
@@ -257,10 +294,6 @@ class PolyakOptimizer(Optimizer):
         for j, group in enumerate(self.param_groups):
             names = group.get("param_names") or [f"parameter {i} of group {j}" for i in range(len(group["params"]))]
             yield from zip(names, group["params"], strict=True)
-
-    @abstractmethod
-    def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
-        """Solve a step and write it where `ok`."""
 
     @property
     def last_step(self) -> LastStep | None:
@@ -284,43 +317,53 @@ class PolyakOptimizer(Optimizer):
             )
         else:
             kind, reason = "gradient", "A gradient or a parameter is not finite"
+        self._warn_once(kind, reason, 7)
+
+    def _warn_once(self, kind: str, reason: str, stacklevel: int) -> None:
+        """Warn the first time that there is this kind of reason."""
         if kind not in self._warned:
             self._warned.add(kind)
             text = f"{type(self).__name__}: {reason}. Parameters were left untouched. This is said once."
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
     # Checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_ranks": self._ranks}
 
-    def state_dict(self) -> dict[str, Any]:
-        """As in torch, but only plain data (regularisers as text) and copies, which do not follow later steps."""
-        state = super().state_dict()
-        state["param_groups"] = [
-            {key: _plain(value) for key, value in group.items()} for group in state["param_groups"]
-        ]
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, but each group keeps the regulariser it was constructed with; a different one is warned of."""
-        own = [group["regularizer"] for group in self.param_groups]
-        super().load_state_dict(state_dict)
-        for group, phi in zip(self.param_groups, own, strict=True):
-            saved, group["regularizer"] = group["regularizer"], phi
-            if _plain(saved) != _plain(phi):  # a dictionary without one gets the default, which is no text
-                text = (
-                    f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
-                )
-                warnings.warn(text, UserWarning, stacklevel=2)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # load_state_dict calls this last, after its hooks and checks: an error here leaves everything as it was.
+        own = self.param_groups if "defaults" not in state else None
+        for group, saved in zip(own or (), state["param_groups"], strict=own is not None):
+            check_origin(type(self).__name__, self.defaults, group, saved)
         super().__setstate__(state)
+        self._complete = True
+        self.defaults.pop("differentiable", None)  # torch adds it, to optimizers without that option too
         if "_watched" not in self.__dict__:  # unpickled or copied
             self._forget()
+            self.register_state_dict_post_hook(_only_plain_data)
         for group in self.param_groups:
+            group.pop("differentiable", None)
             for key, default in self.defaults.items():
                 group.setdefault(key, default)
+        for group, mine in zip(self.param_groups, own or (), strict=own is not None):
+            _keep_regularizer(group, mine["regularizer"])
+
+
+def _only_plain_data(opt: Optimizer, state: dict[str, Any]) -> None:
+    """Make a dictionary of state one of plain data (regularisers as text) and copies, which do not follow later steps.
+
+    A hook, because hooks of the user, which come after it, are to see what will be saved.
+    """
+    state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
+
+
+def _keep_regularizer(group: dict[str, Any], phi: Regularizer | None) -> None:
+    """Give a loaded group the regulariser it was constructed with, which a checkpoint has only as text."""
+    saved, group["regularizer"] = group["regularizer"], phi
+    if _plain(saved) != _plain(phi):  # a dictionary without one gets the default, which is no text
+        text = f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
+        warnings.warn(text, UserWarning, stacklevel=6)
 
 
 def _nonzero(grad: Tensor) -> bool:

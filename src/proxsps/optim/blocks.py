@@ -69,6 +69,11 @@ class Block:
         return KINDS.get(type(structure), PROXES)
 
     @property
+    def quadratic(self) -> bool:
+        """Whether the regulariser is none or the squared l2 norm."""
+        return isinstance(self.phi.at(self.indices[0]).structure(self.params[0].shape), Quadratic)
+
+    @property
     def lam(self) -> float:
         """Strength of the squared l2 norm, 0 for any other regulariser."""
         return self.phi.lam if isinstance(self.phi, L2) else 0.0

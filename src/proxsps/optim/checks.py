@@ -1,25 +1,42 @@
-"""Refusals: what was wrong, what was got, what to do."""
+"""Checks of options and losses; the errors say what was wrong, what was got, and what to do."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable
+import numbers
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from proxsps.core.checks import check_finite_bound, check_keys, check_nonnegative, check_positive
+from proxsps.core.checks import check_finite_bound, check_nonnegative, check_number, check_positive, hint, meant
 from proxsps.regularizers.checks import check_choice, check_fit
+
+# Options of the loss or of the whole step, which one group cannot have for itself.
+SHARED = ("lower_bound", "c", "c0", "max_move", "fused", "capturable")
+# Options that tell the methods of this package apart.
+METHOD = ("lower_bound", "c", "c0")
+# Options of torch's optimizers that would change the step, and that none here has.
+ABSENT = ("maximize", "differentiable", "momentum", "nesterov", "betas", "amsgrad")
+# What torch and its schedulers write into the groups of any optimizer.
+COMMON = ("params", "param_names", "initial_lr", "differentiable")
+MISSPELT = 0.85  # likeness from which an unknown key is a misspelt option, and not a tag of the user's
 
 
 def check_limit(value: Any) -> None:
-    """Refuse a limit on the length of the move that is neither None nor a positive number."""
-    if value is not None and not 0 < value < math.inf:
+    """Raise for a limit on the length of the move that is neither None nor a positive number."""
+    if value is None:
+        return
+    check_number("max_move", value)
+    if not 0 < value < math.inf:
         raise ValueError(f"max_move must be a positive number, or None for no limit, got {value!r}.")
 
 
 def check_unflattened(params: Iterable[Tensor]) -> None:
-    """Refuse parameters whose shape FSDP1 hides."""
+    """Raise for parameters whose shape FSDP1 hides."""
     if any([hasattr(param, "_fsdp_flattened") or hasattr(param, "_is_flat_param") for param in params]):
         raise ValueError(
             "The parameters are those of FullyShardedDataParallel, which flattens them and hides which part is here. "
@@ -28,42 +45,163 @@ def check_unflattened(params: Iterable[Tensor]) -> None:
 
 
 def check_bound(value: Any) -> None:
-    """Refuse a lower bound that is not a finite number; a tensor is not looked at."""
+    """Raise for a lower bound that is not a finite number; the entry of a tensor is not looked at."""
     if not isinstance(value, Tensor):
         check_finite_bound(value)
+    elif value.numel() != 1:
+        raise ValueError(f"lower_bound must be one number, got shape {tuple(value.shape)}.")
+
+
+def check_lr(lr: Any, params: Iterable[Tensor]) -> None:
+    """Raise for a cap on the step that is not one finite number >= 0."""
+    if not isinstance(lr, Tensor) or has_value(lr):
+        check_nonnegative("lr", lr)
+    elif any(map(has_value, params)):
+        raise ValueError(f"lr has a shape, but no value, got {lr!r}: create it on a real device.")
 
 
 def check_loss(loss: Any) -> None:
-    """Refuse a loss that is not one number."""
-    if isinstance(loss, Tensor) and loss.numel() != 1:
-        raise ValueError(
-            f"The loss must be one number, got shape {tuple(loss.shape)}: reduce it, for instance by loss.mean()."
-        )
-    if not isinstance(loss, (Tensor, float, int)):
+    """Raise for a loss that is not one real number."""
+    if isinstance(loss, (float, int)):
+        return
+    if isinstance(loss, (Tensor, np.ndarray)):
+        if math.prod(loss.shape) != 1:
+            raise ValueError(
+                f"The loss must be one number, got shape {tuple(loss.shape)}: reduce it, for instance by loss.mean()."
+            )
+        if loss.dtype.is_complex if isinstance(loss, Tensor) else loss.dtype.kind not in "fiub":
+            raise TypeError(f"The loss must be a real number, got dtype {loss.dtype}.")
+    elif not isinstance(loss, numbers.Real):
         raise TypeError(f"The loss must be a tensor with one entry or a number, got {type(loss).__name__}.")
 
 
+def loss_value(loss: Any) -> Tensor | float:
+    """A loss as a step uses it: a tensor without its graph, or a number."""
+    check_loss(loss)
+    if isinstance(loss, Tensor):
+        return loss.detach()
+    return float(loss.item() if isinstance(loss, np.ndarray) else loss)
+
+
+def has_value(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers; those of the meta device and of FakeTensorMode have a shape only."""
+    return not (tensor.is_meta or is_fake(tensor))
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor was made under FakeTensorMode."""
+    return type(tensor).__name__ == "FakeTensor" and not torch.compiler.is_compiling()
+
+
+def computable(params: list[Tensor], value: Tensor | float, needs_loss: bool) -> bool:
+    """Whether a step has values to work on; on the meta device, where there are only shapes, it has nothing to do."""
+    without = [param.is_meta for param in params]
+    if not any(without):
+        if isinstance(value, Tensor) and value.is_meta:
+            raise ValueError("The loss is on the meta device and has no value, although the parameters have one.")
+        return True
+    if needs_loss and not (isinstance(value, Tensor) and value.is_meta):
+        raise ValueError(
+            "Parameters are on the meta device and have no values, although the loss has one: create the model on a "
+            "real device, or call model.to_empty(device=...) and fill its weights, before you make the optimizer."
+        )
+    return not all(without)
+
+
+def check_constructor(cls: type, options: Iterable[str]) -> None:
+    """Raise for keywords that a constructor does not have."""
+    parameters = inspect.signature(cls.__init__).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for key in options:
+        if key not in parameters:
+            known = [name for name in parameters if name != "self"]
+            raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {key!r}. {hint(key, known)}")
+
+
+def check_group_keys(owner: str, group: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise for a misspelt option, and for one that has no effect here; other unknown keys are the user's own."""
+    for key in group:
+        if key in known or key in COMMON[:3]:
+            continue
+        if key in METHOD or (key in ABSENT and group[key]):
+            raise ValueError(f"A parameter group has {key}={group[key]!r}, an option that {owner} does not have.")
+        name = meant(key, known, MISSPELT) if isinstance(key, str) else None
+        if name:
+            raise ValueError(f"Unknown key {key!r} in a parameter group of {owner}. Did you mean {name!r}?")
+
+
+def check_agreement(owner: str, groups: list[dict[str, Any]], start: int = 1) -> None:
+    """Raise where a group, from the one at `start` on, has another value of an option of the whole step."""
+    first = groups[0]
+    shared = [key for key in SHARED if key in first]
+    for i, group in enumerate(groups[start:], start):
+        for key in shared:
+            if _differ(first[key], group.get(key, first[key])):
+                raise ValueError(
+                    f"{key} cannot differ between parameter groups, because it belongs to the whole step: it is "
+                    f"{first[key]!r} in group 0 and {group[key]!r} in group {i}. Pass it to {owner}() itself, or write "
+                    "the same value into all groups."
+                )
+
+
+def _differ(one: Any, other: Any) -> bool:
+    if one is other:
+        return False
+    if any(isinstance(value, Tensor) and not value.is_cpu for value in (one, other)):
+        return False  # a look at them would wait for the device
+    return bool(one != other)
+
+
+def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise for a group of a checkpoint that another optimizer wrote."""
+    if "regularizer" in saved:  # one of this package
+        strange = [key for key in METHOD if key in saved and key not in defaults]
+        missing = [key for key in METHOD if key in defaults and key not in saved]
+    else:
+        strange, missing = [key for key in saved if key not in own and key not in COMMON], []
+    if strange or missing:
+        found = f"has {', '.join(map(str, strange))}" if strange else f"lacks {', '.join(missing)}"
+        raise ValueError(
+            f"The state_dict is not one of {owner}: a parameter group {found}. Load it into an optimizer of the class "
+            "that saved it. Nothing was changed."
+        )
+
+
 def check_regularizer(group: dict[str, Any]) -> None:
-    """Refuse a regulariser that is none, that competes with weight decay, or that does not fit its tensors."""
+    """Raise for a regulariser that is none, that competes with weight decay, or that does not fit its tensors."""
     phi = group["regularizer"]
     if phi is None:
         return
     check_choice(phi, group["weight_decay"])
     if group["capturable"] and not phi.traceable:
         raise ValueError(f"{phi!r} works on the host and cannot be captured; use capturable=False and CPU parameters.")
+    names = group.get("param_names")
     for i, param in enumerate(group["params"]):
+        name = repr(names[i]) if names else None
         if param.is_complex():
-            raise ValueError(f"{phi!r} does not take complex parameters; use weight_decay, which does.")
-        check_fit(phi, i, tuple(param.shape))
+            raise ValueError(
+                f"{phi!r} does not take complex parameters{f', got {name}' if name else ''}; use weight_decay, "
+                "which does."
+            )
+        check_fit(phi, i, tuple(param.shape), name)
 
 
 __all__ = [
+    "SHARED",
+    "check_agreement",
     "check_bound",
-    "check_keys",
+    "check_constructor",
+    "check_group_keys",
     "check_limit",
     "check_loss",
+    "check_lr",
     "check_nonnegative",
+    "check_origin",
     "check_positive",
     "check_regularizer",
     "check_unflattened",
+    "computable",
+    "is_fake",
+    "loss_value",
 ]

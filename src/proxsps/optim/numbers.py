@@ -48,6 +48,10 @@ class Numbers(ABC):
         """Whether to stop here because `ok` is false; a device does not look, and masks what it writes."""
 
     @abstractmethod
+    def flag(self, ok: Array | bool) -> Array:
+        """A truth value as an array."""
+
+    @abstractmethod
     def find(
         self,
         evaluate: Evaluate,
@@ -100,6 +104,10 @@ class Host(Numbers):
     def refuses(self, ok: Array) -> bool:
         """Look at it."""
         return not ok
+
+    def flag(self, ok: Array | bool) -> Array:
+        """A NumPy truth value."""
+        return np.asarray(ok)
 
     def find(
         self,
@@ -155,6 +163,10 @@ class Device(Numbers):
     def refuses(self, ok: Array) -> bool:
         """Never look."""
         return False
+
+    def flag(self, ok: Array | bool) -> Array:
+        """As it is; admissible steps are tensors already."""
+        return ok
 
     def find(
         self,

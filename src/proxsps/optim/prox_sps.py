@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.dual import search_dual, unclipped_root
-from proxsps.core.step import l2_line, line_dual, prox_coefficients, prox_move_sq, relax, relaxation
-from proxsps.optim.arithmetic import Arithmetic, Sums
+from proxsps.core.rules import Decision, Model, linear, truncated
 from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.blocks import Block
+from proxsps.optim.numbers import Numbers
 from proxsps.optim.reduce import ProcessGroup
-from proxsps.optim.report import Solution
-from proxsps.optim.search import ProxRay
 from proxsps.regularizers import Regularizer
 
 
@@ -68,21 +66,8 @@ class ProxSPS(PolyakOptimizer):
         }
         super().__init__(params, defaults, process_group, check_replicas)
 
-    def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
-        if all(block.affine for block in arithmetic.blocks):
-            line = l2_line(gap, sums.d_sq, sums.d_dot_x, alpha, lam)
-            dual = line_dual(line)
-            update, s = prox_coefficients(dual.u, alpha, lam), 1.0
-            if self._max_move is not None:
-                s = relaxation(prox_move_sq(update, *sums), self._max_move)
-                update = relax(update, s)
-            arithmetic.move(update, ok)
-            return Solution(ok, gap, dual.root, dual.u, line.start - line.fall * dual.u, relaxation=s)
-        ray = ProxRay(arithmetic, self._ranks, gap, sums, alpha, lam)
-        tolerance, noise = ray.stopping()
-        found = search_dual(ray, gap, tolerance, ray.eps, arithmetic.limit, arithmetic.loop, noise)
-        s = ray.write(found.u, ok, self._max_move)
-        return Solution(ok, gap, unclipped_root(found), found.u, found.h, found.evaluations, s)
+    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
+        return truncated(model)
 
 
 class ProxSGD(PolyakOptimizer):
@@ -129,9 +114,5 @@ class ProxSGD(PolyakOptimizer):
         }
         super().__init__(params, defaults, process_group, check_replicas)
 
-    def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
-        one = arithmetic.scalar(1.0)
-        ray = ProxRay(arithmetic, self._ranks, gap, sums, alpha, lam)
-        height, _ = ray(one)
-        s = ray.write(one, ok, self._max_move)
-        return Solution(ok, gap, one, one, height, relaxation=s)
+    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
+        return linear(model)

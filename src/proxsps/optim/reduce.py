@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -15,7 +15,9 @@ from proxsps.regularizers.base import flatten, unflatten
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from proxsps.optim.arithmetic import Arithmetic, Sums
+    from proxsps.optim.blocks import Block
+    from proxsps.optim.numbers import Numbers
+    from proxsps.optim.parts import Sums
 
 ProcessGroup = Any  # torch.distributed.ProcessGroup, which builds without distributed do not have
 
@@ -94,30 +96,38 @@ class Joint(NamedTuple):
 
     m: Array  # mean of the losses
     C: Array  # mean of the lower bounds
-    penalty: Array
+    addition: Array
     sums: Sums
     agreed: Array  # whether all ranks have gradients for the same number of parameters
 
 
-def join(ranks: Ranks, arithmetic: Arithmetic, m: Array, C: Array, weight: float, penalty: Array, sums: Sums) -> Joint:
+def join(
+    ranks: Ranks,
+    numbers: Numbers,
+    blocks: Sequence[Block],
+    m: Array,
+    C: Array,
+    weight: float,
+    addition: Array,
+    sums: Sums,
+) -> Joint:
     """Add up over the ranks, in one all-reduce; losses and bounds are weighted by `weight`.
 
     Every sum is divided by the number of ranks that hold the same entries. So all ranks go on with the same bits, also
     where replicas were summed in different order. What is not finite on one rank is not finite on any.
     """
-    blocks = arithmetic.blocks
-    w, count = arithmetic.scalar(weight), arithmetic.scalar(float(sum(len(block.params) for block in blocks)))
-    share = arithmetic.vector([block.share for block in blocks])
-    numbers = arithmetic.vector([w * m, w * C, w, penalty, count, count * count])
-    numbers, *totals = ranks.sum(numbers, *(share * part for part in sums))
-    wm, wC, w, penalty, counts, squares = numbers
+    w, count = numbers.scalar(weight), numbers.scalar(float(sum(len(block.params) for block in blocks)))
+    share = numbers.vector([block.share for block in blocks])
+    packed = numbers.vector([w * m, w * C, w, addition, count, count * count])
+    packed, *totals = ranks.sum(packed, *(share * part for part in sums))
+    wm, wC, w, addition, counts, squares = packed
     agreed = ranks.size * squares == counts * counts
-    if arithmetic.refuses(agreed):
+    if numbers.refuses(agreed):
         raise RuntimeError(
             "The ranks have gradients for different parameters. Average gradients over the ranks before the step "
             "(DistributedDataParallel, fully_shard); ranks that train different models need process_group=False."
         )
-    return Joint(wm / w, wC / w, penalty, type(sums)(*totals), agreed)
+    return Joint(wm / w, wC / w, addition, type(sums)(*totals), agreed)
 
 
 def _differs(local: Tensor, group: ProcessGroup | None) -> Tensor:

@@ -3,70 +3,33 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array, array_namespace
-from proxsps.core.step import (
-    Dual,
-    coupled_coefficients,
-    coupled_move_sq,
-    dec_sps_dual,
-    relax,
-    relaxation,
-    sps_dual,
-)
-from proxsps.optim.arithmetic import Arithmetic, Sums
+from proxsps.core.array import Array
+from proxsps.core.rules import Decision, Memory, Model, dec_sps, sps_max
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.blocks import Block
-from proxsps.optim.checks import check_positive
-from proxsps.optim.passes import widened
+from proxsps.optim.estimate import Coupled, Estimate
+from proxsps.optim.numbers import Numbers
 from proxsps.optim.reduce import ProcessGroup
-from proxsps.optim.report import Solution
-from proxsps.regularizers import Regularizer, Zero
-from proxsps.regularizers.base import subgradient_all, value_all
+from proxsps.regularizers import Regularizer
 from proxsps.regularizers.checks import check_subgradient
 
 
 class CoupledPolyak(PolyakOptimizer):
     """Steps along the gradient of loss plus regulariser, with one length for both."""
 
-    coupled = True
-
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         if group["regularizer"] is not None:
             check_subgradient(group["regularizer"], type(self).__name__, "ProxSPS or ProxSGD")
 
-    def _couple(self, blocks: list[Block]) -> list[Tensor]:
-        """Add value and subgradient of regularisers other than the squared l2 norm, which the sums take care of."""
-        penalties = []
-        for block in blocks:
-            if block.affine:
-                continue
-            xs = [widened(x) for x in block.params]
-            penalties.append(block.share * value_all(block.phi, xs, block.indices))
-            slopes = subgradient_all(block.phi, xs, block.indices)
-            block.grads = [widened(g) + s for g, s in zip(block.grads, slopes, strict=True)]
-            block.phi = Zero()
-        return penalties
-
-    def _solve(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, lam: Array, ok: Array) -> Solution:
-        dual = self._dual(arithmetic, gap, sums, alpha, ok)
-        update, s = coupled_coefficients(dual.u, alpha, lam), 1.0
-        if self._max_move is not None:
-            s = relaxation(coupled_move_sq(update, sums.d_sq), self._max_move)
-            update = relax(update, s)
-        arithmetic.move(update, ok)
-        return Solution(ok, gap, dual.root, dual.u, gap - dual.u * (alpha * sums.d_sq).sum(), relaxation=s)
-
-    @abstractmethod
-    def _dual(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, ok: Array) -> Dual:
-        """The method's rule for the step."""
+    def _estimate(self) -> Estimate:
+        return Coupled()
 
 
 class SPS(CoupledPolyak):
@@ -108,7 +71,6 @@ class SPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        check_positive("c", c)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -121,8 +83,8 @@ class SPS(CoupledPolyak):
         }
         super().__init__(params, defaults, process_group, check_replicas)
 
-    def _dual(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, ok: Array) -> Dual:
-        return sps_dual(gap, sums.d_sq, alpha, self.param_groups[0]["c"])
+    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
+        return sps_max(model, self.param_groups[0]["c"])
 
 
 class DecSPS(CoupledPolyak):
@@ -162,7 +124,6 @@ class DecSPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        check_positive("c0", c0)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -177,18 +138,14 @@ class DecSPS(CoupledPolyak):
         }
         super().__init__(params, defaults, process_group, check_replicas)
 
-    def _dual(self, arithmetic: Arithmetic, gap: Array, sums: Sums, alpha: Array, ok: Array) -> Dual:
-        xp = array_namespace(alpha)
-        groups = [block.group for block in arithmetic.blocks]
-        k = arithmetic.vector([group["k"] for group in groups])
-        memory = arithmetic.vector([group["memory"] for group in groups])
-        c = groups[0]["c0"] * (k[0] + 1) ** 0.5
-        dual = dec_sps_dual(gap, sums.d_sq, alpha, c, memory)
-        k, memory = xp.where(ok, k + 1, k), xp.where(ok & (alpha > 0), c * dual.u * alpha, memory)
+    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
+        groups = [block.group for block in blocks]
+        before = Memory(numbers.scalar(groups[0]["k"]), numbers.vector([group["memory"] for group in groups]))
+        decision, after = dec_sps(model, before, numbers.flag(ok), groups[0]["c0"])
         for i, group in enumerate(groups):
-            _store(group, "k", arithmetic.factor(k[i]))
-            _store(group, "memory", arithmetic.factor(memory[i]))
-        return dual
+            _store(group, "k", numbers.factor(after.taken))
+            _store(group, "memory", numbers.factor(after.previous[i]))
+        return decision
 
 
 def _store(group: dict[str, Any], key: str, value: Tensor | float) -> None:

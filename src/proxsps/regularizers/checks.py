@@ -18,12 +18,13 @@ def check_choice(phi: Any, weight_decay: Any) -> None:
         )
 
 
-def check_fit(phi: Regularizer, index: int, shape: tuple[int, ...]) -> None:
+def check_fit(phi: Regularizer, index: int, shape: tuple[int, ...], name: str | None = None) -> None:
     """Refuse a regulariser that does not fit the index-th tensor of its group."""
     try:
         phi.at(index).check(shape)
     except ValueError as error:
-        raise ValueError(f"{phi!r} does not fit parameter {index} of its group: {error}") from None
+        which = f"parameter {name}" if name else f"parameter {index} of its group"
+        raise ValueError(f"{phi!r} does not fit {which}: {error}") from None
 
 
 def check_subgradient(phi: Regularizer, owner: str, instead: str) -> None:

@@ -10,8 +10,8 @@ from typing import Self
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._support import check_weight, guarded, sign, where_or_zero, wide, widened
 from proxsps.regularizers.base import Regularizer
-from proxsps.regularizers.structure import Rows, Scalar
 from proxsps.regularizers.separable import soft_threshold, soft_threshold_jvp
+from proxsps.regularizers.structure import Rows, Scalar
 
 # The dims of a tensor that are normed together; None stands for all of them.
 Dims = tuple[int, ...] | None

@@ -88,9 +88,7 @@ class EntriesOfTensors(Curve):
         size = max(2 * self.entries, ROOM) // (POINTS + 2) if self._device else BUCKET
         self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, size)]
         pairs = zip(structures, blocks, strict=True)
-        self._psi = [
-            resting(own.psi, block.alpha) if isinstance(own.psi, Scalar) else own.psi for own, block in pairs
-        ]
+        self._psi = [resting(own.psi, block.alpha) if isinstance(own.psi, Scalar) else own.psi for own, block in pairs]
         self._products: Array | None = None
 
     def _vectors(self, bucket: Bucket) -> tuple[Tensor, Tensor]:
@@ -155,7 +153,9 @@ class EntriesOfTensors(Curve):
             d = d / self._scale.to(d.dtype)
             steps = (u * (-alpha * self._scale)).to(d.dtype)[:, None]
             z = torch.addcmul(x, d, steps)  # one row per point
-            own, bend = _thrifty(z, x, d, psi, stepping(alpha)) if isinstance(psi, Scalar) else _plain(z, x, d, psi, alpha)
+            own, bend = (
+                _thrifty(z, x, d, psi, stepping(alpha)) if isinstance(psi, Scalar) else _plain(z, x, d, psi, alpha)
+            )
             h = h + own
             slope = slope - alpha * bend
         return self._scale * h, self._scale**2 * slope

@@ -21,9 +21,7 @@ from proxsps.regularizers.base import prox_all, prox_jvp_all
 class Proxes(Curve):
     """Any regulariser, by its prox."""
 
-    def __init__(
-        self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], exact: bool = False
-    ) -> None:
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], exact: bool = False) -> None:
         super().__init__(numbers, blocks, places)
         self._device = isinstance(numbers, Device)
         self._exact = exact
@@ -91,7 +89,9 @@ class Proxes(Curve):
         """From all entries; a device stops by rounds, and does not need them."""
         if self._device:
             return self.numbers.scalar(0.0)
-        pairs = [(x * d).ravel() for xs, ds in zip(self._xs, self._ds, strict=True) for x, d in zip(xs, ds, strict=True)]
+        pairs = [
+            (x * d).ravel() for xs, ds in zip(self._xs, self._ds, strict=True) for x, d in zip(xs, ds, strict=True)
+        ]
         return self._dot(pairs, pairs)
 
     def moves_sq(self, u: Array) -> Array:

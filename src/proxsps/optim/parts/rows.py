@@ -169,9 +169,7 @@ def row_points(rows: int) -> int:
     return 3 if rows <= 4096 else 1
 
 
-def row_constants(
-    stretches: Sequence[tuple[Tensor | float, Scalar, int]], like: Array
-) -> tuple[Array | float, Scalar]:
+def row_constants(stretches: Sequence[tuple[Tensor | float, Scalar, int]], like: Array) -> tuple[Array | float, Scalar]:
     """Caps and functions of all rows, from those of stretches of rows: numbers where all are equal, else arrays.
 
     A stretch has its cap, its function and how many rows it has.
