@@ -97,8 +97,8 @@ def search_dual(
     xp = array_namespace(like)
     one, zero, no = xp.ones_like(like), xp.zeros_like(like), xp.zeros_like(like, dtype=xp.bool)
     first = _ladder(xp, like, start) if isinstance(start, Sequence) else start
-    nan, inf = one * math.nan, one * math.inf
-    near = xp.stack([xp.stack([part] * NEAR[slopes], axis=-1) for part in (nan, inf, nan)])
+    inf = one * math.inf
+    near = xp.stack([xp.stack([one * math.nan] * NEAR[slopes], axis=-1)] * 3)
     state = Search(first, near, one, zero, one, no, no, inf, inf, zero, no)
 
     def unfinished(state: Search) -> Array:

@@ -1,9 +1,10 @@
 """The dual variable by a fixed number of rounds, with as few operations as possible.
 
-On an accelerator every operation on a number is a launch, and nothing may be read back to stop early. There this search
-replaces that of `proxsps.core.dual`: each round evaluates h at a ladder of points, picks the two between which h changes
-sign, and interpolates its inverse there. The next ladder narrows towards that estimate from both ends of the bracket, at
-several scales: near it if the interpolation was good, and no worse than a fixed part of the bracket if it was not.
+On an accelerator every operation on a number is a launch, and nothing may be read back to stop early. There this
+search replaces that of `proxsps.core.dual`: each round evaluates h at a ladder of points, picks the two between which h
+changes sign, and interpolates its inverse there. The next ladder narrows towards that estimate from both ends of the
+bracket, at several scales: near it if the interpolation was good, and no worse than a fixed part of the bracket if it
+was not.
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ def _bracket(xp: ModuleType, known: Array) -> tuple[Array, Array]:
     places = xp.stack([after - 1, after]).clip(0, known.shape[1] - 1)
     ends = xp.take(known, places, axis=1)
     (low, high), (above, below), slopes = ends
-    # Hermite's cubic for the inverse of h, in t = 0 ... 1 from the lower end to the higher. Derivatives of at most three
-    # times the chord keep it monotone (Fritsch and Carlson, 1980), and make sense of slopes that are zero.
+    # Hermite's cubic for the inverse of h, in t = 0 ... 1 from the lower end to the higher. Derivatives of at most
+    # three times the chord keep it monotone (Fritsch and Carlson, 1980), and make sense of slopes that are zero.
     width = high - low
     t = above / (above - below)
-    first, last = xp.minimum((below - above) / slopes, 3 * width)
+    inverse = xp.minimum((below - above) / slopes, 3 * width)
+    first, last = xp.where(xp.isnan(slopes), width, inverse)  # a chord where slopes are not known
     s = 1 - t
     curved = low + t * (width * t * (1 + 2 * s) + s * (s * first - t * last))
     return ends, xp.where(width > 0, curved, low)
