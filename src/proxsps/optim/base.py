@@ -28,13 +28,14 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.report import LastStep, Solution, report
+from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.regularizers import Regularizer
 
 # Options of the loss or of the whole step, which one group cannot have for itself.
 SHARED = ("lower_bound", "c", "c0", "max_move", "fused", "capturable")
 
 
-class PolyakOptimizer(Optimizer):
+class PolyakOptimizer(Optimizer, TakesUnevenInputs):
     """Base of the optimizers that set their step from the loss value.
 
     A subclass says how a step is solved and written (`_solve`). Everything a later step depends on is in
@@ -64,6 +65,7 @@ class PolyakOptimizer(Optimizer):
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
         self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
         self._warned: set[str] = set()
+        self._leave_join()
 
     # Groups
 
@@ -175,6 +177,8 @@ class PolyakOptimizer(Optimizer):
             The closure's or the given loss.
         """
         self._taken["last"] = None
+        if self._ranks.size > 1:
+            self._check_uneven()
         value, weight, returned = self._loss(closure, loss)
         options = self.param_groups[0]
         if lower_bound is None:
@@ -200,9 +204,11 @@ class PolyakOptimizer(Optimizer):
         lam = arithmetic.vector([block.lam for block in arithmetic.blocks])
         penalty = arithmetic.total(penalties)
         sums = arithmetic.sums(self.coupled, points=self.coupled or self._max_move is not None)
-        agreed = True
+        agreed, active = True, self._ranks.size
         if self._ranks.size > 1:
-            m, C, penalty, sums, agreed = join(self._ranks, arithmetic, m, C, weight, penalty, sums)
+            m, C, penalty, sums, agreed, active = join(
+                self._ranks, arithmetic, m, C, weight, penalty, sums, active=True
+            )
         if self.coupled:
             m = m + penalty + (lam * sums.x_sq).sum() / 2
         gap = m - C
@@ -219,7 +225,7 @@ class PolyakOptimizer(Optimizer):
             caps = {id(block.group): block.alpha for block in arithmetic.blocks}
             alpha = arithmetic.vector([caps[id(group)] for group in self.param_groups])
         self._taken["last"] = (alpha, solution)
-        if self._ranks.check and self._ranks.size > 1:
+        if self._ranks.check and 1 < self._ranks.size == active:
             self._ranks.compare(self.last_step.tau, self._named())
 
     @property

@@ -162,6 +162,34 @@ def missing(rank: int, world: int, folder: Path) -> Result:
     return out
 
 
+def swapped(rank: int, world: int, folder: Path) -> Result:
+    """Every rank has as many gradients as the others, but for other parameters."""
+    out = {}
+    cases = {"one each": (2, [[0], [1]]), "a pair": (6, [[0, 3], [1, 2]]), "all but one": (20, [[18], [19]])}
+    for case, (size, places) in cases.items():
+        for capturable in (False, True):
+            params = [nn.Parameter(torch.ones(3, dtype=F64)) for _ in range(size)]
+            opt = ProxSPS(params, weight_decay=0.1, capturable=capturable)
+            for i, p in enumerate(params):
+                if (i in places[rank]) != (case == "all but one"):
+                    p.grad = torch.ones_like(p)
+            with common.refused(RuntimeError) as text:
+                opt.step(loss=0.5)
+            out[case, capturable] = text, all(torch.equal(p, torch.ones_like(p)) for p in params)
+    return out
+
+
+def lopsided(rank: int, world: int, folder: Path) -> Result:
+    """One rank has all parameters in one group, the other in two."""
+    params = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt = ProxSPS(params if rank == 0 else [{"params": [p]} for p in params])
+    with common.refused(RuntimeError) as text:
+        opt.step(loss=0.5)
+    return {"text": text, "untouched": all(torch.equal(p, torch.ones_like(p)) for p in params)}
+
+
 def nobody(rank: int, world: int, folder: Path) -> Result:
     """No rank has a gradient."""
     model = common.network()
@@ -314,6 +342,8 @@ SCENARIOS = (
     bounds,
     not_finite,
     missing,
+    swapped,
+    lopsided,
     nobody,
     checked,
     groups,

@@ -75,6 +75,23 @@ def test_gradients_for_different_parameters_are_refused_on_all_ranks(replicated)
             assert all("gradients for different parameters" in line for line in text)
 
 
+def test_as_many_gradients_for_other_parameters_are_refused_on_all_ranks(replicated):
+    for rank, outcome in enumerate(replicated.of("swapped")):
+        for (case, capturable), (text, untouched) in outcome.items():
+            assert untouched, case
+            assert len(text) == (0 if capturable else 1), case
+            assert all("gradients for different parameters" in line for line in text)
+        (text,) = outcome["one each", False][0]
+        lacking = "parameter 1 of group 0" if rank == 0 else "parameter 0 of group 0"
+        assert f"On this rank 1 of 2 have one: {lacking} lacks one." in text
+
+
+def test_ranks_with_other_groups_are_refused_on_all_ranks(replicated):
+    for outcome in replicated.of("lopsided"):
+        assert outcome["untouched"]
+        assert "gradients for different parameters" in outcome["text"][0]
+
+
 def test_ranks_without_any_gradient_stay_where_they_are(replicated):
     assert all(outcome["untouched"] for outcome in replicated.of("nobody"))
 
