@@ -7,12 +7,17 @@ is the sum of what `training_step` returns, whatever model, label smoothing or i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import transformers
 from torch import Tensor
 
+from proxsps.integrations.requirements import framework
 from proxsps.optim.base import PolyakOptimizer
+
+if TYPE_CHECKING:
+    import transformers
+else:
+    transformers = framework("transformers", __name__, "proxsps[transformers]")
 
 
 class WatchesLoss:

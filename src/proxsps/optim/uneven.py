@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ class TakesUnevenInputs(Joinable):
         if torch.compiler.is_compiling():
             return
         if self._models is None:
-            found = _parallel_models({p for group in self.param_groups for p in group["params"]})
+            found = _parallel_models({p for group in self.param_groups for p in group["params"] if p.requires_grad})
             self._models = {weakref.ref(model): None for model in found}
         mine = self._join_config
         for reference, past in self._models.items():
@@ -116,10 +117,26 @@ def _shadows(config: _JoinConfig) -> bool:
 
 
 def _parallel_models(params: set[Tensor]) -> list[DistributedDataParallel]:
-    """The data parallel models that have some of these parameters; nothing leads from a parameter to its model."""
-    return [model for model in _living(DistributedDataParallel) if not params.isdisjoint(model.parameters())]
+    """The data parallel models that have these parameters; nothing leads from a parameter to its model."""
+    found, left = [], {p for p in params if not hasattr(p, "device_mesh")}
+    for model in _living(DistributedDataParallel) if left else ():
+        if not params.isdisjoint(model.parameters()):
+            found.append(model)
+            left.difference_update(model.parameters())
+            if not left:
+                break
+    return found
 
 
-def _living(kind: type) -> list[Any]:
-    """All objects of a kind in this process: a twentieth of a second, so not for every step."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+def _living(kind: type) -> Iterator[Any]:
+    """All objects of a kind in this process, young ones first: up to a tenth of a second, so not for every step."""
+    kinds = {kind, *_subclasses(kind)}
+    for generation in range(3):
+        yield from [thing for thing in gc.get_objects(generation) if type(thing) in kinds]
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    """All classes below; isinstance of a class with abstract methods would take ten times as long."""
+    for child in kind.__subclasses__():
+        yield child
+        yield from _subclasses(child)
