@@ -130,6 +130,29 @@ def test_a_step_that_the_scaler_leaves_out_takes_its_loss_along(kit: Any) -> Non
     assert torch.equal(kit.weights(trained), kit.weights(net))
 
 
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_accelerator_checks_a_step(kit: Any, precision: str) -> None:
+    from proxsps.integrations.accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
+    net = kit.network()
+    net, _, loader = accelerator.prepare(net, make_optimizer(net), kit.loader())
+    batches = list(loader)[:2]
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        with accelerator.autocast():
+            return mse_loss(net(x), y)
+
+    for batch in batches:
+        accelerator.backward(loss_of(*batch))
+    accelerator.check_loss(lambda: sum(loss_of(*batch) for batch in batches) / 2)
+    with pytest.raises(ValueError, match=r"no simple factor|another direction"):
+        accelerator.check_loss(lambda: loss_of(batches[0][0], -batches[0][1]))
+    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    with pytest.raises(ValueError, match="Likely they were clipped"):
+        accelerator.check_loss(lambda: sum(loss_of(*batch) for batch in batches) / 2)
+
+
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
 def test_the_accelerator_refuses_clipping(kit: Any, clip: str) -> None:
     from proxsps.integrations.accelerate import Accelerator

@@ -7,17 +7,22 @@ them; of a smaller last set it is less, and so are the gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from proxsps.integrations.requirements import framework
 from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.consistency import check_loss
 
 if TYPE_CHECKING:
     import accelerate
 else:
     accelerate = framework("accelerate", __name__, "accelerate")
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Accelerator(accelerate.Accelerator):
@@ -39,6 +44,17 @@ class Accelerator(accelerate.Accelerator):
             opt._watched.clear()
             opt.watch(loss.detach() / self.gradient_accumulation_steps + earlier)
         super().backward(loss, **kwargs)
+
+    def check_loss(self, closure: Callable[[], Tensor], model: nn.Module | None = None) -> None:
+        """Check that the loss belongs to the gradients; once, between `backward` and the step.
+
+        Args:
+            closure: evaluates the loss of the whole batch again, as in `proxsps.check_loss`.
+            model: its buffers are restored.
+        """
+        self.unscale_gradients()
+        for opt in self._polyak_optimizers():
+            check_loss(opt, closure, model=model, dtype=DTYPES.get(self.mixed_precision))
 
     def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> Any:
         """As in Accelerate, but not with optimizers that step by the value of the loss."""

