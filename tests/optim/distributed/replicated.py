@@ -18,7 +18,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxsps.optim import SPS, ProxSPS
+from proxsps.optim import SPS, ProxSPS, check_loss
 from proxsps.regularizers import L1
 
 Result = dict[str, Any]
@@ -332,6 +332,19 @@ def buffers(rank: int, world: int, folder: Path) -> Result:
     return {"points": common.everywhere(common.vector(model), world)}
 
 
+def loss_checked(rank: int, world: int, folder: Path) -> Result:
+    """Does the loss belong to the gradients? A question about the joint batch, answered alike on all ranks."""
+    model = common.parallel(common.network())
+    opt = ProxSPS(model.parameters())
+    x, y = common.part(common.batch(0, world), rank)
+    loss = mse_loss(model(x), y)
+    loss.backward()
+    out = {"factors": tuple(check_loss(opt, lambda: mse_loss(model(x), y), loss))}
+    with common.refused(ValueError) as out["scaled"]:
+        check_loss(opt, lambda: mse_loss(model(x), y), loss * (64 if rank == 0 else 1))
+    return out
+
+
 SCENARIOS = (
     bitwise,
     drift,
@@ -351,4 +364,5 @@ SCENARIOS = (
     scaled,
     compiled,
     buffers,
+    loss_checked,
 )

@@ -140,3 +140,10 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(replicated):
 def test_a_compiled_step_is_the_same_step(replicated):
     for outcome in replicated.of("compiled"):
         close(outcome["points"], 1e-13)
+
+
+def test_loss_and_gradients_are_checked_over_all_ranks(replicated):
+    one, other = replicated.of("loss_checked")
+    assert one["factors"] == other["factors"] == pytest.approx((1, 1), rel=1e-6)
+    assert one["scaled"] == other["scaled"]
+    assert "The loss handed over is" in one["scaled"][0]
