@@ -84,7 +84,7 @@ def test_public_names_of_the_parts_are_public_names_of_the_package():
     from proxsps import optim, regularizers
 
     classes = {name for part in (optim, regularizers) for name in part.__all__ if isinstance(getattr(part, name), type)}
-    assert classes - {"PolyakOptimizer"} == set(proxsps.__all__) - {"__version__"}
+    assert classes - {"PolyakOptimizer"} == set(proxsps.__all__) - {"__version__", "check_loss"}
 
 
 def test_unknown_name_is_an_attribute_error():

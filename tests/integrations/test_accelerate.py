@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from proxsps import L1, ProxSPS, SqrtLR
+from proxsps import L1, ProxSGD, ProxSPS, SqrtLR
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +75,99 @@ def test_an_incomplete_group_may_wait_for_the_next_epoch(kit: Any) -> None:
     opt = make_optimizer(net)
     assert seen == kit.by_hand(opt, batches, lambda batch: mse_loss(net(batch[0]), batch[1]), epochs=1, micro=4)
     assert torch.equal(kit.weights(trained), kit.weights(net))
+
+
+def train_with(accelerator: Any, net: nn.Module, loader: Any, make: Any = make_optimizer, clip: str = "") -> None:
+    """Two epochs as in Accelerate's own examples, without a change."""
+    net, opt, loader = accelerator.prepare(net, make(net), loader)
+    for _ in range(2):
+        for x, y in loader:
+            with accelerator.accumulate(net):
+                with accelerator.autocast():
+                    loss = mse_loss(net(x), y)
+                accelerator.backward(loss)
+                if clip:
+                    getattr(accelerator, clip)(net.parameters(), 0.1)
+                opt.step()
+                opt.zero_grad()
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("micro", [1, 2, 4], ids=["whole", "divides", "rest"])
+def test_the_accelerator_hands_over_the_loss_of_the_loop_by_hand(kit: Any, precision: str, micro: int) -> None:
+    """Of six batches in fours, the last two are divided by four all the same, loss and gradients alike."""
+    from proxsps.integrations.accelerate import Accelerator
+
+    trained, net = kit.network(), kit.network()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=micro, mixed_precision=precision)
+    train_with(accelerator, trained, kit.loader())
+
+    def loss_of(batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext():
+            return mse_loss(net(batch[0]), batch[1])
+
+    kit.by_hand(make_optimizer(net), kit.loader(), loss_of, micro=micro)
+    assert torch.equal(kit.weights(trained), kit.weights(net))
+    assert not torch.equal(kit.weights(net), kit.weights(kit.network()))
+
+
+def test_a_step_that_the_scaler_leaves_out_takes_its_loss_along(kit: Any) -> None:
+    """A scale at the end of float32 makes the first update overflow."""
+    from proxsps.integrations.accelerate import Accelerator
+
+    trained, net = kit.network(), kit.network()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-100)
+    x, y = kit.regression()
+    batches = list(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, 10 * y), batch_size=8))
+    net_, opt = accelerator.prepare(trained, make_optimizer(trained))
+    for k, (x, y) in enumerate(batches):
+        accelerator.gradient_state._set_sync_gradients(k % 2 == 1)
+        accelerator.backward(mse_loss(net_(x), y))
+        opt.step()
+        opt.zero_grad()
+    kit.by_hand(make_optimizer(net), batches[2:], lambda batch: mse_loss(net(batch[0]), batch[1]), epochs=1, micro=2)
+    assert torch.equal(kit.weights(trained), kit.weights(net))
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_accelerator_checks_a_step(kit: Any, precision: str) -> None:
+    from proxsps.integrations.accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
+    net = kit.network()
+    net, _, loader = accelerator.prepare(net, make_optimizer(net), kit.loader())
+    batches = list(loader)[:2]
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        with accelerator.autocast():
+            return mse_loss(net(x), y)
+
+    for batch in batches:
+        accelerator.backward(loss_of(*batch))
+    accelerator.check_loss(lambda: sum(loss_of(*batch) for batch in batches) / 2)
+    with pytest.raises(ValueError, match=r"no simple factor|another direction"):
+        accelerator.check_loss(lambda: loss_of(batches[0][0], -batches[0][1]))
+    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    with pytest.raises(ValueError, match="Likely they were clipped"):
+        accelerator.check_loss(lambda: sum(loss_of(*batch) for batch in batches) / 2)
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+def test_the_accelerator_refuses_clipping(kit: Any, clip: str) -> None:
+    from proxsps.integrations.accelerate import Accelerator
+
+    with pytest.raises(ValueError, match=rf"accelerator\.{clip} clips gradients.*limit the move with max_move="):
+        train_with(Accelerator(cpu=True), kit.network(), kit.loader(), clip=clip)
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+def test_other_optimizers_may_clip(kit: Any, clip: str) -> None:
+    from proxsps.integrations.accelerate import Accelerator
+
+    nets = [kit.network(), kit.network()]
+    for net, kind in zip(nets, (ProxSGD, torch.optim.SGD), strict=True):
+        train_with(
+            Accelerator(cpu=True), net, kit.loader(), lambda net, kind=kind: kind(net.parameters(), lr=0.1), clip
+        )
+    torch.testing.assert_close(kit.weights(nets[0]), kit.weights(nets[1]))

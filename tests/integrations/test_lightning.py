@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
 
-from proxsps import ProxSPS, SqrtLR
+from proxsps import ProxSGD, ProxSPS, SqrtLR
 
 pytestmark = [
     # Advice on the number of processes that load data, for a loader that needs none.
@@ -27,7 +27,7 @@ def make_optimizer(net: nn.Module) -> ProxSPS:
     return ProxSPS(net.parameters(), lr=1.0, weight_decay=1e-3)
 
 
-def module(net: nn.Module, watch: bool = True) -> Any:
+def module(net: nn.Module, watch: bool = True, make: Any = make_optimizer) -> Any:
     """A module as in the documentation; it also keeps the losses it saw."""
     lightning = pytest.importorskip("lightning")
 
@@ -43,7 +43,7 @@ def module(net: nn.Module, watch: bool = True) -> Any:
             return self.optimizers().watch(loss) if watch else loss
 
         def configure_optimizers(self) -> Any:
-            opt = make_optimizer(self.net)
+            opt = make(self.net)
             return [opt], [SqrtLR(opt)]
 
     return Regression()
@@ -110,3 +110,78 @@ def test_with_accumulation_the_closure_is_not(kit: Any) -> None:
 def test_a_scaled_loss_has_to_be_watched(kit: Any) -> None:
     with pytest.raises(ValueError, match=r"loss = opt\.watch\(loss\) before loss\.backward\(\)"):
         fit(module(kit.network(), watch=False), kit.loader(), "16-mixed", accumulate_grad_batches=2)
+
+
+def with_callback(kit: Any, precision: str = "32-true", **options: Any) -> Any:
+    from proxsps.integrations.lightning import WatchLoss
+
+    trained = module(kit.network(), watch=False)
+    fit(trained, kit.loader(), precision, callbacks=[WatchLoss()], **options)
+    return trained
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4], ids=["whole", "divides", "rest"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_the_callback_hands_over_the_loss_of_the_loop_by_hand(kit: Any, precision: str, micro: int) -> None:
+    """Of six batches in fours, the last two are divided by four all the same, loss and gradients alike."""
+    trained = with_callback(kit, precision, accumulate_grad_batches=micro)
+    net, seen = by_hand(kit, precision, micro)
+    assert trained.seen == seen
+    assert torch.equal(kit.weights(trained.net), kit.weights(net))
+
+
+def test_the_callback_refuses_clipping(kit: Any) -> None:
+    with pytest.raises(ValueError, match=r"gradient_clip_val=0\.1 clips gradients.*limit the move with max_move="):
+        with_callback(kit, gradient_clip_val=0.1)
+
+
+def refusal(trained: Any, kit: Any, **options: Any) -> str:
+    from proxsps.integrations.lightning import WatchLoss
+
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the caller looks at the text
+        fit(trained, kit.loader(), callbacks=[WatchLoss(**options)])
+    return str(error.value)
+
+
+def test_the_callback_refuses_what_parts_loss_and_gradients(kit: Any) -> None:
+    clips = module(kit.network(), watch=False)
+
+    class Clips(type(clips)):
+        def configure_gradient_clipping(self, *args: Any, **options: Any) -> None:
+            nn.utils.clip_grad_value_(self.parameters(), 0.01)
+
+    clips.__class__ = Clips
+    assert "configure_gradient_clipping may clip gradients" in refusal(clips, kit)
+
+    manual = module(kit.network(), watch=False)
+    manual.automatic_optimization = False
+    assert "call opt.step(loss=loss), and leave out the callback" in refusal(manual, kit)
+
+    assert "handed over twice" in refusal(module(kit.network()), kit)
+
+
+def test_other_optimizers_may_clip(kit: Any) -> None:
+    from proxsps.integrations.lightning import WatchLoss
+
+    nets = []
+    for kind in (ProxSGD, torch.optim.SGD):
+        net = kit.network()
+        trained = module(net, watch=False, make=lambda net, kind=kind: kind(net.parameters(), lr=0.05))
+        fit(trained, kit.loader(), callbacks=[WatchLoss()], gradient_clip_val=1.0)
+        nets.append(net)
+    torch.testing.assert_close(kit.weights(nets[0]), kit.weights(nets[1]))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_callback_checks_the_first_step(kit: Any, precision: str) -> None:
+    from proxsps.integrations.lightning import WatchLoss
+
+    trained = module(kit.network(), watch=False)
+    fit(trained, kit.loader(), precision, callbacks=[WatchLoss(check=True)])
+    assert torch.equal(kit.weights(trained.net), kit.weights(by_hand(kit, precision, 1)[0]))
+
+
+def test_the_check_of_the_callback_finds_gradients_that_were_clipped(kit: Any) -> None:
+    clips = module(kit.network(), watch=False)
+    clips.on_after_backward = lambda: nn.utils.clip_grad_norm_(clips.parameters(), 0.1) and None
+    assert "Likely they were clipped" in refusal(clips, kit, check=True)

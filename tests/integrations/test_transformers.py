@@ -168,6 +168,35 @@ def test_clipping_is_refused(tmp_path: Path) -> None:
         train(model, sentences(), make_optimizer(model), tmp_path, 1, max_grad_norm=1.0)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_first_step_can_be_checked(kit: Any, tmp_path: Path, bf16: bool) -> None:
+    models = [language_model(), language_model()]
+    for model, check in zip(models, (True, False), strict=True):
+        trainer = trainer_of(model, sentences(), make_optimizer(model), tmp_path, 1, bf16=bf16)
+        trainer.check_first_step = check
+        trainer.train()
+        assert not trainer.check_first_step
+    assert torch.equal(kit.weights(models[0]), kit.weights(models[1]))
+
+
+def test_the_check_finds_gradients_that_were_clipped(tmp_path: Path) -> None:
+    model = language_model()
+    for p in model.parameters():
+        p.register_hook(lambda grad: grad / 8)
+    trainer = trainer_of(model, sentences(), make_optimizer(model), tmp_path, 1)
+    trainer.check_first_step = True
+    with pytest.raises(ValueError, match=r"8 times too short\. Likely they were clipped, or divided by 8"):
+        trainer.train()
+
+
+def test_the_check_needs_a_whole_batch(tmp_path: Path) -> None:
+    model = language_model()
+    trainer = trainer_of(model, sentences(), make_optimizer(model), tmp_path, 2)
+    trainer.check_first_step = True
+    with pytest.raises(ValueError, match="leave out gradient_accumulation_steps"):
+        trainer.train()
+
+
 def test_other_optimizers_are_left_alone(kit: Any, tmp_path: Path) -> None:
     """Neither needs the loss, and clipping is their own affair."""
     for kind in (ProxSGD, torch.optim.SGD):

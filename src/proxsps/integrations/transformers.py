@@ -7,16 +7,31 @@ is the sum of what `training_step` returns, whatever model, label smoothing or i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import transformers
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from proxsps.integrations.requirements import framework
 from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.consistency import check_loss
+
+if TYPE_CHECKING:
+    import transformers
+else:
+    transformers = framework("transformers", __name__, "proxsps[transformers]")
 
 
 class WatchesLoss:
-    """Put in front of a Trainer class: `class MyTrainer(WatchesLoss, SFTTrainer)`."""
+    """Put in front of a Trainer class: `class MyTrainer(WatchesLoss, SFTTrainer)`.
+
+    Attributes:
+        check_first_step: set it to True to check once that the loss belongs to the gradients. This evaluates the first
+            batch about twenty times. Models with dropout have to be configured without it, and there must be no
+            accumulation and no gradient scaler.
+    """
+
+    check_first_step = False
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """As in the Trainer; the optimizer sees the loss."""
@@ -31,8 +46,27 @@ class WatchesLoss:
         if all(p.grad is None for group in opt.param_groups for p in group["params"]):
             opt.zero_grad()  # also forgets the losses of a step that a gradient scaler left out
         share = super().training_step(*args, **kwargs)
+        if self.check_first_step:
+            self._check_once(opt, share, *args, **kwargs)
         opt.watch(share * self.current_gradient_accumulation_steps)  # of which the step takes the mean
         return share
+
+    def _check_once(
+        self, opt: PolyakOptimizer, share: Tensor, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> None:
+        if self.current_gradient_accumulation_steps > 1 or self.accelerator.scaler is not None:
+            raise ValueError(
+                "check_first_step evaluates one batch and reads its gradients: leave out gradient_accumulation_steps "
+                "and fp16 for it."
+            )
+        self.check_first_step = False
+        inputs = self._prepare_inputs(inputs)
+
+        def closure() -> Tensor:
+            with self.compute_loss_context_manager():
+                return self.compute_loss(model, dict(inputs), num_items_in_batch=num_items_in_batch)
+
+        check_loss(opt, closure, share, model=model, dtype=torch.bfloat16 if self.args.bf16 else None)
 
 
 class Trainer(WatchesLoss, transformers.Trainer):

@@ -1,6 +1,7 @@
 """Optimizers for torch: `ProxSPS`, `SPS`, `DecSPS`, `ProxSGD`, and schedulers for their step."""
 
 from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.consistency import LossCheck, check_loss
 from proxsps.optim.prox_sps import ProxSGD, ProxSPS
 from proxsps.optim.report import LastStep
 from proxsps.optim.schedulers import AdaptiveLR, HorizonLR, SqrtLR, StronglyConvexLR
@@ -12,9 +13,11 @@ __all__ = [
     "DecSPS",
     "HorizonLR",
     "LastStep",
+    "LossCheck",
     "PolyakOptimizer",
     "ProxSGD",
     "ProxSPS",
     "SqrtLR",
     "StronglyConvexLR",
+    "check_loss",
 ]

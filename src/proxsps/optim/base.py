@@ -39,10 +39,11 @@ from proxsps.optim.estimate import Estimate
 from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.report import LastStep, Solution, report
+from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.regularizers import Regularizer
 
 
-class PolyakOptimizer(Optimizer):
+class PolyakOptimizer(Optimizer, TakesUnevenInputs):
     """Base of the optimizers that set their step from the loss value.
 
     A step has four parts: the estimate makes a linear model of the loss, the assembly reduces it to a few numbers, the
@@ -79,6 +80,7 @@ class PolyakOptimizer(Optimizer):
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
         self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
         self._warned: set[str] = set()
+        self._leave_join()
 
     # Groups
 
@@ -225,6 +227,8 @@ class PolyakOptimizer(Optimizer):
             The closure's or the given loss.
         """
         self._taken["last"] = None
+        if self._ranks.size > 1:
+            self._check_uneven()
         value, weight, returned = self._loss(closure, loss)
         options = self.param_groups[0]
         check_agreement(type(self).__name__, self.param_groups)
@@ -261,9 +265,11 @@ class PolyakOptimizer(Optimizer):
         alone = self._ranks.size == 1
         ahead = (m - C if self.bounded else numbers.scalar(math.inf)) if alone else None
         sums = assembly.sums(points=estimate.coupled or self._max_move is not None, gap=ahead)
-        agreed = True
+        agreed, active = True, self._ranks.size
         if not alone:
-            m, C, addition, sums, agreed = join(self._ranks, numbers, blocks, m, C, weight, addition, sums)
+            m, C, addition, sums, agreed, active = join(
+                self._ranks, numbers, blocks, m, C, weight, addition, sums, active=True
+            )
         m = estimate.value(m, addition, sums, lam)
         gap = m - C
         ok = admissible(gap, sums.d_sq, sums.d_dot_x, self.bounded) & agreed
@@ -282,7 +288,7 @@ class PolyakOptimizer(Optimizer):
             caps = {id(block.group): block.alpha for block in blocks}
             alpha = numbers.vector([caps[id(group)] for group in self.param_groups])
         self._taken["last"] = (alpha, solution)
-        if self._ranks.check and not alone:
+        if self._ranks.check and 1 < self._ranks.size == active:
             self._ranks.compare(self.last_step.tau, self._named())
 
     @property

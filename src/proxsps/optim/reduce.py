@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 ProcessGroup = Any  # torch.distributed.ProcessGroup, which builds without distributed do not have
 
+PACK = 64  # the all-reduce of a step is padded to a multiple of this length
+PRIME = 2**61 - 1
+PLACE = 0x1B873593CC9E2D51  # an arbitrary number below the prime
+
 
 class Ranks:
     """The ranks of a process group, asked for when a step is taken; one rank where there is no group.
@@ -35,6 +39,7 @@ class Ranks:
             raise ValueError("process_group must be None, a process group or False, got True: None is the default.")
         self._group = group
         self.check = check
+        self.joined_divide = True  # whether gradients are divided by the number of all ranks when some are out of data
         self._covered: set[DeviceMesh] = set()  # asked for with every parameter of every step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
@@ -49,6 +54,11 @@ class Ranks:
         return Ranks, (self._group, self.check)
 
     @property
+    def group(self) -> ProcessGroup:
+        """The process group itself."""
+        return self._group or dist.group.WORLD
+
+    @property
     def size(self) -> int:
         """How many ranks step together."""
         if self._group is False or not dist.is_available() or not dist.is_initialized():
@@ -61,14 +71,15 @@ class Ranks:
     def cover(self, mesh: DeviceMesh) -> bool:
         """Whether all ranks of a mesh step together."""
         if mesh not in self._covered and self.size > 1:
-            members = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+            members = dist.get_process_group_ranks(self.group)
             if set(members).issuperset(mesh.mesh.flatten().tolist()):
                 self._covered.add(mesh)
         return mesh in self._covered
 
-    def sum(self, *arrays: Array) -> list[Array]:
-        """Sums over the ranks of arrays of one library and dtype, in one all-reduce."""
+    def sum(self, *arrays: Array, multiple: int = 1) -> list[Array]:
+        """Sums over the ranks of arrays of one library and dtype, in one all-reduce of some multiple in length."""
         pack = torch.as_tensor(flatten(arrays))
+        pack = torch.nn.functional.pad(pack, (0, -len(pack) % multiple))
         dist.all_reduce(pack, group=self._group)
         return unflatten(array_namespace(*arrays).asarray(pack), arrays)
 
@@ -98,7 +109,8 @@ class Joint(NamedTuple):
     C: Array  # mean of the lower bounds
     addition: Array
     sums: Sums
-    agreed: Array  # whether all ranks have gradients for the same number of parameters
+    agreed: Array  # whether all ranks have gradients for the same parameters
+    active: Array  # how many ranks step; the others have run out of batches
 
 
 def join(
@@ -110,24 +122,64 @@ def join(
     weight: float,
     addition: Array,
     sums: Sums,
+    *,
+    active: bool,
 ) -> Joint:
     """Add up over the ranks, in one all-reduce; losses and bounds are weighted by `weight`.
 
     Every sum is divided by the number of ranks that hold the same entries. So all ranks go on with the same bits, also
-    where replicas were summed in different order. What is not finite on one rank is not finite on any.
+    where replicas were summed in different order. What is not finite on one rank is not finite on any. A rank that is
+    not `active` has run out of batches: it adds nothing, and only keeps the all-reduce complete.
     """
-    w, count = numbers.scalar(weight), numbers.scalar(float(sum(len(block.params) for block in blocks)))
+    w, present = numbers.scalar(weight), numbers.scalar(float(active))
+    words = present * numbers.vector(_words(blocks))
     share = numbers.vector([block.share for block in blocks])
-    packed = numbers.vector([w * m, w * C, w, addition, count, count * count])
-    packed, *totals = ranks.sum(packed, *(share * part for part in sums))
-    wm, wC, w, addition, counts, squares = packed
-    agreed = ranks.size * squares == counts * counts
+    parts = [numbers.vector([w * m, w * C, w, addition, present]), words, words * words]
+    parts += [share * part for part in sums]
+    # Ranks with other groups have other numbers of sums. Padded, they are still added up, and the words differ.
+    packed, words, squares, *totals = ranks.sum(*parts, multiple=PACK)
+    wm, wC, w, addition, active_ranks = packed
+    # Equal if and only if all words are: a variance. Words are small enough for sums without rounding.
+    agreed = (active_ranks * squares == words * words).all()
     if numbers.refuses(agreed):
         raise RuntimeError(
-            "The ranks have gradients for different parameters. Average gradients over the ranks before the step "
-            "(DistributedDataParallel, fully_shard); ranks that train different models need process_group=False."
+            f"The ranks have gradients for different parameters. {_present(blocks)} Average gradients over the ranks "
+            "before the step (DistributedDataParallel, fully_shard); ranks that train different models need "
+            "process_group=False."
         )
-    return Joint(wm / w, wC / w, addition, type(sums)(*totals), agreed)
+    part = active_ranks / ranks.size if ranks.joined_divide else 1.0  # of the gradient, which has no more than this
+    whole = ranks.size / active_ranks  # replicas that sit out leave their share of the sums to the others
+    totals = [whole * total for total in totals]
+    return Joint(wm / w * part, wC / w * part, whole * addition, type(sums)(*totals), agreed, active_ranks)
+
+
+def _words(blocks: Sequence[Block]) -> list[float]:
+    """Which parameters of which blocks have gradients, as four numbers below 2^16.
+
+    The value at a fixed place, modulo a prime, of the polynomial whose coefficients are the places of the parameters:
+    two lists that differ in one place never share it, others by chance, which is 2^-61.
+    """
+    value = 0
+    for block in blocks:
+        value = (value * PLACE + 1) % PRIME
+        for i in block.indices:
+            value = (value * PLACE + i + 2) % PRIME
+    return [float(value >> shift & 0xFFFF) for shift in (0, 16, 32, 48)]
+
+
+def _present(blocks: Sequence[Block]) -> str:
+    """Which parameters have gradients on this rank."""
+    groups = list({id(block.group): block.group for block in blocks}.values())
+    found = {(id(block.group), i) for block in blocks for i in block.indices}
+    names = [
+        group["param_names"][i] if "param_names" in group else f"parameter {i} of group {j}"
+        for j, group in enumerate(groups)
+        for i in range(len(group["params"]))
+        if (id(group), i) not in found
+    ]
+    total = sum(len(group["params"]) for group in groups)
+    lacking = f": {', '.join(names)} lack{'s' if len(names) == 1 else ''} one" if 0 < len(names) <= 3 else ""
+    return f"On this rank {total - len(names)} of {total} have one{lacking}."
 
 
 def _differs(local: Tensor, group: ProcessGroup | None) -> Tensor:

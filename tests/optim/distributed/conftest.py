@@ -70,7 +70,7 @@ def ran(base: Path, world: int, *modules: str) -> Path:
 
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ran(tmp_path_factory.getbasetemp(), 2, "replicated", "sharded")
+    return ran(tmp_path_factory.getbasetemp(), 2, "replicated", "sharded", "uneven")
 
 
 @pytest.fixture(scope="session")
@@ -86,3 +86,8 @@ def sharded(two_ranks: Path) -> Outcome:
 @pytest.fixture(scope="session")
 def meshes(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome(ran(tmp_path_factory.getbasetemp(), 4, "meshes"), 4, "meshes")
+
+
+@pytest.fixture(scope="session")
+def uneven(two_ranks: Path) -> Outcome:
+    return Outcome(two_ranks, 2, "uneven")

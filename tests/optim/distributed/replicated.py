@@ -18,7 +18,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxsps.optim import SPS, ProxSPS
+from proxsps.optim import SPS, ProxSPS, check_loss
 from proxsps.regularizers import L1
 
 Result = dict[str, Any]
@@ -160,6 +160,34 @@ def missing(rank: int, world: int, folder: Path) -> Result:
                 opt.step(loss=0.5)
             out[lacking, capturable] = text, torch.equal(common.vector(model), before)
     return out
+
+
+def swapped(rank: int, world: int, folder: Path) -> Result:
+    """Every rank has as many gradients as the others, but for other parameters."""
+    out = {}
+    cases = {"one each": (2, [[0], [1]]), "a pair": (6, [[0, 3], [1, 2]]), "all but one": (20, [[18], [19]])}
+    for case, (size, places) in cases.items():
+        for capturable in (False, True):
+            params = [nn.Parameter(torch.ones(3, dtype=F64)) for _ in range(size)]
+            opt = ProxSPS(params, weight_decay=0.1, capturable=capturable)
+            for i, p in enumerate(params):
+                if (i in places[rank]) != (case == "all but one"):
+                    p.grad = torch.ones_like(p)
+            with common.refused(RuntimeError) as text:
+                opt.step(loss=0.5)
+            out[case, capturable] = text, all(torch.equal(p, torch.ones_like(p)) for p in params)
+    return out
+
+
+def lopsided(rank: int, world: int, folder: Path) -> Result:
+    """One rank has all parameters in one group, the other in two."""
+    params = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt = ProxSPS(params if rank == 0 else [{"params": [p]} for p in params])
+    with common.refused(RuntimeError) as text:
+        opt.step(loss=0.5)
+    return {"text": text, "untouched": all(torch.equal(p, torch.ones_like(p)) for p in params)}
 
 
 def nobody(rank: int, world: int, folder: Path) -> Result:
@@ -304,6 +332,19 @@ def buffers(rank: int, world: int, folder: Path) -> Result:
     return {"points": common.everywhere(common.vector(model), world)}
 
 
+def loss_checked(rank: int, world: int, folder: Path) -> Result:
+    """Does the loss belong to the gradients? A question about the joint batch, answered alike on all ranks."""
+    model = common.parallel(common.network())
+    opt = ProxSPS(model.parameters())
+    x, y = common.part(common.batch(0, world), rank)
+    loss = mse_loss(model(x), y)
+    loss.backward()
+    out = {"factors": tuple(check_loss(opt, lambda: mse_loss(model(x), y), loss))}
+    with common.refused(ValueError) as out["scaled"]:
+        check_loss(opt, lambda: mse_loss(model(x), y), loss * (64 if rank == 0 else 1))
+    return out
+
+
 SCENARIOS = (
     bitwise,
     drift,
@@ -314,6 +355,8 @@ SCENARIOS = (
     bounds,
     not_finite,
     missing,
+    swapped,
+    lopsided,
     nobody,
     checked,
     groups,
@@ -321,4 +364,5 @@ SCENARIOS = (
     scaled,
     compiled,
     buffers,
+    loss_checked,
 )

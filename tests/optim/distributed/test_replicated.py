@@ -75,6 +75,23 @@ def test_gradients_for_different_parameters_are_refused_on_all_ranks(replicated)
             assert all("gradients for different parameters" in line for line in text)
 
 
+def test_as_many_gradients_for_other_parameters_are_refused_on_all_ranks(replicated):
+    for rank, outcome in enumerate(replicated.of("swapped")):
+        for (case, capturable), (text, untouched) in outcome.items():
+            assert untouched, case
+            assert len(text) == (0 if capturable else 1), case
+            assert all("gradients for different parameters" in line for line in text)
+        (text,) = outcome["one each", False][0]
+        lacking = "parameter 1 of group 0" if rank == 0 else "parameter 0 of group 0"
+        assert f"On this rank 1 of 2 have one: {lacking} lacks one." in text
+
+
+def test_ranks_with_other_groups_are_refused_on_all_ranks(replicated):
+    for outcome in replicated.of("lopsided"):
+        assert outcome["untouched"]
+        assert "gradients for different parameters" in outcome["text"][0]
+
+
 def test_ranks_without_any_gradient_stay_where_they_are(replicated):
     assert all(outcome["untouched"] for outcome in replicated.of("nobody"))
 
@@ -123,3 +140,10 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(replicated):
 def test_a_compiled_step_is_the_same_step(replicated):
     for outcome in replicated.of("compiled"):
         close(outcome["points"], 1e-13)
+
+
+def test_loss_and_gradients_are_checked_over_all_ranks(replicated):
+    one, other = replicated.of("loss_checked")
+    assert one["factors"] == other["factors"] == pytest.approx((1, 1), rel=1e-6)
+    assert one["scaled"] == other["scaled"]
+    assert "The loss handed over is" in one["scaled"][0]

@@ -1,0 +1,117 @@
+"""A callback that hands Lightning's loss to optimizers that step by its value.
+
+The loss that belongs to the gradients is the sum of all that went backward since they were zero. Lightning divides
+the loss of each micro-batch by `accumulate_grad_batches` first, so that the sum is the mean over a full set of them; of
+a smaller last set it is less, and so are the gradients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from proxsps.integrations.requirements import framework
+from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.consistency import check_loss
+
+if TYPE_CHECKING:
+    import lightning.pytorch
+    from lightning.pytorch import LightningModule, Trainer
+else:
+    lightning = framework("lightning", __name__, "proxsps[lightning]")
+
+
+class WatchLoss(lightning.pytorch.Callback):
+    """Hands the loss of every step to the optimizer: `Trainer(callbacks=[WatchLoss()])`.
+
+    It raises where the Trainer clips gradients, and where the module optimizes by itself and has to hand over the loss.
+    Optimizers that do not need the loss are left alone.
+
+    Args:
+        check: whether to check once, in the first step, that the loss belongs to the gradients. This calls
+            `training_step` about twenty times for the same batch, so it is not for modules with dropout or with metrics
+            that count calls, nor for accumulation.
+    """
+
+    def __init__(self, check: bool = False) -> None:
+        self._check = check
+        self._sum: Tensor | None = None
+        self._batch: tuple[Any, int] | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse what would part the loss from its gradients."""
+        if not any(map(_needs_loss, trainer.optimizers)):
+            return
+        if trainer.gradient_clip_val:
+            raise ValueError(
+                f"gradient_clip_val={trainer.gradient_clip_val} clips gradients, which makes a Polyak step too long: "
+                "leave it out of the Trainer, and limit the move with max_move= of the optimizer."
+            )
+        if _overrides(pl_module, "configure_gradient_clipping"):
+            raise ValueError(
+                f"{type(pl_module).__name__}.configure_gradient_clipping may clip gradients, which makes a Polyak step "
+                "too long: remove it, and limit the move with max_move= of the optimizer."
+            )
+        if not pl_module.automatic_optimization:
+            raise ValueError(
+                "WatchLoss is for automatic optimization. With automatic_optimization=False the module knows the loss "
+                "of its step: call opt.step(loss=loss), and leave out the callback."
+            )
+        if self._check and trainer.accumulate_grad_batches > 1:
+            raise ValueError("WatchLoss(check=True) evaluates one batch: leave out accumulate_grad_batches for it.")
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Keep the batch for the check."""
+        if self._check:
+            self._batch = batch, batch_idx
+
+    def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Forget the losses with the gradients."""
+        self._sum = None
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Add what goes backward, without the scale of mixed precision."""
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        share = loss.detach() if scaler is None else loss.detach() / scaler.get_scale()
+        self._sum = share if self._sum is None else self._sum + share
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Hand over the sum; gradients are unscaled here."""
+        if not _needs_loss(optimizer) or self._sum is None:
+            return
+        if optimizer._watched:
+            raise ValueError(
+                "The loss is handed over twice: leave out either the callback WatchLoss, or watch(loss) in "
+                "training_step."
+            )
+        if self._check:
+            self._check_once(trainer, pl_module, optimizer)
+        optimizer.watch(self._sum)
+        self._sum = None
+
+    def _check_once(self, trainer: Trainer, pl_module: LightningModule, optimizer: PolyakOptimizer) -> None:
+        self._check = False
+        batch, self._batch = self._batch, None
+
+        def closure() -> Tensor:
+            with trainer.precision_plugin.train_step_context():
+                output = pl_module.training_step(*batch)
+            return output if isinstance(output, Tensor) else output["loss"]
+
+        check_loss(optimizer, closure, self._sum, model=pl_module, dtype=_autocast(trainer))
+
+
+def _needs_loss(optimizer: Optimizer) -> bool:
+    return isinstance(optimizer, PolyakOptimizer) and optimizer.needs_loss
+
+
+def _overrides(module: LightningModule, name: str) -> bool:
+    return getattr(type(module), name) is not getattr(lightning.pytorch.LightningModule, name)
+
+
+def _autocast(trainer: Trainer) -> Any:
+    """The precision of autocast, None without."""
+    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(trainer.precision)

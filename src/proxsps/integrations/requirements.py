@@ -1,0 +1,25 @@
+"""One clear error where the framework of an integration is not installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+
+def framework(package: str, needed_by: str, install: str) -> ModuleType:
+    """A package that an integration cannot do without.
+
+    Args:
+        package: its name, or that of a module in it.
+        needed_by: the integration that imports it.
+        install: what to pass to `pip install`.
+    """
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != package.split(".")[0]:
+            raise  # something else is missing
+        raise ModuleNotFoundError(
+            f"{needed_by} needs the package {package.split('.')[0]}, which is not installed: pip install '{install}'.",
+            name=error.name,
+        ) from error

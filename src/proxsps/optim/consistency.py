@@ -1,0 +1,327 @@
+"""Does a loss belong to the gradients? Measured from a few more evaluations of the loss.
+
+A Polyak step divides the loss by the squared length of the gradient. A factor on one of them alone (a sum in place of
+a mean, a scale, clipping) makes a wrong step, and the two numbers themselves do not show it. Let f be what a closure
+evaluates. The gradient is cut into pieces g_i of about the same length, and the slope of f along each is compared with
+that length,
+
+    r_i = (f(x + t g_i) - f(x - t g_i)) / <g, 2 t g_i>.
+
+If all r_i are the same, then g = c grad f with c = 1 / r_i, and the loss handed over has to be c f as well. If they
+differ, the gradient has another direction than that of f.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from proxsps.optim.base import PolyakOptimizer
+
+PIECES = 4
+SCALE = 2.0**10  # gradient scalers have powers of two from here on; sums over samples are rarely that long
+
+
+class LossCheck(NamedTuple):
+    """What was measured; 1 and 1 where the closure evaluates the very loss that was handed over."""
+
+    loss_factor: float  # the loss handed over, divided by the closure's
+    gradient_factor: float  # the length of the gradient, divided by that of the closure's
+
+
+@torch.no_grad()
+def check_loss(
+    opt: PolyakOptimizer,
+    closure: Callable[[], Tensor | float],
+    loss: Tensor | float | None = None,
+    *,
+    model: nn.Module | None = None,
+    dtype: torch.dtype | None = None,
+    rtol: float = 0.05,
+) -> LossCheck:
+    """Raise where the loss and the gradients of the next step do not belong together, and name the likely cause.
+
+    Call it once, between `backward` and `step`; with a gradient scaler, after `scaler.unscale_(opt)`. It evaluates the
+    loss about twenty times, and leaves parameters, gradients, watched losses and random numbers bitwise as they were.
+
+    Args:
+        opt: the optimizer that is about to step.
+        closure: evaluates the loss of the whole batch again and returns it; it neither calls `backward` nor
+            `zero_grad`. Of several micro-batches it returns the mean.
+        loss: what the step is going to be called with; None for what was watched.
+        model: its buffers are restored too, for instance the statistics of batch norm.
+        dtype: the coarsest precision that the loss is computed in, where it is not that of the parameters: that of
+            autocast.
+        rtol: how far the factors may be apart; more is allowed where the precision is low.
+
+    Raises:
+        ValueError: the two do not belong together, or nothing can be said, for instance because of dropout.
+    """
+    params = [p for group in opt.param_groups for p in group["params"] if p.grad is not None]
+    if not params:
+        raise ValueError("check_loss found no gradients: call it after loss.backward() and before opt.step().")
+    if any(hasattr(p, "device_mesh") for p in params):
+        raise TypeError("check_loss does not take sharded parameters (DTensor): check the same model in one process.")
+    eps = max(torch.finfo(kind).eps for kind in {p.dtype for p in params} | ({dtype} if dtype else set()))
+    rtol = max(rtol, 12 * eps ** (2 / 3))  # 0.47 for bf16: factors of two are still found
+    given, weight = (loss, 1.0) if loss is not None else _peek(opt)
+    with _unchanged(opt, params, model):
+        probe = _Probe(opt, closure, params, weight, eps)
+        handed = probe.value if given is None else probe.over_ranks(float(given))
+        ratios = probe.ratios(rtol / 2)
+    fault = diagnose(handed, probe.value, ratios, rtol)
+    if fault:
+        raise ValueError(f"check_loss: {fault}")
+    return LossCheck(handed / probe.value if probe.value else 1.0, len(ratios) / sum(ratios))
+
+
+def diagnose(handed: float, value: float, ratios: Sequence[float], rtol: float) -> str | None:
+    """What is wrong with a loss that was handed over, or None.
+
+    Args:
+        handed: the loss handed over.
+        value: the loss as it is.
+        ratios: slope of the loss along each piece of the gradient, over the length of the piece.
+        rtol: relative tolerance.
+    """
+    if not all(map(math.isfinite, (handed, value, *ratios))):
+        return f"Loss or slopes are not finite: got the loss {handed}, {value} from the closure, and slopes {ratios}."
+    mean = sum(ratios) / len(ratios)
+    same_value = abs(handed - value) <= rtol * abs(value)
+    if mean <= 0 or max(abs(r - mean) for r in ratios) > 2 * rtol * mean:
+        if same_value and min(ratios) > 1 - rtol:
+            return (
+                "The gradients are too short, by different factors: they were clipped by value or tensor by tensor. "
+                "Do not clip; max_move= limits the move instead."
+            )
+        return (
+            "The gradients have another direction than those of the closure's loss. Likely causes: zero_grad was not "
+            "called, so that older gradients are in the sum; they come from another batch, or from before the last "
+            "step; or the closure evaluates only one of several micro-batches."
+        )
+    gradient = 1 / mean
+    if abs(handed - gradient * value) <= rtol * abs(gradient * value):
+        return None
+    texts = [] if same_value else [_loss_text(handed, value, rtol)]
+    texts += [] if abs(gradient - 1) <= rtol else [_gradient_text(gradient, rtol)]
+    return " ".join(texts)
+
+
+def _loss_text(handed: float, value: float, rtol: float) -> str:
+    factor = handed / value if value else math.inf
+    start = f"The loss handed over is {handed:.6g}, the closure's is {value:.6g}:"
+    if factor >= SCALE / 2 and _whole(math.log2(factor), 0.01):
+        power = round(math.log2(factor))
+        return f"{start} 2^{power} times as much. Hand over the loss before scaler.scale multiplies it."
+    if factor > 1 and _whole(factor, rtol / 2):
+        return (
+            f"{start} {round(factor)} times as much. Likely a sum over {round(factor)} samples while the gradients are "
+            "those of the mean, or a loss that was multiplied by a scale."
+        )
+    if 0 < factor < 1 and _whole(1 / factor, rtol / 2):
+        return (
+            f"{start} 1/{round(1 / factor)} of it. Hand over the loss before it is divided by the number of "
+            "micro-batches or samples."
+        )
+    return (
+        f"{start} no simple factor. Likely the loss of another batch, for instance of only one of several "
+        "micro-batches, or one from before the last step, or one with a penalty that the gradients do not have."
+    )
+
+
+def _gradient_text(factor: float, rtol: float) -> str:
+    start = "The gradients have the right direction, but"
+    if factor >= SCALE / 2 and _whole(math.log2(factor), 0.05):
+        return f"{start} are 2^{round(math.log2(factor))} times too long: call scaler.unscale_(opt) first."
+    if factor > 1 and _whole(factor, rtol):
+        k = round(factor)
+        return (
+            f"{start} are {k} times too long. Likely {k} passes were added up without zero_grad or without a division "
+            "by their number, or the gradients are those of a sum and the loss is a mean."
+        )
+    if factor < 1:
+        k = 1 / factor
+        divided = f", or divided by {round(k)} micro-batches while the loss was not" if _whole(k, rtol) else ""
+        return (
+            f"{start} are {k:.3g} times too short. Likely they were clipped{divided}. Do not clip: the step gets "
+            "longer by it; max_move= limits the move instead."
+        )
+    return (
+        f"{start} are {factor:.3g} times too long. Likely zero_grad was not called and older gradients are in the sum, "
+        "or something multiplied them after backward."
+    )
+
+
+def _whole(number: float, tolerance: float) -> bool:
+    """Whether a number is a whole one from 2 on, up to a relative error that still tells neighbours apart."""
+    return round(number) >= 2 and abs(number - round(number)) <= min(tolerance * number, 0.2)
+
+
+def _peek(opt: PolyakOptimizer) -> tuple[Tensor | float | None, float]:
+    """The mean of what was watched, which stays watched."""
+    watched = list(opt._watched)
+    try:
+        return opt._watched_mean()
+    finally:
+        opt._watched[:] = watched
+
+
+class _Probe:
+    """The loss along pieces of the gradient."""
+
+    def __init__(
+        self, opt: PolyakOptimizer, closure: Callable[[], Any], params: list[Tensor], weight: float, eps: float
+    ) -> None:
+        self._ranks, self._closure, self._weight = opt._ranks, closure, weight
+        self._params = [_real(p.detach()) for p in params]
+        self._grads = [_real(p.grad.detach()) for p in params]
+        self._start = [x.clone() for x in self._params]
+        self._labels, self._length = _cut(self._grads)
+        self.pieces = sorted({i for label in self._labels for i in torch.as_tensor(label).unique().tolist()})
+        self._eps = eps
+        self._h = eps ** (1 / 3)  # rounding of f / h and curvature h^2 are of one size
+        self._limit = 10 * self._h * (1 + math.sqrt(sum(_square(x) for x in self._start)))
+        self.value = self._evaluate()
+        again = self._evaluate()
+        if abs(again - self.value) > 100 * eps * abs(self.value):
+            raise ValueError(
+                f"check_loss: The closure returned {self.value:.6g} and then {again:.6g} for the same parameters. It "
+                "must evaluate one fixed loss: take one batch, and switch dropout off for the gradients and here."
+            )
+
+    def over_ranks(self, value: float) -> float:
+        """The mean over the ranks."""
+        if self._ranks.size == 1:
+            return value
+        total, weight = self._ranks.sum(np.array([self._weight * value, self._weight]))[0]
+        return float(total / weight)
+
+    def _evaluate(self) -> float:
+        try:
+            return self.over_ranks(float(self._closure()))
+        except RuntimeError as error:
+            if "does not require grad" in str(error):
+                text = "check_loss: the closure must evaluate the loss and return it, without backward."
+                raise ValueError(text) from error
+            raise
+
+    def ratios(self, tolerance: float) -> list[float]:
+        """The slope of the loss along each piece of the gradient, over the length of the piece."""
+        slopes = [self._slopes(piece, tolerance) for piece in self.pieces]
+        largest = max(abs(found[-1]) for found in slopes)
+        ratios = []
+        for found in slopes:
+            pairs = [(a, b) for a, b in itertools.pairwise(found) if abs(a - b) <= tolerance * largest]
+            if not pairs:
+                raise ValueError(
+                    "check_loss: The loss is too rough for an answer. Its slopes over ever shorter distances are "
+                    f"{', '.join(f'{r:.3g}' for r in found)}. Pass the precision of autocast as dtype=, or check in "
+                    "float32 or float64."
+                )
+            ratios.append((4 * pairs[-1][1] - pairs[-1][0]) / 3)  # the error falls with the square of the distance
+        return ratios
+
+    def _slopes(self, piece: int, tolerance: float) -> list[float]:
+        """Slopes along a piece over shorter and shorter distances, until two of them agree."""
+        t, slope = self._first(piece)
+        found = [slope]
+        for _ in range(6):
+            t /= 2
+            slope, change = self._slope(piece, t)
+            if 4 * tolerance * change < self._eps * abs(self.value):
+                break  # no more than rounding
+            found.append(slope)
+            if abs(found[-1] - found[-2]) <= tolerance * abs(found[-1]):
+                break
+        return found
+
+    def _first(self, piece: int) -> tuple[float, float]:
+        """A distance over which the loss changes by as much as it should, for gradients of whatever length."""
+        wanted = 2 * self._h * abs(self.value)
+        t = self._h * abs(self.value) / self._length if self.value else self._h
+        for _ in range(8):
+            slope, change = self._slope(piece, t)
+            if wanted / 2 <= change <= wanted * 8 or (t >= self._limit and change < wanted):
+                break
+            factor = wanted / change if change > 0 else 1e3
+            t = min(self._limit, t * min(1e4, max(1e-4, factor if math.isfinite(factor) else 1e-2)))
+        return t, slope
+
+    def _slope(self, piece: int, t: float) -> tuple[float, float]:
+        """The slope over a distance, and the change of the loss."""
+        up, forth = self._at(piece, t)
+        down, back = self._at(piece, -t)
+        return (up - down) / (forth - back) if forth != back else math.nan, abs(up - down)
+
+    def _at(self, piece: int, t: float) -> tuple[float, float]:
+        """The loss after a move along a piece, and <g, move> as it was rounded."""
+        moved = 0.0
+        try:
+            for x, start, g, label in self._rows():
+                if isinstance(label, int) and label != piece:
+                    continue
+                move = g.to(_wide(x)) * (t / self._length)
+                x.copy_(start + (move if isinstance(label, int) else move * (label == piece)))
+                moved += float((g.double() * (x.double() - start.double())).sum())
+            return self._evaluate(), moved
+        finally:
+            for x, start, *_ in self._rows():
+                x.copy_(start)
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        return zip(self._params, self._start, self._grads, self._labels, strict=True)
+
+
+def _cut(grads: Sequence[Tensor]) -> tuple[list[int | Tensor], float]:
+    """To which piece every tensor or entry belongs, and the length of a piece: all have the same, in order."""
+    squares = [_square(g) for g in grads]
+    total, before = sum(squares), 0.0
+    if not 0 < total < math.inf:
+        raise ValueError(f"check_loss needs gradients that are finite and not zero, got a squared norm of {total}.")
+    labels: list[int | Tensor] = []
+    for g, square in zip(grads, squares, strict=True):
+        first, last = (min(PIECES - 1, int(PIECES * s / total)) for s in (before, before + square))
+        if first == last:
+            labels.append(first)
+        else:
+            passed = before + g.double().square().flatten().cumsum(0)
+            labels.append((PIECES * passed / total).long().clamp(max=PIECES - 1).view(g.shape))
+        before += square
+    return labels, math.sqrt(total / PIECES)
+
+
+def _square(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+@contextlib.contextmanager
+def _unchanged(opt: PolyakOptimizer, params: Sequence[Tensor], model: nn.Module | None) -> Iterator[None]:
+    """Everything that an evaluation may change is put back: gradients, watched losses, buffers, random numbers."""
+    grads, watched = [p.grad for p in params], list(opt._watched)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if model is not None else []
+    devices = sorted({p.device for p in params if p.device.type != "cpu"}, key=str)
+    kind = devices[0].type if devices else "cuda"
+    try:
+        with torch.random.fork_rng(devices=devices, device_type=kind):
+            yield
+    finally:
+        opt._watched[:] = watched
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+        for buffer, saved in buffers:
+            buffer.copy_(saved)

@@ -1,0 +1,143 @@
+"""Ranks with different numbers of batches, under torch's `Join`: those that are done keep the all-reduces complete."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook, _JoinConfig
+from torch.nn.parallel import DistributedDataParallel
+
+from proxsps.optim.blocks import gather
+from proxsps.optim.numbers import choose
+from proxsps.optim.parts import Sums
+from proxsps.optim.reduce import join
+
+MEMORY = ("k", "memory")  # what methods keep from step to step, in their groups
+
+
+class Shadow(JoinHook):
+    """What a rank without batches does while others still step."""
+
+    def __init__(self, opt: Any) -> None:
+        self._opt = opt
+
+    def main_hook(self) -> None:
+        """Take part in the all-reduce of a step, with nothing to add."""
+        groups, ranks = self._opt.param_groups, self._opt._ranks
+        blocks = gather(groups, ranks)
+        for block in blocks:
+            block.params, block.slopes, block.indices = [], [], []
+        numbers = choose(blocks, groups[0]["capturable"])
+        zero, nothing = numbers.scalar(0.0), numbers.vector([0.0] * len(blocks))
+        join(ranks, numbers, blocks, zero, zero, 0.0, zero, Sums(nothing, nothing, nothing), active=False)
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Take over the memory of a rank that stepped to the end, as DistributedDataParallel does the parameters."""
+        opt, group = self._opt, self._opt._ranks.group
+        opt._leave_join()
+        last = torch.tensor(dist.get_rank(group) if is_last_joiner else -1, device=opt.join_device)
+        dist.all_reduce(last, op=dist.ReduceOp.MAX, group=group)
+        places = [(options, key) for options in opt.param_groups for key in MEMORY if key in options]
+        if not places:
+            return
+        values = torch.tensor([float(options[key]) for options, key in places], dtype=torch.float64)
+        values = values.to(opt.join_device)
+        dist.broadcast(values, src=dist.get_global_rank(group, int(last)), group=group)
+        for (options, key), value in zip(places, values.tolist(), strict=True):
+            if isinstance(options[key], Tensor):
+                options[key].fill_(value)
+            else:
+                options[key] = value
+
+
+class TakesUnevenInputs(Joinable):
+    """The part of an optimizer that `Join` talks to."""
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What `Join([model, opt])` calls on ranks that have run out of batches."""
+        if any(hasattr(p, "device_mesh") for group in self.param_groups for p in group["params"]):
+            raise ValueError(
+                "Join does not work with sharded parameters (DTensor), because every rank holds parts that the others "
+                "need: give all ranks the same number of batches."
+            )
+        self._ranks.joined_divide = kwargs.get("divide_by_initial_world_size", True)  # DDP's default
+        return Shadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.param_groups[0]["params"][0].device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The ranks that step together."""
+        return self._ranks.group
+
+    def _leave_join(self) -> None:
+        """Outside of any join context; torch itself leaves the settings of the last one behind."""
+        self._join_config = _JoinConfig.construct_disabled_join_config()
+        self._models: dict[weakref.ref[DistributedDataParallel], object] | None = None
+
+    def _check_uneven(self) -> None:
+        """Refuse what would leave the all-reduce of this step without a partner once a rank runs out of batches."""
+        if torch.compiler.is_compiling():
+            return
+        if self._models is None:
+            found = _parallel_models({p for group in self.param_groups for p in group["params"] if p.requires_grad})
+            self._models = {weakref.ref(model): None for model in found}
+        mine = self._join_config
+        for reference, past in self._models.items():
+            model = reference()
+            if model is None or model._join_config is past or mine.enable or not _shadows(model._join_config):
+                continue
+            if any(model in context._joinables for context in _living(Join)):
+                raise RuntimeError(
+                    "The model is in a join context for uneven inputs, but the optimizer is not. A rank that runs out "
+                    "of batches would leave the others waiting in the optimizer's all-reduce: use "
+                    "`with Join([model, opt]):` instead of `with model.join():`."
+                )
+            self._models[reference] = model._join_config  # left behind by a context that is over
+        if _shadows(mine) and mine.is_first_joinable:
+            raise RuntimeError("Join calls its list in order, and gradients come first: use Join([model, opt]).")
+        if _shadows(mine) and len(self._watched) > 1:
+            raise RuntimeError(
+                f"Join pairs every forward pass with one step, but {len(self._watched)} losses were watched since the "
+                "last step: accumulate gradients without Join, on ranks with the same number of batches."
+            )
+
+
+def _shadows(config: _JoinConfig) -> bool:
+    """Whether ranks that are done go on with the others' messages, rather than stopping everybody."""
+    return config.enable and not config.throw_on_early_termination
+
+
+def _parallel_models(params: set[Tensor]) -> list[DistributedDataParallel]:
+    """The data parallel models that have these parameters; nothing leads from a parameter to its model."""
+    found, left = [], {p for p in params if not hasattr(p, "device_mesh")}
+    for model in _living(DistributedDataParallel) if left else ():
+        if not params.isdisjoint(model.parameters()):
+            found.append(model)
+            left.difference_update(model.parameters())
+            if not left:
+                break
+    return found
+
+
+def _living(kind: type) -> Iterator[Any]:
+    """All objects of a kind in this process, young ones first: up to a tenth of a second, so not for every step."""
+    kinds = {kind, *_subclasses(kind)}
+    for generation in range(3):
+        yield from [thing for thing in gc.get_objects(generation) if type(thing) in kinds]
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    """All classes below; isinstance of a class with abstract methods would take ten times as long."""
+    for child in kind.__subclasses__():
+        yield child
+        yield from _subclasses(child)
