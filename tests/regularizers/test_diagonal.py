@@ -47,6 +47,7 @@ def test_fenchel_equality_certifies_the_minimiser(diagonal_case, seed, scale, sp
     assert abs(found) <= unit * (1 + np.sum(np.abs(y)) + np.sum(np.abs(s)))
 
 
+@pytest.mark.filterwarnings("ignore:Solution may be inaccurate")  # it stops short of 1e-9; the comparison needs 1e-4
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_agrees_with_a_conic_solver(diagonal_case, scale):
     z, alpha = diagonal_case.draw(7, scale), step_sizes(diagonal_case.shape, 3, 0.5)
@@ -54,7 +55,7 @@ def test_agrees_with_a_conic_solver(diagonal_case, scale):
     phi, constraints = diagonal_case.model(y)
     distance = cp.sum_squares(cp.multiply(((2 * alpha) ** -0.5).reshape(y.shape), y - z.reshape(y.shape)))
     cp.Problem(cp.Minimize(phi + distance), constraints).solve(
-        solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10
+        solver=cp.CLARABEL, tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9
     )
     np.testing.assert_allclose(diagonal_case.phi.prox_diagonal(z, alpha), y.value.reshape(z.shape), atol=1e-4)
 

@@ -81,6 +81,16 @@ def tolerance(x: Array) -> float:
     return float(array_namespace(x).finfo(x.dtype).eps) * (8 + math.sqrt(math.prod(x.shape)))
 
 
+def repeat(count: int, body: Callable[[Array], Array], start: Array) -> Array:
+    """The body applied a fixed number of times."""
+    # A loop for JAX's compiler, which needs seconds for the same operations one after the other.
+    if _unseen(start):
+        return sys.modules["jax"].lax.fori_loop(0, count, lambda _, x: body(x), start)
+    for _ in range(count):
+        start = body(start)
+    return start
+
+
 def shape_of(constant: Any) -> tuple[int, ...]:
     """The shape of an array, () for a number."""
     # Numbers first: torch.compile traces them, and cannot tell then which attributes they have.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.regularizers._support import check_weight, clip, guarded, sign, where_or_zero, wide, widened
+from proxsps.regularizers._support import check_weight, clip, guarded, repeat, sign, where_or_zero, wide, widened
 from proxsps.regularizers.base import Regularizer
 from proxsps.regularizers.separable import soft_threshold, soft_threshold_jvp
 
@@ -78,15 +78,18 @@ def block_soft_threshold_diagonal(z: Array, thresholds: Array | float, *, dims: 
     alive = group_norms(clip(z / guarded(~free, thresholds), -2.0, 2.0), dims=dims) > 1
     alive = alive | xp.any(free & (z != 0), axis=axis, keepdims=True)
     r = xp.max(xp.abs(z) - thresholds, axis=axis, keepdims=True)
-    start = r = where_or_zero(r > 0, r)
-    for _ in range(ROUNDS):
+    start = where_or_zero(r > 0, r)
+
+    def climb(r: Array) -> Array:
         width = r + thresholds
         width = guarded(width > 0, width)
         ratio = z / width
         norm = group_norms(ratio, dims=dims)
         slope = xp.sum(ratio * ratio / width, axis=axis, keepdims=True)
         newton = r + (norm - 1) * norm * norm / guarded(slope > 0, slope)
-        r = xp.where(newton > start, newton, start)
+        return xp.where(newton > start, newton, start)
+
+    r = repeat(ROUNDS, climb, start)
     width = r + thresholds
     factor = xp.where(free, xp.ones_like(z), r / guarded(width > 0, width))
     return where_or_zero(alive, factor) * z
