@@ -185,6 +185,7 @@ SELECTIONS = {
     "set_case": [c for c in CASES if not c.finite],
     "jvp_case": [c for c in CASES if c.name != "NuclearNorm"],
     "kinked_case": [c for c in CASES if c.name not in {"Zero", "L2", "L2-center", "NuclearNorm"}],
+    "diagonal_case": [c for c in CASES if c.phi.has_diagonal_prox],
     "traceable_case": [c for c in CASES if c.phi.traceable],
 }
 

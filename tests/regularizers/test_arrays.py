@@ -236,11 +236,6 @@ def test_frozen_equal_hashable_and_copied(case):
         phi.new_field = 1
 
 
-def test_centre_stays_out_of_repr_and_comparison():
-    assert L2(0.1, np.ones(3)) == L2(0.1, np.zeros(3))
-    assert "center" not in repr(L2(0.1, np.ones(3)))
-
-
 def test_box_with_one_side_open():
     z = np.array([-2.0, 0.0, 2.0])
     np.testing.assert_array_equal(Box(-np.inf, 1.0).prox(z, 1.0), [-2, 0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -33,6 +34,8 @@ def multi_steps(
         every_k: the number of micro-batches, or a schedule of it.
     """
     inner = optax.MultiSteps(opt, every_k)
+    # Its conditional over closures would be compiled in every call outside of jit.
+    compiled = jax.jit(inner.update, inline=True)
 
     def init(params: Any) -> MultiStepsState:
         zero = jnp.zeros((), jnp.result_type(float))
@@ -56,9 +59,10 @@ def multi_steps(
 
         value = mean(state.value, value)
         bound = state.lower_bound
+        step = inner.update if extra else compiled  # what else is handed over need not be arrays
         if lower_bound is not None:
             extra["lower_bound"] = bound = mean(bound, lower_bound)
-        updates, steps = inner.update(updates, state.steps, params, value=value, **extra)
+        updates, steps = step(updates, state.steps, params, value=value, **extra)
         return updates, MultiStepsState(steps, value, bound)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -60,6 +60,15 @@ def check_update(owner: str, params: Any, value: Any) -> None:
         raise ValueError(f"The loss must be one number, got shape {jnp.shape(value)}: reduce it, for instance by mean.")
 
 
+def check_lower_bound(owner: str, lower_bound: Any, bounded: bool) -> None:
+    """Refuse a lower bound of a batch that is not finite, or that the method would ignore."""
+    if lower_bound is None:
+        return
+    if not bounded:
+        raise ValueError(f"{owner} has no use for a lower bound; leave it out, or use prox_sps.")
+    check_constants(lower_bound=lower_bound)
+
+
 def is_zero(constant: Any) -> bool:
     """Whether a constant is known to be zero, or not given at all."""
     return constant is None or not (isinstance(constant, jax.core.Tracer) or constant)

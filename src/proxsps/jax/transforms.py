@@ -10,12 +10,12 @@ import optax
 
 from proxsps.core.array import Array
 from proxsps.core.report import Report, Solution, report
-from proxsps.core.step import Dual, admissible, dec_sps_dual, sps_dual
-from proxsps.jax.checks import check_constants, check_update
-from proxsps.jax.groups import ALL, Block, Groups, Options
-from proxsps.jax.model import Model, Outcome, displacements, linear_model, prox_at
-from proxsps.regularizers import Regularizer, Zero
-from proxsps.regularizers.base import subgradient_all, value_all
+from proxsps.core.step import Dual, dec_sps_dual, sps_dual
+from proxsps.jax.checks import check_constants, check_lower_bound, check_update
+from proxsps.jax.groups import ALL, Groups, Options
+from proxsps.jax.model import Model, Outcome, prox_at
+from proxsps.jax.solve import Method, settled, solve
+from proxsps.regularizers import Regularizer
 from proxsps.regularizers.checks import check_subgradient
 
 LastStep = Report
@@ -38,9 +38,6 @@ class PolyakState(NamedTuple):
     count: Array  # updates so far, which schedules are asked with
     last_step: LastStep  # what the last update did
     memory: Memory | tuple[()] = ()  # of `dec_sps`
-
-
-Rule = Callable[[Model, Array, Any], tuple[Outcome, Any]]
 
 
 def prox_sps(
@@ -85,11 +82,7 @@ def prox_sps(
     """
     check_constants(lower_bound=lower_bound)
     options = Groups.make("prox_sps", Options(learning_rate, weight_decay, regularizer), labels, groups)
-
-    def rule(model: Model, ok: Array, memory: Any) -> tuple[Outcome, Any]:
-        return model.prox_dual(ok), memory
-
-    return _transformation("prox_sps", options, rule, lower_bound)
+    return _transformation(PROX_SPS, options, lower_bound)
 
 
 def prox_sgd(
@@ -112,12 +105,7 @@ def prox_sgd(
         groups: as in `prox_sps`.
     """
     options = Groups.make("prox_sgd", Options(learning_rate, weight_decay, regularizer), labels, groups)
-
-    def rule(model: Model, ok: Array, memory: Any) -> tuple[Outcome, Any]:
-        one = jnp.ones_like(model.gap)
-        return Outcome(one, one, model.height(one)[0]), memory
-
-    return _transformation("prox_sgd", options, rule, None)
+    return _transformation(PROX_SGD, options)
 
 
 def sps(
@@ -149,11 +137,7 @@ def sps(
     """
     check_constants(lower_bound=lower_bound, c=c)
     options = _coupled("sps", Options(learning_rate, weight_decay, regularizer), labels, groups)
-
-    def rule(model: Model, ok: Array, memory: Any) -> tuple[Outcome, Any]:
-        return _coupled_outcome(model, sps_dual(model.gap, model.d_sq, model.alpha, c)), memory
-
-    return _transformation("sps", options, rule, lower_bound, coupled=True)
+    return _transformation(SPS, options, lower_bound, c)
 
 
 def dec_sps(
@@ -182,15 +166,7 @@ def dec_sps(
     """
     check_constants(lower_bound=lower_bound, c0=c0)
     options = _coupled("dec_sps", Options(learning_rate, weight_decay, regularizer), labels, groups)
-
-    def rule(model: Model, ok: Array, memory: Memory) -> tuple[Outcome, Memory]:
-        c = c0 * jnp.sqrt(memory.taken + 1)
-        dual = dec_sps_dual(model.gap, model.d_sq, model.alpha, c, memory.previous)
-        taken = jnp.where(ok, memory.taken + 1, memory.taken)
-        previous = jnp.where(ok & (model.alpha > 0), c * dual.u * model.alpha, memory.previous)
-        return _coupled_outcome(model, dual), Memory(taken, previous)
-
-    return _transformation("dec_sps", options, rule, lower_bound, coupled=True, remembers=True)
+    return _transformation(DEC_SPS, options, lower_bound, c0)
 
 
 def prox(regularizer: Regularizer, learning_rate: Schedule = 1.0) -> optax.GradientTransformationExtraArgs:
@@ -227,36 +203,52 @@ def _coupled(owner: str, default: Options, labels: Labels, groups: GroupOptions 
     return made
 
 
+# Rules: functions of this module and not closures, by which compiled code is found again.
+
+
+def _exact_step(model: Model, ok: Array, memory: Any, constant: None) -> tuple[Outcome, Any]:
+    return model.prox_dual(ok), memory
+
+
+def _full_step(model: Model, ok: Array, memory: Any, constant: None) -> tuple[Outcome, Any]:
+    one = jnp.ones_like(model.gap)
+    return Outcome(one, one, model.height(one)[0]), memory
+
+
+def _polyak_step(model: Model, ok: Array, memory: Any, c: Array) -> tuple[Outcome, Any]:
+    return _coupled_outcome(model, sps_dual(model.gap, model.d_sq, model.alpha, c)), memory
+
+
+def _decreasing_step(model: Model, ok: Array, memory: Memory, c0: Array) -> tuple[Outcome, Memory]:
+    c = c0 * jnp.sqrt(memory.taken + 1)
+    dual = dec_sps_dual(model.gap, model.d_sq, model.alpha, c, memory.previous)
+    taken = jnp.where(ok, memory.taken + 1, memory.taken)
+    previous = jnp.where(ok & (model.alpha > 0), c * dual.u * model.alpha, memory.previous)
+    return _coupled_outcome(model, dual), Memory(taken, previous)
+
+
 def _coupled_outcome(model: Model, dual: Dual) -> Outcome:
     return Outcome(dual.root, dual.u, model.gap - dual.u * jnp.sum(model.alpha * model.d_sq))
 
 
-def _couple(block: Block) -> tuple[Block, Array | float]:
-    """A block with the regulariser moved into its slopes, and the regulariser's value."""
-    if not block.xs or isinstance(block.phi, Zero):
-        return block, 0.0
-    ds = [d + s for d, s in zip(block.ds, subgradient_all(block.phi, block.xs, block.indices), strict=True)]
-    return block._replace(phi=Zero(), ds=ds), value_all(block.phi, block.xs, block.indices)
+PROX_SPS = Method("prox_sps", _exact_step)
+PROX_SGD = Method("prox_sgd", _full_step, bounded=False)
+SPS = Method("sps", _polyak_step, coupled=True)
+DEC_SPS = Method("dec_sps", _decreasing_step, coupled=True, remembers=True)
 
 
 def _transformation(
-    name: str,
-    groups: Groups,
-    rule: Rule,
-    bound: Number | None,
-    *,
-    coupled: bool = False,
-    remembers: bool = False,
+    method: Method, groups: Groups, bound: Number = 0.0, constant: Number | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Gather, ask the rule for the dual variable, move. Without a bound there is no need of a loss."""
+    """Gather, solve, scatter."""
     blocks_count = len(groups.options)
 
     def init(params: Any) -> PolyakState:
         groups.check(params)
         dtype = groups.dtype(params)
         nothing = report(jnp.zeros(blocks_count, dtype), Solution.skipped(jnp.nan))
-        memory = Memory(jnp.zeros((), dtype), jnp.full(blocks_count, jnp.inf, dtype)) if remembers else ()
-        return PolyakState(jnp.zeros((), jnp.int32), _settled(nothing, dtype), memory)
+        memory = Memory(jnp.zeros((), dtype), jnp.full(blocks_count, jnp.inf, dtype)) if method.remembers else ()
+        return PolyakState(jnp.zeros((), jnp.int32), settled(nothing, dtype), memory)
 
     def update(
         updates: Any,
@@ -267,32 +259,14 @@ def _transformation(
         lower_bound: Number | None = None,
         **extra: Any,
     ) -> tuple[Any, PolyakState]:
-        bounded = bound is not None
-        if value is None and not bounded:
+        if value is None and not method.bounded:
             value = 0.0
-        check_update(name, params, value)
+        check_update(method.name, params, value)
+        check_lower_bound(method.name, lower_bound, method.bounded)
         dtype = groups.dtype(params)
         blocks, scatter = groups.gather(updates, params, state.count)
-        m = jnp.asarray(value, dtype).reshape(())
-        if coupled:
-            blocks, penalties = zip(*map(_couple, blocks), strict=True)
-            m = m + sum(penalties)
-        if lower_bound is not None:
-            check_constants(lower_bound=lower_bound)
-        C = 0.0 if not bounded else bound if lower_bound is None else lower_bound
-        model = linear_model(blocks, m - jnp.asarray(C, dtype).reshape(()))
-        ok = admissible(model.gap, model.d_sq, model.d_dot_x, bounded)
-        outcome, memory = rule(model, ok, state.memory)
-        moved = [[jnp.where(ok, y, 0) for y in displacements(block, outcome.u)] for block in blocks]
-        gap, height = model.gap * model.scale, outcome.height * model.scale
-        solution = Solution(ok, gap, outcome.root, outcome.u, height, outcome.evaluations)
-        last = _settled(report(model.alpha, solution), dtype)
+        m, C = (jnp.asarray(x, dtype).reshape(()) for x in (value, bound if lower_bound is None else lower_bound))
+        moved, last, memory = solve(method, blocks, m, C, state.memory, constant)
         return scatter(moved), PolyakState(optax.safe_increment(state.count), last, memory)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _settled(last: Report, dtype: Any) -> LastStep:
-    """A report in the dtypes that it has in every state."""
-    whole = {"branch", "evaluations"}
-    return Report(*(jnp.asarray(x, jnp.int32 if field in whole else dtype) for field, x in last._asdict().items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import wraps
 from numbers import Real
@@ -80,10 +81,73 @@ def tolerance(x: Array) -> float:
     return float(array_namespace(x).finfo(x.dtype).eps) * (8 + math.sqrt(math.prod(x.shape)))
 
 
+def repeat(count: int, body: Callable[[Array], Array], start: Array) -> Array:
+    """The body applied a fixed number of times."""
+    # A loop for JAX's compiler, which needs seconds for the same operations one after the other.
+    if _unseen(start):
+        return sys.modules["jax"].lax.fori_loop(0, count, lambda _, x: body(x), start)
+    for _ in range(count):
+        start = body(start)
+    return start
+
+
+def shape_of(constant: Any) -> tuple[int, ...]:
+    """The shape of an array, () for a number."""
+    # Numbers first: torch.compile traces them, and cannot tell then which attributes they have.
+    return () if isinstance(constant, Real) else tuple(getattr(constant, "shape", ()))
+
+
+def with_checked_steps(cls: type) -> None:
+    """Let the proxes that a class defines check the shape of alpha first.
+
+    With an array instead of one number, a formula for a norm of several entries broadcasts to something that is no
+    prox at all.
+    """
+    for name, (place, check) in _STEPS.items():
+        if name in vars(cls):
+            setattr(cls, name, _checked(vars(cls)[name], place, check))
+
+
+def _checked(method: Callable[..., Any], place: int, check: Callable[[Any, Array, Any], None]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(self: Any, z: Array, *args: Any, **kwargs: Any) -> Any:
+        check(self, z, args[place] if len(args) > place else kwargs.get("alpha"))
+        return method(self, z, *args, **kwargs)
+
+    return call
+
+
+def _check_number(owner: Any, z: Array, alpha: Any) -> None:
+    if shape_of(alpha):
+        instead = (
+            "for one step size per entry call prox_diagonal(z, alpha)"
+            if owner.has_diagonal_prox
+            else "this regulariser has no exact prox with one step size per entry"
+        )
+        raise ValueError(f"{type(owner).__name__}: alpha must be one number, got shape {shape_of(alpha)}; {instead}.")
+
+
+def _check_number_or_entries(owner: Any, z: Array, alpha: Any) -> None:
+    (_check_entries if owner.separable else _check_number)(owner, z, alpha)
+
+
+def _check_entries(owner: Any, z: Array, alpha: Any) -> None:
+    ours, shape = shape_of(alpha), tuple(z.shape)
+    fits = len(ours) <= len(shape) and all(n in (1, m) for n, m in zip(reversed(ours), reversed(shape), strict=False))
+    if not fits:
+        raise ValueError(
+            f"{type(owner).__name__}: alpha of shape {ours} does not broadcast to z of shape {shape}; "
+            "give one step size per entry, or one number."
+        )
+
+
+_STEPS = {"prox": (0, _check_number), "prox_jvp": (2, _check_number_or_entries), "prox_diagonal": (0, _check_entries)}
+
+
 def check_weight(owner: object, **weights: float) -> None:
     """Refuse a weight that is negative, infinite or not a number."""
     for name, weight in weights.items():
-        if not (_unseen(weight) or (math.isfinite(weight) and weight >= 0)):
+        if shape_of(weight) or not (_unseen(weight) or (math.isfinite(weight) and weight >= 0)):
             raise ValueError(
                 f"{type(owner).__name__}: {name} must be a finite number >= 0, got {weight!r}; "
                 f"use {name}=0 for no penalty."
@@ -92,12 +156,41 @@ def check_weight(owner: object, **weights: float) -> None:
 
 def check_radius(owner: object, radius: float) -> None:
     """Refuse a radius that is not positive and finite."""
-    if not (_unseen(radius) or (math.isfinite(radius) and radius > 0)):
+    if shape_of(radius) or not (_unseen(radius) or (math.isfinite(radius) and radius > 0)):
         raise ValueError(
             f"{type(owner).__name__}: radius must be a finite number > 0, got {radius!r}; give the size of the set."
         )
 
 
+def check_center(owner: object, center: Any) -> None:
+    """Refuse a centre that is no number, no array and no sequence of them."""
+    for one in center if isinstance(center, (list, tuple)) else [center]:
+        fine = math.isfinite(one) if isinstance(one, Real) else one is None or hasattr(one, "shape")
+        if not fine:
+            raise ValueError(
+                f"{type(owner).__name__}: center must be a finite number, an array of the tensor's shape, or a list "
+                f"with one of them for each tensor of the group, got {one!r}."
+            )
+
+
+def check_bounds(owner: object, lower: float, upper: float) -> None:
+    """Refuse bounds that are no numbers, or that leave no room between them."""
+    for name, bound in (("lower", lower), ("upper", upper)):
+        if shape_of(bound):
+            raise ValueError(
+                f"{type(owner).__name__}: {name} must be one number, got an array of shape {shape_of(bound)}; "
+                "put tensors with other bounds into other parameter groups."
+            )
+    ordered = _unseen(lower) or _unseen(upper) or lower <= upper
+    finite = (_unseen(lower) or lower < math.inf) and (_unseen(upper) or upper > -math.inf)
+    if not (ordered and finite):
+        raise ValueError(
+            f"{type(owner).__name__}: needs lower <= upper and room between them, got lower={lower!r}, "
+            f"upper={upper!r}; give the smaller bound first, and -inf or inf where a side is open."
+        )
+
+
 def _unseen(constant: object) -> bool:
-    """Whether a constant may be traced, as arrays of JAX are, and then has no value to look at."""
-    return not isinstance(constant, (int, float)) and type(constant).__module__.startswith("jax")
+    """Whether a constant is traced by JAX, and has no value to look at."""
+    jax = sys.modules.get("jax")  # who does not use it does not load it
+    return jax is not None and isinstance(constant, jax.core.Tracer)

@@ -10,17 +10,24 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from proxsps.core.array import Array, array_namespace
+from proxsps.regularizers._identity import Identified
+from proxsps.regularizers._support import with_checked_steps
 from proxsps.regularizers.structure import Entries, Structure
 
+DIAGONAL = "Zero, L2, L1, ElasticNet, GroupLasso, SparseGroupLasso, NonNegative, Box and LInfBall"
 
-class Regularizer(ABC):
+
+class Regularizer(Identified, ABC):
     """A closed convex function phi with a known proximal operator.
 
     Subclasses are frozen dataclasses that implement `value` and `prox`. `prox_jvp` makes the search for the step
-    cheaper, `subgradient` lets `SPS` put phi inside the loss; both are optional. A prox may return its argument itself.
+    cheaper, `subgradient` lets `SPS` put phi inside the loss, `prox_diagonal` takes one step size per entry; all three
+    are optional. A prox may return its argument itself.
+
+    Two regularisers are equal if they have the same type and hold the same numbers and arrays, down to the last bit.
     """
 
     # Whether all tensors of a parameter group form one vector, instead of each tensor standing for itself.
@@ -29,6 +36,10 @@ class Regularizer(ABC):
     traceable: ClassVar[bool] = True
     # Whether phi is a sum over single entries, so that any piece of a tensor stands for itself.
     separable: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        with_checked_steps(cls)
 
     @property
     def strong_convexity(self) -> float:
@@ -41,11 +52,31 @@ class Regularizer(ABC):
 
     @abstractmethod
     def prox(self, z: Array, alpha: Array | float) -> Array:
-        """argmin_y phi(y) + ||y - z||^2 / (2 alpha), alpha > 0."""
+        """argmin_y phi(y) + ||y - z||^2 / (2 alpha), for one number alpha > 0."""
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array | None:
-        """Derivative of the prox at z, where y = prox(z, alpha), in the direction v; None where it is not cheap."""
+        """Derivative of the prox at z, where y = prox(z, alpha), in the direction v; None where it is not cheap.
+
+        Where phi is separable, alpha may be an array, as in `prox_diagonal`.
+        """
         return None
+
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """argmin_y phi(y) + sum_i (y_i - z_i)^2 / (2 alpha_i): the prox in a diagonal metric, one step size per entry.
+
+        Args:
+            z: the point.
+            alpha: the step sizes > 0, in any shape that broadcasts to that of z.
+        """
+        raise TypeError(
+            f"{type(self).__name__} has no exact prox with one step size per entry. {DIAGONAL} have one; for this "
+            "regulariser use prox with one number."
+        )
+
+    @property
+    def has_diagonal_prox(self) -> bool:
+        """Whether there is a `prox_diagonal`."""
+        return type(self).prox_diagonal is not Regularizer.prox_diagonal
 
     def subgradient(self, x: Array) -> Array:
         """One element of the subdifferential of phi at x."""

@@ -14,6 +14,7 @@ import array_api_compat
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._support import (
+    check_bounds,
     check_radius,
     clip,
     guarded,
@@ -130,6 +131,10 @@ class NonNegative(Regularizer):
         """max(z, 0)."""
         return project_box(z, 0.0, math.inf)
 
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """The projection, which does not depend on step sizes."""
+        return self.prox(z, 1.0)
+
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """The entries of v where z > 0, 0 elsewhere."""
         return project_box_jvp(z, v, 0.0, math.inf)
@@ -149,11 +154,7 @@ class Box(Regularizer):
     separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (self.lower <= self.upper and self.lower < math.inf and self.upper > -math.inf):
-            raise ValueError(
-                f"Box: needs lower <= upper and room between them, got lower={self.lower!r}, upper={self.upper!r}; "
-                "give the smaller bound first, and -inf or inf where a side is open."
-            )
+        check_bounds(self, self.lower, self.upper)
 
     def value(self, x: Array) -> Array:
         """0 where all entries lie between the bounds, else infinity."""
@@ -169,6 +170,10 @@ class Box(Regularizer):
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Each entry brought between the bounds."""
         return project_box(z, self.lower, self.upper)
+
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """The projection, which does not depend on step sizes."""
+        return self.prox(z, 1.0)
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """The entries of v where lower < z < upper, 0 elsewhere."""
@@ -197,6 +202,10 @@ class LInfBall(Regularizer):
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Each entry brought between -radius and radius."""
         return project_box(z, -self.radius, self.radius)
+
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """The projection, which does not depend on step sizes."""
+        return self.prox(z, 1.0)
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """The entries of v where |z| < radius, 0 elsewhere."""

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from typing import Self
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.regularizers._support import check_weight, guarded, sign, where_or_zero, wide, widened
+from proxsps.regularizers._support import check_weight, clip, guarded, repeat, sign, where_or_zero, wide, widened
 from proxsps.regularizers.base import Regularizer
 from proxsps.regularizers.separable import soft_threshold, soft_threshold_jvp
 from proxsps.regularizers.structure import Rows, Scalar
 
 # The dims of a tensor that are normed together; None stands for all of them.
 Dims = tuple[int, ...] | None
+
+
+# Newton steps for the norm of a group in a diagonal metric. Step sizes over six orders of magnitude take eight to reach
+# the last digit of a double, over thirty orders twenty.
+ROUNDS = 24
 
 
 def group_norms(x: Array, *, dims: Dims = None) -> Array:
@@ -46,6 +51,49 @@ def block_soft_threshold_jvp(z: Array, v: Array, threshold: Array | float, *, di
     axis = tuple(range(z.ndim)) if dims is None else dims
     along = xp.sum(unit * v, axis=axis, keepdims=True)
     return where_or_zero(alive, (1 - ratio) * v + ratio * along * unit)
+
+
+@widened
+def block_soft_threshold_diagonal(z: Array, thresholds: Array | float, *, dims: Dims = None) -> Array:
+    """Prox of the sum of the groups' norms in a diagonal metric: argmin_y ||y_g|| + sum_i (y_i - z_i)^2 / (2 t_i).
+
+    A group is 0 where ||z_g / t_g|| <= 1. Elsewhere y_i = z_i r / (r + t_i), with r = ||y_g|| the root of
+
+        1 / ||z_g / (r + t_g)|| = 1.
+
+    The left side is concave and increasing in r, so that Newton's method from a point below the root climbs to it
+    without passing it. No entry of the quotient exceeds 1 at the root, which gives the start max_i |z_i| - t_i.
+
+    Args:
+        z: the point.
+        thresholds: t_i >= 0, in any shape that broadcasts to that of z.
+        dims: the dims that are normed together.
+    """
+    if 0 in z.shape:
+        return z
+    xp = array_namespace(z)
+    axis = tuple(range(z.ndim)) if dims is None else dims
+    thresholds = thresholds + xp.zeros_like(z)
+    free = thresholds <= 0  # such an entry keeps its group alive unless it is 0
+    # Beyond 1 the size of a quotient does not matter, and its square could overflow.
+    alive = group_norms(clip(z / guarded(~free, thresholds), -2.0, 2.0), dims=dims) > 1
+    alive = alive | xp.any(free & (z != 0), axis=axis, keepdims=True)
+    r = xp.max(xp.abs(z) - thresholds, axis=axis, keepdims=True)
+    start = where_or_zero(r > 0, r)
+
+    def climb(r: Array) -> Array:
+        width = r + thresholds
+        width = guarded(width > 0, width)
+        ratio = z / width
+        norm = group_norms(ratio, dims=dims)
+        slope = xp.sum(ratio * ratio / width, axis=axis, keepdims=True)
+        newton = r + (norm - 1) * norm * norm / guarded(slope > 0, slope)
+        return xp.where(newton > start, newton, start)
+
+    r = repeat(ROUNDS, climb, start)
+    width = r + thresholds
+    factor = xp.where(free, xp.ones_like(z), r / guarded(width > 0, width))
+    return where_or_zero(alive, factor) * z
 
 
 @dataclass(frozen=True)
@@ -89,6 +137,10 @@ class GroupLasso(Regularizer):
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Block soft thresholding at alpha lam w_g."""
         return block_soft_threshold(z, alpha * self._weight(z), dims=self.dims)
+
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """A group is 0 or z_i r / (r + alpha_i lam w_g), where r is its own norm, found by Newton's method."""
+        return block_soft_threshold_diagonal(z, alpha * self._weight(z), dims=self.dims)
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """Derivative of block soft thresholding."""
@@ -146,6 +198,11 @@ class SparseGroupLasso(Regularizer):
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Soft thresholding, then block soft thresholding."""
         return block_soft_threshold(soft_threshold(z, alpha * self.l1), alpha * self._weight(z), dims=self.dims)
+
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """Soft thresholding at alpha_i l1, then the prox of `GroupLasso`, as in `prox`."""
+        inner = soft_threshold(z, alpha * self.l1)
+        return block_soft_threshold_diagonal(inner, alpha * self._weight(z), dims=self.dims)
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """Chain rule through the two thresholds."""
@@ -206,4 +263,11 @@ def _check_dims(owner: Regularizer, dims: Dims, shape: tuple[int, ...]) -> None:
         )
 
 
-__all__ = ["GroupLasso", "SparseGroupLasso", "block_soft_threshold", "block_soft_threshold_jvp", "group_norms"]
+__all__ = [
+    "GroupLasso",
+    "SparseGroupLasso",
+    "block_soft_threshold",
+    "block_soft_threshold_diagonal",
+    "block_soft_threshold_jvp",
+    "group_norms",
+]

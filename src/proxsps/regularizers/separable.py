@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.regularizers._support import check_weight, clip, sign, where_or_zero, wide, widened
+from proxsps.regularizers._identity import describe
+from proxsps.regularizers._support import check_center, check_weight, clip, shape_of, sign, where_or_zero, wide, widened
 from proxsps.regularizers.base import Regularizer
 from proxsps.regularizers.structure import Entries, Quadratic, Scalar
 
@@ -19,7 +21,7 @@ def shrink(z: Array, weight: Array | float) -> Array:
 
 
 @widened
-def shrink_towards(z: Array, center: Array, weight: Array | float) -> Array:
+def shrink_towards(z: Array, center: Array | float, weight: Array | float) -> Array:
     """Prox of weight/2 ||y - center||^2: (z + weight center) / (1 + weight)."""
     return (z + weight * center) / (1 + weight)
 
@@ -52,6 +54,10 @@ class Zero(Regularizer):
         """The argument itself."""
         return z
 
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """The argument itself."""
+        return z
+
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """The direction itself."""
         return v
@@ -71,16 +77,21 @@ class L2(Regularizer):
 
     Args:
         lam: weight, the weight decay of the step.
-        center: None for the origin; an array of the tensor's shape; or a sequence of arrays, one for each tensor of the
-            parameter group in order, of which `at(i)` picks the i-th.
+        center: None for the origin; a number for all entries; an array of the tensor's shape; or a sequence of them,
+            one for each tensor of the parameter group in order, of which `at(i)` picks the i-th.
     """
 
     lam: float
-    center: Array | None = field(default=None, repr=False, compare=False)
+    center: Array | float | None = None
     separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_weight(self, lam=self.lam)
+        check_center(self, self.center)
+
+    def __repr__(self) -> str:
+        # As checkpoints from before there was a word about centres have it.
+        return f"L2(lam={describe(self.lam)})" if self.center is None else super().__repr__()
 
     @property
     def strong_convexity(self) -> float:
@@ -95,8 +106,11 @@ class L2(Regularizer):
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """(z + alpha lam center) / (1 + alpha lam)."""
-        center = self._center()
-        return shrink(z, alpha * self.lam) if center is None else shrink_towards(z, center, alpha * self.lam)
+        return self._shrink(z, alpha * self.lam)
+
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """(z_i + alpha_i lam center_i) / (1 + alpha_i lam)."""
+        return self._shrink(z, alpha * self.lam)
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """The direction over 1 + alpha lam."""
@@ -124,20 +138,22 @@ class L2(Regularizer):
     def piece(self, ndim: int, dims: tuple[int, ...], cut: Callable[[Array], Array]) -> L2:
         """This regulariser with the same piece of its centre."""
         center = self._center()
-        return self if center is None else L2(self.lam, cut(center))
+        return L2(self.lam, cut(center)) if shape_of(center) else self
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse a tensor whose shape is not that of the centre."""
-        center = self.center
-        if center is None or isinstance(center, (list, tuple)):
-            return
-        if tuple(center.shape) != tuple(shape):
+        own = shape_of(self.center)
+        if own and own != tuple(shape):
             raise ValueError(
-                f"L2: center has shape {tuple(center.shape)}, the tensor {tuple(shape)}; "
+                f"L2: center has shape {own}, the tensor {tuple(shape)}; "
                 "give a center of the tensor's shape, or a list with one center for each tensor of the group."
             )
 
-    def _center(self) -> Array | None:
+    def _shrink(self, z: Array, weight: Array | float) -> Array:
+        center = self._center()
+        return shrink(z, weight) if center is None else shrink_towards(z, center, weight)
+
+    def _center(self) -> Array | float | None:
         if isinstance(self.center, (list, tuple)):
             raise ValueError(
                 f"L2: center holds {len(self.center)} arrays and belongs to a group of tensors, got one tensor; "
@@ -148,7 +164,11 @@ class L2(Regularizer):
     def _offset(self, x: Array) -> Array:
         center = self._center()
         x = wide(x)
-        return x if center is None else x - array_namespace(x).astype(center, x.dtype, copy=False)
+        if center is None:
+            return x
+        if isinstance(center, Real):
+            return x - float(center)
+        return x - array_namespace(x).astype(center, x.dtype, copy=False)
 
 
 @dataclass(frozen=True)
@@ -168,6 +188,10 @@ class L1(Regularizer):
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Soft thresholding at alpha lam."""
+        return soft_threshold(z, alpha * self.lam)
+
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """Soft thresholding at alpha_i lam."""
         return soft_threshold(z, alpha * self.lam)
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
@@ -207,6 +231,10 @@ class ElasticNet(Regularizer):
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Soft thresholding at alpha l1, then division by 1 + alpha l2."""
+        return shrink(soft_threshold(z, alpha * self.l1), alpha * self.l2)
+
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """Soft thresholding at alpha_i l1, then division by 1 + alpha_i l2."""
         return shrink(soft_threshold(z, alpha * self.l1), alpha * self.l2)
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -64,6 +65,7 @@ class Wall(Regularizer):
     """phi(x) = lam/2 x^2 for x >= 0, infinity below; prox(z) = max(z, 0) / (1 + alpha lam). Acts per entry."""
 
     lam: float
+    separable: ClassVar[bool] = True
 
     @property
     def strong_convexity(self) -> float:
@@ -76,7 +78,11 @@ class Wall(Regularizer):
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Projection, then shrinkage."""
-        return L2(self.lam).prox(NonNegative().prox(z, alpha), alpha)
+        return self.prox_diagonal(z, alpha)
+
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """Projection, then shrinkage by 1 + alpha_i lam."""
+        return L2(self.lam).prox_diagonal(NonNegative().prox(z, 1.0), alpha)
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """The direction over 1 + alpha lam where z > 0."""

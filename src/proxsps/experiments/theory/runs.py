@@ -93,14 +93,14 @@ def prox_sps_step(
 
     def evaluate(u: Array) -> tuple[Array, Array]:
         z = x - u[:, None] * column * g
-        y = phi.prox(z, column)
+        y = phi.prox_diagonal(z, column)
         slope = -alpha * (g * phi.prox_jvp(z, y, g, column)).sum(-1)
         return gap + (g * (y - x)).sum(-1), slope
 
     # A gap of the size of rounding is as good as none: relative to the gap, and to the products that h is summed from.
     tolerance = 1e-13 * gap + 1e-15 * np.abs(g * x).sum(-1)
     u = search_dual(evaluate, gap, tolerance, 1e-15, 200, _until_done).u
-    return phi.prox(x - u[:, None] * column * g, column), u
+    return phi.prox_diagonal(x - u[:, None] * column * g, column), u
 
 
 def _until_done(condition: Callable[[Search], Array], body: Callable[[Search], Search], state: Search) -> Search:
@@ -114,7 +114,7 @@ def prox_sgd(problem: Composite) -> Step:
 
     def step(x: np.ndarray, i: np.ndarray, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         _, g = problem.sample(x, i)
-        return problem.phi.prox(x - alpha[:, None] * g, alpha[:, None]), np.ones(len(x))
+        return problem.phi.prox_diagonal(x - alpha[:, None] * g, alpha[:, None]), np.ones(len(x))
 
     return step
 
