@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from proxsps.core.array import Array
 from proxsps.core.step import admissible
 from proxsps.optim.arithmetic import Arithmetic, Sums, choose
+from proxsps.optim.backward import LastBackward
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.checks import (
     check_bound,
@@ -61,7 +62,7 @@ class PolyakOptimizer(Optimizer):
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
         self._watched: list[tuple[Tensor | float, float]] = []
-        self._left: tuple[int, int] | None = None  # the mark of the gradients that the last watched backward left
+        self._backward = LastBackward(self._gradients)
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
         self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
         self._warned: set[str] = set()
@@ -109,34 +110,13 @@ class PolyakOptimizer(Optimizer):
 
     def _record(self, value: Tensor, weight: float) -> None:
         """Take in a loss as `backward` reaches it, before any gradient is accumulated."""
-        if self._watched and self._cleared():  # by model.zero_grad() after a step that was left out, for instance
+        if self._watched and self._backward.cleared():  # by model.zero_grad() after a skipped step, for instance
             self._watched.clear()
         self._watched.append((value, weight))
-        self._left = None
-        # Wrappers of a model queue callbacks too, which write gradients: the second level runs after all of them.
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(self._leave))
-
-    def _leave(self) -> None:
-        """Remember the gradients as a watched backward leaves them."""
-        self._left = self._mark()
+        self._backward.begin()
 
     def _gradients(self) -> Iterator[Tensor]:
         return (p.grad for group in self.param_groups for p in group["params"] if p.grad is not None)
-
-    def _mark(self) -> tuple[int, int]:
-        """Which object the first gradient is, and how often it was written to; no gradient at all has a mark too."""
-        first = next(self._gradients(), None)
-        return (0, 0) if first is None else (id(first), first._version)
-
-    def _cleared(self) -> bool:
-        """Whether the gradients of the losses watched so far are gone.
-
-        Clearing writes to every gradient, or drops it. Only where the first one was written to since the last watched
-        backward are values compared with zero, so that plain accumulation does not wait for a device, and a micro-batch
-        whose gradient is zero still counts.
-        """
-        return self._mark() != self._left and not any(map(_nonzero, self._gradients()))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, and the watched losses that belong to them."""
@@ -321,12 +301,6 @@ class PolyakOptimizer(Optimizer):
         for group in self.param_groups:
             for key, default in self.defaults.items():
                 group.setdefault(key, default)
-
-
-def _nonzero(grad: Tensor) -> bool:
-    """Whether some entry that this rank holds is not zero; sparse gradients, which steps refuse, count as such."""
-    local = grad.to_local() if hasattr(grad, "to_local") else grad
-    return local.layout is not torch.strided or bool(local.any())
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,52 @@
+"""Which losses the gradients come from: whether gradients were cleared between one backward and the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+
+class LastBackward:
+    """The gradients as the last watched backward left them.
+
+    Clearing gradients drops every one of them or writes to it. So the first one tells by its identity and its version
+    counter that nothing was cleared, and plain accumulation does not wait for a device. Values are compared with zero
+    only where it was written to: a micro-batch whose gradient happens to be zero has not been cleared.
+
+    Args:
+        gradients: yields the gradients that exist now.
+    """
+
+    def __init__(self, gradients: Callable[[], Iterator[Tensor]]) -> None:
+        self._gradients = gradients
+        self._left: tuple[int, int] | None = None  # None while a backward runs, and after one that failed
+
+    def begin(self) -> None:
+        """Wait for the end of the backward that runs now, in one of whose hooks this is called."""
+        self._left = None
+        # Wrappers of a model queue callbacks too, which write gradients: the second level runs after all of them.
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        queue(lambda: queue(self._end))
+
+    def _end(self) -> None:
+        self._left = self._mark()
+
+    def cleared(self) -> bool:
+        """Whether the gradients that it left are gone: dropped, or all zero now."""
+        return self._mark() != self._left and not any(map(_nonzero, self._gradients()))
+
+    def _mark(self) -> tuple[int, int]:
+        """Identity and version of the first gradient.
+
+        No gradient has a mark too: fully_shard keeps gradients elsewhere until they are synchronised.
+        """
+        first = next(self._gradients(), None)
+        return (0, 0) if first is None else (id(first), first._version)
+
+
+def _nonzero(grad: Tensor) -> bool:
+    """Whether some entry that this rank holds is not zero; sparse gradients, which a step refuses, count as such."""
+    local = grad.to_local() if hasattr(grad, "to_local") else grad
+    return local.layout is not torch.strided or bool(local.any())
