@@ -62,7 +62,7 @@ class PolyakOptimizer(Optimizer):
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
         self._watched: list[tuple[Tensor | float, float]] = []
-        self._backward = LastBackward(self._gradients)
+        self._backward = LastBackward()
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
         self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
         self._warned: set[str] = set()
@@ -110,10 +110,10 @@ class PolyakOptimizer(Optimizer):
 
     def _record(self, value: Tensor, weight: float) -> None:
         """Take in a loss as `backward` reaches it, before any gradient is accumulated."""
-        if self._watched and self._backward.cleared():  # by model.zero_grad() after a skipped step, for instance
-            self._watched.clear()
+        if self._watched and self._backward.cleared(self._gradients):
+            self._watched.clear()  # as by model.zero_grad() after a skipped step
         self._watched.append((value, weight))
-        self._backward.begin()
+        self._backward.begin(self._gradients)
 
     def _gradients(self) -> Iterator[Tensor]:
         return (p.grad for group in self.param_groups for p in group["params"] if p.grad is not None)
