@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 pytest.importorskip("numba")
 
@@ -221,6 +222,21 @@ def test_the_kernels_load_where_processes_cannot_fork():
     assert out.stdout.startswith("Memory(")
 
 
+UNSTORED = {
+    "wrapper": lambda: TwoTensor(torch.ones(67), torch.ones(67)),
+    "zeros that are not stored": lambda: torch._efficientzerotensor(67),
+}
+
+
+@pytest.mark.parametrize("name", UNSTORED)
+def test_tensors_without_memory_are_not_taken(name):
+    odd, plain = UNSTORED[name](), torch.ones(67)
+    assert odd.data_ptr() == 0
+    assert memory([odd], [plain]) is None
+    assert memory([plain, plain.clone()], [plain, odd]) is None
+    assert torch.func.functionalize(lambda x: torch.tensor(memory([x], [x]) is None))(plain)
+
+
 @pytest.fixture
 def eager_threads(monkeypatch):
     """Threads from the first chunks on: the tensors of these tests are smaller than those worth a second thread."""
@@ -360,7 +376,7 @@ def test_dense_tensors_take_the_kernels(written, fused):
 
 
 OUTSIDE = {
-    "bf16": lambda: [parameter(torch.ones(4, dtype=torch.bfloat16))],
+    "bf16": lambda: [parameter(torch.ones(67, dtype=torch.bfloat16))],
     "strided": lambda: [parameter(torch.ones(4, 3)[:, 1])],
     "two dtypes": lambda: [parameter(torch.ones(4)), parameter(torch.ones(4).double())],
     "center": lambda: [{"params": [parameter(torch.ones(4))], "regularizer": L2(0.1, torch.zeros(4))}],

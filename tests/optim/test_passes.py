@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from proxsps import SPS, ProxSPS
-from proxsps.optim.passes import COPIES, DOT, bucketed, pair_sums, pieces
+from proxsps.optim.blocks import Block
+from proxsps.optim.passes import COPIES, DOT, bucketed, pair_sums, pieces, update_masked
+from proxsps.regularizers import Zero
 
 SMALL, BUCKET = COPIES
 EPS = torch.finfo(torch.float32).eps
@@ -99,3 +103,17 @@ def test_a_step_over_all_kinds_of_tensors_is_that_of_the_kernels(method):
     # Another tau moves by another multiple of g and lam x; besides, the update has a few roundings of its own.
     limit = abs(taus[0] - taus[1]) * (1 + lam) * largest + 4 * EPS * largest
     assert (points[0] - points[1]).abs().max() <= limit
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan])
+@pytest.mark.parametrize("ok", [True, False])
+def test_the_update_of_accelerators_moves_all_tensors_or_none(ok, value):
+    # Its two calls run on any device. A gradient that is not finite must not reach parameters that stay.
+    pairs = drawn([(67,), (3, 43), (1,)])
+    params, grads = ([t.clone() for t in tensors] for tensors in zip(*pairs, strict=True))
+    grads[1][0] *= value
+    block = Block({}, 1.0, Zero(), params, grads, range(3))
+    update_masked(block, torch.tensor(0.9), torch.tensor(-0.2), torch.tensor(ok))
+    for x, g, (before, _) in zip(params, grads, pairs, strict=True):
+        want = (0.9 * before.double() - 0.2 * g.double()) if ok else before.double()
+        torch.testing.assert_close(x.double(), want, rtol=4 * EPS, atol=4 * EPS * ok, equal_nan=True)

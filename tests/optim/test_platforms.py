@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
-STEP = """
-import torch
+# Torch and numba have ways of their own on every system: names go after these are loaded, and before ours are.
+SCRIPT = """
+import os
+import torch, torch._dynamo, torch.distributed
+{numba}
+for module, names in {missing}:
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+torch.distributed.is_available = lambda: {distributed}
+
 from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
 for fused in {fused}:
     for method in (ProxSPS, SPS, DecSPS, ProxSGD):
@@ -20,40 +30,18 @@ for fused in {fused}:
 print("stepped")
 """
 
-# What Windows lacks of the modules that a step could use.
-WINDOWS = """
-import os
-for name in ("register_at_fork", "fork", "forkpty", "sched_getaffinity", "getuid", "geteuid", "killpg", "getpgid"):
-    if hasattr(os, name):
-        delattr(os, name)
-"""
-
-# Builds of torch without distributed, as some for macOS and Windows are.
-ALONE = """
-import torch._dynamo  # which has a way of its own there
-import torch.distributed
-torch.distributed.is_available = lambda: False
-for name in ("ProcessGroup", "group", "ReduceOp", "all_reduce", "is_initialized", "get_world_size"):
-    delattr(torch.distributed, name)
-"""
+WINDOWS = '[(os, ["register_at_fork", "fork", "forkpty", "sched_getaffinity", "getuid", "geteuid", "killpg"])]'
+ALONE = '[(torch.distributed, ["ProcessGroup", "group", "ReduceOp", "all_reduce", "is_initialized", "get_world_size"])]'
+NUMBA = find_spec("numba") is not None
 
 
-def run(script: str) -> str:
+@pytest.mark.parametrize("missing", [WINDOWS, ALONE], ids=["Windows", "torch without distributed"])
+def test_a_step_works_without_what_some_systems_lack(missing):
+    fused = [None, True, False] if NUMBA else [None, False]
+    load = "import numba, numba.core.types" if NUMBA else ""
+    script = SCRIPT.format(numba=load, missing=missing, distributed=missing is WINDOWS, fused=fused)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", script]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert out.returncode == 0, out.stderr
-    return out.stdout
-
-
-@pytest.mark.parametrize("fused", ["[None, True]", "[False]"], ids=["kernels", "torch"])
-def test_a_step_on_windows(fused):
-    if "True" in fused:
-        pytest.importorskip("numba")
-    # Torch and numba have ways of their own on Windows: names go after these are loaded, before ours are.
-    load = "import torch, torch.optim\n" + ("import numba, numba.core.types\n" if "True" in fused else "")
-    assert "stepped" in run(load + WINDOWS + STEP.format(fused=fused))
-
-
-def test_a_step_without_torch_distributed():
-    assert "stepped" in run(ALONE + STEP.format(fused="[None]"))
+    assert out.stdout.splitlines()[-1] == "stepped"

@@ -86,7 +86,7 @@ class Assembly:
         if self.lines is not None:
             take(self.lines)
         for i, (kind, share, curve) in enumerate(self.curves):
-            if gap is not None and curve.entries and i == len(self.curves) - 1:
+            if gap is not None and curve.entries and isinstance(self.numbers, Host):
                 curve.ahead = self._start = self._guess(self._known_line(columns, gap))
             found = take(curve)
             if isinstance(self.numbers, Host) and not _ordinary(found[0]):

@@ -16,6 +16,7 @@ from proxsps.core.array import Array
 from proxsps.core.rules import Decision, Model
 from proxsps.core.step import admissible
 from proxsps.optim.assembly import Assembly
+from proxsps.optim.backward import LastBackward
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.checks import (
     SHARED,
@@ -76,7 +77,7 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
         self._watched: list[tuple[Tensor | float, float]] = []
-        self._left: tuple[int, int] | None = None  # the mark of the gradients that the last watched backward left
+        self._backward = LastBackward()
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
         self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
         self._warned: set[str] = set()
@@ -132,34 +133,13 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
 
     def _record(self, value: Tensor, weight: float) -> None:
         """Take in a loss as `backward` reaches it, before any gradient is accumulated."""
-        if self._watched and self._cleared():  # by model.zero_grad() after a step that was left out, for instance
-            self._watched.clear()
+        if self._watched and self._backward.cleared(self._gradients):
+            self._watched.clear()  # as by model.zero_grad() after a skipped step
         self._watched.append((value, weight))
-        self._left = None
-        # Wrappers of a model queue callbacks too, which write gradients: the second level runs after all of them.
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(self._leave))
-
-    def _leave(self) -> None:
-        """Remember the gradients as a watched backward leaves them."""
-        self._left = self._mark()
+        self._backward.begin(self._gradients)
 
     def _gradients(self) -> Iterator[Tensor]:
         return (p.grad for group in self.param_groups for p in group["params"] if p.grad is not None)
-
-    def _mark(self) -> tuple[int, int]:
-        """Which object the first gradient is, and how often it was written to; no gradient at all has a mark too."""
-        first = next(self._gradients(), None)
-        return (0, 0) if first is None else (id(first), first._version)
-
-    def _cleared(self) -> bool:
-        """Whether the gradients of the losses watched so far are gone.
-
-        Clearing writes to every gradient, or drops it. Only where the first one was written to since the last watched
-        backward are values compared with zero, so that plain accumulation does not wait for a device, and a micro-batch
-        whose gradient is zero still counts.
-        """
-        return self._mark() != self._left and not any(map(_nonzero, self._gradients()))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, and the watched losses that belong to them."""
@@ -263,7 +243,9 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
         lam = numbers.vector([block.lam for block in blocks])
         assembly = Assembly(blocks, numbers, self._ranks, self.param_groups[0]["fused"], estimate.coupled)
         alone = self._ranks.size == 1
-        ahead = (m - C if self.bounded else numbers.scalar(math.inf)) if alone else None
+        ahead = None
+        if alone and not estimate.coupled:
+            ahead = m - C if self.bounded else math.inf
         sums = assembly.sums(points=estimate.coupled or self._max_move is not None, gap=ahead)
         agreed, active = True, self._ranks.size
         if not alone:
@@ -370,12 +352,6 @@ def _keep_regularizer(group: dict[str, Any], phi: Regularizer | None) -> None:
     if _plain(saved) != _plain(phi):  # a dictionary without one gets the default, which is no text
         text = f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
         warnings.warn(text, UserWarning, stacklevel=6)
-
-
-def _nonzero(grad: Tensor) -> bool:
-    """Whether some entry that this rank holds is not zero; sparse gradients, which steps refuse, count as such."""
-    local = grad.to_local() if hasattr(grad, "to_local") else grad
-    return local.layout is not torch.strided or bool(local.any())
 
 
 def _plain(value: Any) -> Any:

@@ -25,6 +25,9 @@ class CoupledPolyak(PolyakOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
+        for key in ("c", "c0"):
+            if key in group:
+                check_positive(key, group[key])
         if group["regularizer"] is not None:
             check_subgradient(group["regularizer"], type(self).__name__, "ProxSPS or ProxSGD")
 
