@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,7 +143,7 @@ def addresses(xs: Sequence[Tensor], ds: Sequence[Tensor]) -> Addresses | None:
     like = LIKE.get(dtypes.pop())
     if like is None or dtypes or not all(map(_plain, set(map(type, both)))) or not same_order(xs, ds):
         return None
-    if not all([t.is_cpu for t in both]) or any([t.is_neg() for t in both]):
+    if not all(map(attrgetter("is_cpu"), both)) or any(map(Tensor.is_neg, both)):
         return None
     try:
         at = np.fromiter(map(Tensor.data_ptr, both), np.int64, len(both))
@@ -164,7 +165,7 @@ def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]
     at = addresses(list(itertools.chain(*params)), list(itertools.chain(*slopes)))
     if at is None:
         return None
-    sizes = tuple([tuple([x.numel() for x in block]) for block in params])
+    sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
     return Memory(at.like, layout(sizes, torch.get_num_threads()), at.x_at, at.d_at)
 
 
