@@ -26,7 +26,9 @@ from torch import Tensor
 from proxsps.optim.blocks import PLAIN, same_order
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
-RUN = 2_048  # entries summed in their own precision before they go into a double
+# Entries summed in their own precision before they go into a double. This number is compiled into the kernels of other
+# modules, whose cache on disk does not notice a change here: clear it by hand.
+RUN = 2_048
 PIECE = 256  # entries of a chunk that a sample reads at least
 SHARES = 8  # parts of the work per thread, so that one that wakes late or is held up takes fewer of them
 ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs more than it brings
