@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,9 @@ from torch import Tensor
 from proxsps.optim.blocks import PLAIN, same_order
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
-RUN = 2_048  # entries summed in their own precision before they go into a double
+# Entries summed in their own precision before they go into a double. This number is compiled into the kernels of other
+# modules, whose cache on disk does not notice a change here: clear it by hand.
+RUN = 2_048
 PIECE = 256  # entries of a chunk that a sample reads at least
 SHARES = 8  # parts of the work per thread, so that one that wakes late or is held up takes fewer of them
 ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs more than it brings
@@ -142,7 +145,7 @@ def addresses(xs: Sequence[Tensor], ds: Sequence[Tensor]) -> Addresses | None:
     like = LIKE.get(dtypes.pop())
     if like is None or dtypes or not all(map(_plain, set(map(type, both)))) or not same_order(xs, ds):
         return None
-    if not all([t.is_cpu for t in both]) or any([t.is_neg() for t in both]):
+    if not all(map(attrgetter("is_cpu"), both)) or any(map(Tensor.is_neg, both)):
         return None
     try:
         at = np.fromiter(map(Tensor.data_ptr, both), np.int64, len(both))
@@ -164,7 +167,7 @@ def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]
     at = addresses(list(itertools.chain(*params)), list(itertools.chain(*slopes)))
     if at is None:
         return None
-    sizes = tuple([tuple([x.numel() for x in block]) for block in params])
+    sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
     return Memory(at.like, layout(sizes, torch.get_num_threads()), at.x_at, at.d_at)
 
 

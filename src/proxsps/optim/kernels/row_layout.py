@@ -85,6 +85,7 @@ def memory(
         return RowMemory(at.like, layout, at.x_at, at.d_at, layout.owner, layout.rows, False)
     if len(ids) != layout.rows:
         raise ValueError(f"ids must have one entry per row: got {len(ids)} for {layout.rows} rows.")
+    ids = np.asarray(ids, np.int64)  # other integers would have the kernels compiled once more
     groups = int(ids.max()) + 1 if len(ids) else 0
     return RowMemory(at.like, layout, at.x_at, at.d_at, ids[layout.owner], groups, True)
 

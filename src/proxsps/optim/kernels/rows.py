@@ -192,14 +192,14 @@ def write(
         relax: the part of the way to y(u).
         known: `sums` of the same x and d, which save a pass over groups that do not lie in one chunk.
     """
-    chunks, factors = at.layout.chunks, np.empty(0)
-    whole = at.layout.whole
+    alpha, *constants = (np.ascontiguousarray(c, np.float64) for c in (alpha, *psi))
+    chunks, whole, factors = at.layout.chunks, at.layout.whole, np.empty(0)
     if at.joined or len(at.layout.cut.sizes):
         factors = np.empty(at.groups)
-        _factors(_norms_sq(at, u * alpha, known), alpha, *psi, factors)
+        _factors(_norms_sq(at, u * alpha, known), alpha, *constants, factors)
     if at.joined:
         whole = np.zeros_like(whole)
-    args = (at.x_at, at.d_at, at.group, alpha, *psi, float(u), factors, float(relax))
+    args = (at.x_at, at.d_at, at.group, alpha, *constants, float(u), factors, float(relax))
     run(_write, chunks, at.like, *chunks.columns, whole, *args, weight=3.0)
 
 
