@@ -13,6 +13,7 @@ from proxsps.core.array import Array
 from proxsps.core.rules import Decision, Memory, Model, dec_sps, sps_max
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.blocks import Block
+from proxsps.optim.checks import check_positive
 from proxsps.optim.estimate import Coupled, Estimate
 from proxsps.optim.numbers import Numbers
 from proxsps.optim.reduce import ProcessGroup
