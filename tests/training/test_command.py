@@ -185,6 +185,9 @@ def test_all_leaves_out_what_takes_a_gpu():
     assert "cifar10-resnet110-twin" in chosen
     assert not chosen & {"cifar10-resnet110", "cifar10-resnet56", "imagenet32-resnet110"}
     assert [experiment.name for experiment in _chosen(["cifar10-resnet110"])] == ["cifar10-resnet110"]
+    more = [experiment.name for experiment in _chosen(["all", "cifar10-resnet110", "flow"])]
+    assert set(more) == chosen | {"cifar10-resnet110"}
+    assert len(more) == len(set(more))
 
 
 def test_an_experiment_without_its_data_says_what_to_do(tmp_path, monkeypatch):

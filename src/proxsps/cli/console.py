@@ -80,6 +80,11 @@ def one_line_errors(folder: Path | None = None) -> Iterator[None]:
 class Commands(TyperGroup):
     """Commands whose errors are one line, whatever part of them fails."""
 
+    def make_context(self, *words: Any, **options: Any) -> Any:
+        """Read what was typed; help and version are shown here."""
+        with one_line_errors():
+            return super().make_context(*words, **options)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was named."""
         with one_line_errors():
@@ -99,8 +104,10 @@ def _explained(error: Exception) -> str:
         case OverflowError():
             return f"A number is too large ({text}). Choose a smaller one."
         case OSError() if not isinstance(error, ValueError):
-            place = "The output" if error.filename is None else os.fsdecode(error.filename)
-            return f"{place} cannot be read or written ({error.strerror or text}). Make room, or choose another place."
+            reason = error.strerror or text
+            if error.filename is None:  # as errors while writing are
+                return f"The output cannot be written ({reason}). Make room, or choose another place."
+            return f"{os.fsdecode(error.filename)} cannot be used ({reason}). Choose another place."
     return text
 
 
