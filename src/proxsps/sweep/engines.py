@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from typing import Protocol
 
-import torch
-
 from proxsps.sweep.batched import run_batched
+from proxsps.sweep.pool import EngineError, Tell, run_tasks
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import RunSpec
@@ -25,10 +23,6 @@ Advance = Callable[[int], None]  # hears how many epochs of single runs were fin
 
 BATCH = 300  # runs; more of them hardly run faster
 MEMORY = 512 * 2**20  # bytes of parameters and data that the runs of a batch may hold
-
-
-class EngineError(RuntimeError):
-    """An engine cannot run, or cannot go on. The message is one line that says what to do."""
 
 
 class Engine(Protocol):
@@ -87,19 +81,23 @@ class Processes:
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
         """Runs in the order in which they finish; an interrupt keeps what was finished."""
-        missing = [spec for spec in specs if spec.id not in done]
-        context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
-        # Leaving the block, by an error or an interrupt too, ends the workers at once.
-        with context.Pool(min(self.workers, len(missing) or 1), start_worker) as pool:
-            for result in pool.imap_unordered(run_single, missing):
-                advance(result.spec.epochs)
+        tasks = [(spec, run_name(spec)) for spec in specs if spec.id not in done]
+        # Leaving the block, by an error or an interrupt too, ends the processes at once.
+        with closing(run_tasks(_run_single, tasks, self.workers, advance)) as results:
+            for result in results:
                 yield [result]
 
 
-def start_worker() -> None:
-    """Make a process of a pool ready."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+def _run_single(spec: RunSpec, tell: Tell) -> RunResult:
+    return run_single(spec, tell)
+
+
+def run_name(spec: RunSpec) -> str:
+    """A run in words, for messages."""
+    return (
+        f"run {spec.id} ({spec.method}, {spec.schedule}, lr {spec.lr:g}, weight decay {spec.weight_decay:g}, "
+        f"seed {spec.seed})"
+    )
 
 
 ENGINES: dict[str, type[Batched] | type[Single] | type[Processes]] = {
