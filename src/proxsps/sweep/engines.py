@@ -14,7 +14,8 @@ from contextlib import closing
 from typing import Protocol
 
 from proxsps.sweep.batched import run_batched
-from proxsps.sweep.pool import EngineError, Tell, run_tasks
+from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
+from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import RunSpec

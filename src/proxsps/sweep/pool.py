@@ -30,7 +30,7 @@ class EngineError(RuntimeError):
     """An engine cannot run, or cannot go on. The message is one line that says what to do."""
 
 
-class RemoteTraceback(Exception):
+class RemoteError(Exception):
     """The traceback of an error in a process of the pool, as text; the cause of the error that the parent raises."""
 
 
@@ -155,7 +155,7 @@ def _unpack(kind: str, content: Any) -> Any:
     if kind == "done":
         return content
     error, text = content
-    raise error from RemoteTraceback(text)
+    raise error from RemoteError(text)
 
 
 # In the processes
