@@ -70,8 +70,8 @@ class Experiment:
         lengths = store.runs.groupby("run")["epoch"].max()
         if lengths.nunique() > 1:
             raise StoreError(
-                f"{store.folder} holds runs of {lengths.min()} and of {lengths.max()} epochs, which cannot be compared. "
-                "Use a folder of its own for each (--out)."
+                f"{store.folder} holds runs of {lengths.min()} and of {lengths.max()} epochs, which cannot be "
+                "compared. Use a folder of its own for each (--out)."
             )
         seeds, epochs = int(store.runs["seed"].max()) + 1, int(lengths.iloc[0])
         command = self._command(folder, seeds, epochs)

@@ -87,8 +87,8 @@ def check_whole(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path, comm
         )
     if by_id and (others := len(set(runs["run"]) - {spec.id for spec in specs})):
         raise StoreError(
-            f"{folder} holds {others} runs that were shortened, or made by another version. Move the folder away and run "
-            f"`{command}`, or choose another with --out."
+            f"{folder} holds {others} runs that were shortened, or made by another version. Move the folder away and "
+            f"run `{command}`, or choose another with --out."
         )
 
 

@@ -124,8 +124,8 @@ class Store:
             lock.acquire()
         except Timeout:
             raise StoreError(
-                f"Another command has been writing to {self.folder} for {PATIENCE:.0f} seconds. What is in the store is "
-                "kept; run the same command again when the other one is done."
+                f"Another command has been writing to {self.folder} for {PATIENCE:.0f} seconds. What is in the store "
+                "is kept; run the same command again when the other one is done."
             ) from None
         except OSError as error:
             reason = error.strerror or error
