@@ -74,7 +74,7 @@ def test_a_killed_process_costs_one_attempt_and_a_second_time_its_run_is_named(k
 # A parent that dies
 
 LONG = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from proxsps.problems import matrix_fac1
 from proxsps.problems.vision import ImageClassification
@@ -83,6 +83,7 @@ from proxsps.sweep.spec import RunSpec
 from proxsps.training import Training
 
 if __name__ == "__main__":
+    signal.alarm(60)  # whatever happens, this ends
     kind, folder = sys.argv[1], Path(sys.argv[2])
     if kind == "processes":
         problem, engine = matrix_fac1(N=20), Processes(workers=2)

@@ -229,7 +229,8 @@ def _run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | 
     share = missing * specs[0].epochs / (len(experiment.specs(experiment.seeds, 1)) * experiment.epochs)
     if experiment.engine is not None and not isinstance(engine, Batched):
         err.print(f"{experiment.name} trains networks: --engine is not used.", highlight=False, soft_wrap=True)
-    runner = engine if experiment.engine is None else experiment.engine(store.folder)
+    runner = engine.saving(store.folder) if isinstance(engine, Batched) else engine
+    runner = runner if experiment.engine is None else experiment.engine(store.folder)
     known = missing and isinstance(runner, Batched | Training)
     guess = f", about {duration(experiment.seconds * share)} on {experiment.hardware}" if known else ""
     err.print(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}", highlight=False)

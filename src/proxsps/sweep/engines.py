@@ -11,12 +11,14 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Protocol
 
 from proxsps.sweep.batched import run_batched
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
 from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
+from proxsps.sweep.saved import EVERY, SavedBatch
 from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import RunSpec
 
@@ -34,15 +36,30 @@ class Engine(Protocol):
 
 
 class Batched:
-    """Hundreds of runs as one tensor program."""
+    """Hundreds of runs as one tensor program.
 
-    def __init__(self, size: int = BATCH) -> None:
-        self.size = size
+    Args:
+        size: runs in a batch, at most.
+        folder: where the state of a running batch is saved, so that a kill costs no more than the time since; without
+            a folder it is not.
+        every: seconds between two saves.
+    """
+
+    def __init__(self, size: int = BATCH, folder: Path | None = None, every: float | None = None) -> None:
+        self.size, self.folder, self.every = size, folder, EVERY if every is None else every
+
+    def saving(self, folder: Path) -> Batched:
+        """The same engine, which saves the state of running batches beside the store in `folder`."""
+        return Batched(self.size, folder / "batches", self.every)
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
         """One batch after the other."""
-        for batch in self.missing(specs, done):
-            yield [result for result in run_batched(batch, advance) if result.spec.id not in done]
+        for batch in self.batches(specs):
+            saved = SavedBatch(self.folder, batch, self.every) if self.folder else None
+            if any(spec.id not in done for spec in batch):
+                yield [result for result in run_batched(batch, advance, saved) if result.spec.id not in done]
+            if saved:
+                saved.remove()  # the consumer has kept the results by now
 
     def missing(self, specs: Sequence[RunSpec], done: Collection[str]) -> Iterator[list[RunSpec]]:
         """The batches that are not done, each as a whole."""
