@@ -12,15 +12,53 @@ from typing import Any
 
 import pytest
 
+from proxsps.sweep.engines import run_name
+
+TASKS = """
+import os, signal, sys
+from pathlib import Path
+from proxsps.sweep.pool import EngineError, run_tasks
+
+def work(task, tell):
+    marker = Path(sys.argv[1])
+    tell(1)
+    if task == "dies once" and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "dies always":
+        os._exit(3)
+    if task == "raises":
+        raise ValueError("These labels are not from here.")
+    tell(2)
+    return task, os.getpid() != os.getppid()
+
+def told(*names):
+    heard = []
+    results = sorted(run_tasks(work, [(name, f"the task that {name}") for name in names], 2, heard.append))
+    return len(results), [name for name, _ in results], sum(heard)
+
+if __name__ == "__main__":
+    print(told("dies once", "b", "c", "d"))
+    for name in ("dies always", "raises"):
+        try:
+            told("a", name)
+        except (EngineError, ValueError) as error:
+            print(type(error).__name__, error, "in work" in str(error.__cause__), sep="|")
+"""
+
+
+def test_a_process_that_dies_costs_one_attempt_and_a_second_time_its_task_is_named(kit: Any, tmp_path: Path) -> None:
+    retried, *failures = _output(kit.script(tmp_path / "tasks.py", TASKS, tmp_path / "marker"))
+    assert retried == "(4, ['b', 'c', 'd', 'dies once'], 12)"  # every task once, and every epoch told once
+    kind, message, _ = failures[0].split("|")
+    assert kind == "EngineError"
+    assert message.startswith("The process of the task that dies always died 2 times (exit code 3)")
+    assert failures[1] == "ValueError|These labels are not from here.|True"
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import numpy as np
-import torch
-from torch import nn
-from proxsps.problems import from_module
-from proxsps.sweep.engines import EngineError, Processes, Single
-from proxsps.sweep.spec import RunSpec
 
 def dies_once(outputs, targets):
     marker = Path(sys.argv[1])
@@ -29,61 +67,60 @@ def dies_once(outputs, targets):
         os.kill(os.getpid(), signal.SIGKILL)
     return (outputs - targets).square().mean()
 
-def dies_always(outputs, targets):
-    os.kill(os.getpid(), signal.SIGKILL)
+if __name__ == "__main__":
+    import numpy as np
+    import torch
+    from torch import nn
+    from proxsps.problems import from_module
+    from proxsps.sweep.engines import Processes, Single
+    from proxsps.sweep.spec import RunSpec
 
-def raises(outputs, targets):
-    raise ValueError("These labels are not from here.")
-
-def problem(name, loss):
     data = torch.linspace(-1, 1, 8).reshape(-1, 1)
     torch.manual_seed(0)
-    return from_module(name, nn.Linear(1, 1), loss, (data, data + 1), (data, data + 1), batch_size=4)
-
-def specs(loss, seeds):
-    return [RunSpec(problem("line", loss), "prox-sps", "sqrt", 1.0, 1e-3, seed, 3) for seed in range(seeds)]
-
-if __name__ == "__main__":
-    runs, told = specs(dies_once, 3), []
-    found = {r.spec.seed: r for batch in Processes(workers=2).run(runs, (), told.append) for r in batch}
+    problem = from_module("line", nn.Linear(1, 1), dies_once, (data, data + 1), (data, data + 1), batch_size=4)
+    runs, told = [RunSpec(problem, "prox-sps", "sqrt", 1.0, 1e-3, seed, 3) for seed in range(2)], []
+    found = {r.spec.seed: r for batch in Processes(workers=1).run(runs, (), told.append) for r in batch}
     here = {r.spec.seed: r for batch in Single().run(runs, (), lambda n: None) for r in batch}
     print(len(found), sum(told), all(np.array_equal(found[s].metrics, here[s].metrics) for s in here))
-    for loss in (dies_always, raises):
-        try:
-            list(Processes(workers=1).run(specs(loss, 1), (), told.append))
-        except (EngineError, ValueError) as error:
-            print(type(error).__name__, error, "in raises" in str(error.__cause__), sep="|")
 """
 
 
-def test_a_killed_process_costs_one_attempt_and_a_second_time_its_run_is_named(kit: Any, tmp_path: Path) -> None:
-    process = kit.script(tmp_path / "killed.py", KILLED, tmp_path / "marker")
+def test_a_sweep_goes_on_after_a_worker_was_killed(kit: Any, tmp_path: Path) -> None:
+    lines = _output(kit.script(tmp_path / "killed.py", KILLED, tmp_path / "marker"))
+    assert lines == ["2 6 True"]  # every run and every epoch once, and bitwise what one process gives
+
+
+def test_a_run_is_named_by_its_id_and_constants(kit: Any) -> None:
+    spec = kit.spec(seed=3)
+    assert run_name(spec) == f"run {spec.id} (prox-sps, sqrt, lr 2, weight decay 0.001, seed 3)"
+
+
+def _output(process: subprocess.Popen[str]) -> list[str]:
     try:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=100)
+    except subprocess.TimeoutExpired:
+        pytest.fail("The pool hangs.")
     finally:
         _end_group(process.pid)
+        process.communicate(timeout=10)
     assert process.returncode == 0, errors
-    retried, *failures = output.splitlines()
-    assert retried == "3 9 True"  # every run and every epoch once, and bitwise what one process gives
-    kind, message, _ = failures[0].split("|")
-    assert kind == "EngineError"
-    assert "(prox-sps, sqrt, lr 1, weight decay 0.001, seed 0) died 2 times (killed by signal 9)" in message
-    assert failures[1] == "ValueError|These labels are not from here.|True"
+    return output.splitlines()
 
 
 # A parent that dies
 
 LONG = """
-import os, signal, sys
+import signal, sys
 from pathlib import Path
-from proxsps.problems import matrix_fac1
-from proxsps.problems.vision import ImageClassification
-from proxsps.sweep.engines import Processes
-from proxsps.sweep.spec import RunSpec
-from proxsps.training import Training
 
 if __name__ == "__main__":
-    signal.alarm(60)  # whatever happens, this ends
+    from proxsps.problems import matrix_fac1
+    from proxsps.problems.vision import ImageClassification
+    from proxsps.sweep.engines import Processes
+    from proxsps.sweep.spec import RunSpec
+    from proxsps.training import Training
+
+    signal.alarm(100)  # whatever happens, this ends
     kind, folder = sys.argv[1], Path(sys.argv[2])
     if kind == "processes":
         problem, engine = matrix_fac1(N=20), Processes(workers=2)

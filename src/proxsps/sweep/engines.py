@@ -14,6 +14,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from proxsps.sweep.batched import run_batched
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
 from proxsps.sweep.pool import Tell, run_tasks
@@ -107,6 +109,7 @@ class Processes:
 
 
 def _run_single(spec: RunSpec, tell: Tell) -> RunResult:
+    torch.set_num_threads(1)
     return run_single(spec, tell)
 
 

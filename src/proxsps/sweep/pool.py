@@ -1,7 +1,8 @@
 """Tasks in processes that notice each other's death.
 
 The parent knows which task each process has. If a process dies, its task is given to a new one, once; after that an
-`EngineError` names it. A process whose parent is gone ends by itself, whatever it is computing.
+`EngineError` names it. A process whose parent is gone ends by itself, whatever it is computing. This module imports
+nothing large, so that a process watches its parent before it loads what its tasks need.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
-
-import torch
 
 Tell = Callable[[int], None]  # takes the number of epochs that were finished
 
@@ -48,18 +48,20 @@ class _Worker:
 
     def __init__(self, context: Any, work: Callable[[Any, Tell], Any]) -> None:
         self.connection, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other, work), daemon=True)
+        self.process = context.Process(target=_serve, args=(other,), daemon=True)
         self.process.start()
         other.close()  # so that the death of the process ends the connection
         self.task: _Task | None = None
+        self._send(work)
 
     def give(self, task: _Task) -> None:
         self.task = task
         task.attempts, task.repeated = task.attempts + 1, 0
-        try:
-            self.connection.send(task.content)
-        except OSError:
-            return  # it is dead, which `receive` finds out
+        self._send(task.content)
+
+    def _send(self, content: Any) -> None:
+        with suppress(OSError):  # if the process is dead, `receive` finds out
+            self.connection.send(content)
 
     def has_news(self) -> bool:
         """Whether there is a message, or the process is dead."""
@@ -161,10 +163,10 @@ def _unpack(kind: str, content: Any) -> Any:
 # In the processes
 
 
-def _serve(connection: Connection, work: Callable[[Any, Tell], Any]) -> None:
-    watch_parent()
-    torch.set_num_threads(1)
+def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    watch_parent()
+    work = connection.recv()
     while True:
         try:
             task = connection.recv()

@@ -64,5 +64,6 @@ class _Count(Watch):
 
 
 def _train(task: tuple[RunSpec, Path], tell: Tell) -> RunResult:
+    torch.set_num_threads(1)
     spec, file = task
     return train(spec, file, watch=_Count(tell))
