@@ -127,8 +127,8 @@ class Store:
                 f"Another command has been writing to {self.folder} for {PATIENCE:.0f} seconds. What is in the store "
                 "is kept; run the same command again when the other one is done."
             ) from None
-        except OSError as error:
-            reason = error.strerror or error
+        except (OSError, NotImplementedError) as error:  # the latter where a file system has no locks
+            reason = getattr(error, "strerror", None) or error
             raise StoreError(f"Cannot write to {self.folder}: {reason}. Choose another folder with --out.") from None
         try:
             for left in self.folder.glob(f"*.parquet.*{PARTIAL}"):  # of a command that was killed
