@@ -134,7 +134,7 @@ def draw_figures(
     """Draw the figures of experiments that were run."""
     with one_line_errors(folder):
         for experiment in _chosen(names):
-            frames = _frames(experiment, folder)
+            frames = experiment.frames(folder)
             place = folder / experiment.name / "figures"
             check_folder(place)
             for drawing in experiment.drawings:
@@ -145,7 +145,7 @@ def draw_figures(
 def claims(names: Names, folder: Out = DEFAULT_OUT, as_json: AsJson = False, strict: Strict = False) -> None:
     """Decide the paper's claims on experiments that were run."""
     with one_line_errors(folder):
-        judged = {e.name: e.judge(_frames(e, folder)) for e in _chosen(names)}
+        judged = {e.name: e.judge(e.frames(folder)) for e in _chosen(names)}
     show_claims(judged, as_json)
     _exit_if_failing(judged, strict)
 
@@ -237,13 +237,14 @@ def _run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | 
     store = Store(folder / experiment.name, experiment.name)
     if experiment.engine is not None:
         specs = _identified(experiment.engine(store.folder), specs, store)
-    missing = sum(spec.id not in store.done for spec in specs)
+    missing = len(store.lacking(specs))
     if missing:
         check_steps(missing, specs[0].epochs, specs[0].problem.steps_per_epoch)
     share = missing * specs[0].epochs / (len(experiment.specs(experiment.seeds, 1)) * experiment.epochs)
     if experiment.engine is not None and not isinstance(engine, Batched):
         say(f"{experiment.name} trains networks: --engine is not used.")
-    runner = engine if experiment.engine is None else experiment.engine(store.folder)
+    runner = engine.saving(store.folder) if isinstance(engine, Batched) else engine
+    runner = runner if experiment.engine is None else experiment.engine(store.folder)
     known = missing and isinstance(runner, Batched | Training)
     guess = f", about {duration(experiment.seconds * share)} on {experiment.hardware}" if known else ""
     say(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}")
@@ -281,28 +282,10 @@ def _identified(engine: Engine, specs: list[RunSpec], store: Store) -> list[RunS
     return specs
 
 
-def _frames(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """The tables that drawings and claims are made from."""
-    if experiment.tables is not None:
-        return experiment.tables()
-    store = Store(folder / experiment.name, experiment.name)
-    if not store.done:
-        raise StoreError(
-            f"{folder / experiment.name} has no runs of {experiment.name}. Run it first: proxsps run {experiment.name}"
-        )
-    lengths = store.runs.groupby("run")["epoch"].max()
-    if lengths.nunique() > 1:
-        raise StoreError(
-            f"{store.folder} holds runs of {lengths.min()} and of {lengths.max()} epochs, which cannot be compared. "
-            "Use a folder of its own for each (--out)."
-        )
-    return {"runs": store.runs, "steps": store.steps}
-
-
 def _write_report(chosen: list[Experiment], folder: Path, speed: dict[str, str]) -> dict[str, list[Claim]]:
     judged, sections = {}, []
     for experiment in chosen:
-        frames = _frames(experiment, folder)
+        frames = experiment.frames(folder)
         judged[experiment.name] = experiment.judge(frames)
         drawn = [(drawing.caption, drawing.draw(frames)) for drawing in experiment.drawings]
         sections.append(Section(experiment.title, experiment.description, judged[experiment.name], drawn))
