@@ -223,6 +223,8 @@ def reduce(at: Memory, psi: Psi, alpha: np.ndarray, u: np.ndarray, every: int = 
         every: above 1 only a sample of about one entry in `every` is read, and the sums are scaled up to estimates of
             those of whole blocks. Tensors of the same sizes give the same sample.
     """
+    if not len(u):
+        raise ValueError("u must have at least one point: the loops have no form without.")
     layout, scale = (at.layout, 1.0) if every == 1 else sampled(at.layout, every)
     points, chunks = len(u), layout.chunks
     constants, steps = _constants(psi, alpha), np.multiply.outer(alpha, u)
