@@ -146,21 +146,15 @@ class Assembly:
         entries = sum(curve.entries for *_, curve in self.curves)
         if entries < WORTH or any(curve.points == 1 for *_, curve in self.curves):
             return np.array(geometric(min(curve.points for *_, curve in self.curves)))
-        found = search_dual(
-            lambda u: self._heights(line, u, SAMPLE),
-            line.start,
-            1e-4 * abs(line.start),
-            1e-3,
-            24,
-            eager_loop,
-            0.0,
-            geometric(4),
-            4,
-        )
-        if not 0 < found.u < 1:
-            return np.array([found.u])
-        spread = min(0.05, 3 * math.sqrt(SAMPLE / entries))
-        return np.minimum(found.u * np.array([1 - spread, 1.0, 1 + spread]), 1.0)
+        spread = min(0.05, 3 * math.sqrt(SAMPLE / entries))  # about what the sample can tell
+        tolerance = 0.01 * spread * abs(line.start)
+
+        def evaluate(u: Array) -> tuple[Array, Array]:
+            return self._heights(line, u, SAMPLE)
+
+        found = search_dual(evaluate, line.start, tolerance, spread, 8, eager_loop, 0.0, geometric(4), 4)
+        u = found.u if found.done else found.estimate
+        return np.minimum(u * np.array([1 - spread, 1.0, 1 + spread]), 1.0) if 0 < u < 1 else np.array([u])
 
     def write(self, u: Array, sums: Sums, alpha: Array, lam: Array, ok: Array, max_move: float | None) -> Array | float:
         """Move all blocks; the factor on the move that `max_move` asks for."""
