@@ -7,8 +7,8 @@ matrices, and one matrix of 20 M. All optimizers step in turn from the same poin
 moment of the machine hits all of them; a time is the median over rounds.
 
 "searched" is a step whose dual variable lies inside (0, 1), "capped" one that ends at the cap. GroupLasso has filters
-in (a), with weight decay on the other tensors, and rows in (b) and (c); "mixed" has L1 on half of the tensors and weight
-decay on the others. Floors are what a step cannot do without: "read, then write" reads parameters and gradients once
+in (a), with weight decay on the other tensors, and rows in (b) and (c); "mixed" has L1 on every other tensor and weight
+decay on the rest. Floors are what a step cannot do without: "read, then write" reads parameters and gradients once
 (torch.dot) before it reads and writes them (fused SGD), "read twice, then write" reads them twice.
 """
 
