@@ -4,9 +4,9 @@
 
 2, 4 and 8 gloo processes of this machine time all-reduces of a few numbers, after a barrier each. The least squares fit
 of time = a + b log2(ranks) + c bytes is then evaluated for 8, 64 and 1,024 ranks and the messages that steps send: one
-for a closed form; for a search over sharded entries one for the sums, one for the rounding of h and one per round (two
-rounds on a sample, two on all entries). Processes here share two cores and a loopback device: on a cluster the constants
-are those of its network, so pass your own measurements (--times FILE, lines of "ranks bytes microseconds").
+for a closed form; for a search over shards one for the sums, one for the rounding of h and one per round, of which
+three are usual. Processes here share two cores and a loopback device: on a cluster the constants are those of its
+network, so pass your own measurements (--times FILE, lines of "ranks bytes microseconds").
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ SIZES = (8, 64, 512, 4096)  # doubles
 STEPS = {  # bytes of each message
     "closed form (weight decay)": [512],
     "L1 on replicas (DDP)": [512],
-    "L1 on shards (FSDP2), searched": [512, 8, 64, 64, 48, 16],
-    "L1 on shards (FSDP2), capped": [512, 8, 64, 64, 16],
-    "GroupLasso on shards, searched": [512, 8, 48, 48, 48],
+    "L1 or GroupLasso on shards (FSDP2), searched": [512, 8, 48, 48, 48],
+    "L1 or GroupLasso on shards (FSDP2), capped": [512, 8, 48],
 }
 
 

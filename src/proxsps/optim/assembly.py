@@ -146,7 +146,9 @@ class Assembly:
 
     @property
     def _points(self) -> int:
-        """Of a round of the search."""
+        """Of a round of the search; over shards the same on all ranks, whatever each of them holds."""
+        if self._sharded:
+            return 1 if any(curve.kind == PROXES for curve in self.curves) else 3
         return min(curve.points for curve in self.curves)
 
     def _guess(self, line: Line) -> Array:
@@ -154,7 +156,7 @@ class Assembly:
         if line.start == math.inf:
             return np.ones(1)
         entries = sum(curve.entries for curve in self.curves)
-        if entries < WORTH or any(curve.kind == PROXES for curve in self.curves):
+        if self._sharded or entries < WORTH or any(curve.kind == PROXES for curve in self.curves):
             return np.array(geometric(self._points))
         noise = 3 * math.sqrt(SAMPLE / entries) * abs(line.start)  # about what the sample can tell of h
 
