@@ -5,6 +5,27 @@ safetensors files, or hands out data frames: `pip install proxsps[sparsity]`.
 """
 
 from proxsps.regularizers.units import UnitLasso, UnitTensor
+from proxsps.sparsity.export import load_sparse, save_sparse, to_csr
 from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
+from proxsps.sparsity.inputs import TraceError
+from proxsps.sparsity.shrinking import ShrinkError, ShrinkReport, load_shrunk, shrink
+from proxsps.sparsity.units import Units, find_units, unit_groups
 
-__all__ = ["ParameterGroups", "UnitLasso", "UnitTensor", "rows", "sparse_groups"]
+__all__ = [
+    "ParameterGroups",
+    "ShrinkError",
+    "ShrinkReport",
+    "TraceError",
+    "UnitLasso",
+    "UnitTensor",
+    "Units",
+    "find_units",
+    "load_shrunk",
+    "load_sparse",
+    "rows",
+    "save_sparse",
+    "shrink",
+    "sparse_groups",
+    "to_csr",
+    "unit_groups",
+]

@@ -23,7 +23,9 @@ Scale = Literal["group-size", "fan-in"] | Callable[[str, Tensor], float] | None
 
 
 class ParameterGroups(list[dict[str, Any]]):
-    """Groups for an optimizer, of which `print` shows what gets what."""
+    """Groups for an optimizer, of which `print` shows what gets what; `units` are those of a `UnitLasso`."""
+
+    units: Any = None
 
     @property
     def table(self) -> Table:
