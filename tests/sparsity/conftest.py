@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -134,7 +134,7 @@ class Kit:
     """The helpers above."""
 
     Residual, convolutional = Residual, staticmethod(convolutional)
-    cases = {case.name: case for case in CASES}
+    cases: ClassVar = {case.name: case for case in CASES}
     kill = staticmethod(kill)
 
 

@@ -115,7 +115,7 @@ def test_shared_tensors_would_overlap():
     units = find_units(model, torch.randn(2, 4))
     assert not units.sets
     assert "one tensor is used as 0.weight and as 2.weight, so that groups would overlap" in reasons(units)["0"]
-    with pytest.raises(ValueError, match="has no units that could be removed.*groups would overlap"):
+    with pytest.raises(ValueError, match=r"has no units that could be removed.*groups would overlap"):
         unit_groups(model, torch.randn(2, 4), 0.1)
 
 

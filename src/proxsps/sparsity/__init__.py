@@ -8,6 +8,7 @@ from proxsps.regularizers.units import UnitLasso, UnitTensor
 from proxsps.sparsity.export import load_sparse, save_sparse, to_csr
 from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
 from proxsps.sparsity.inputs import TraceError
+from proxsps.sparsity.report import SparsityReport, sparsity_report
 from proxsps.sparsity.shrinking import ShrinkError, ShrinkReport, load_shrunk, shrink
 from proxsps.sparsity.units import Units, find_units, unit_groups
 
@@ -15,6 +16,7 @@ __all__ = [
     "ParameterGroups",
     "ShrinkError",
     "ShrinkReport",
+    "SparsityReport",
     "TraceError",
     "UnitLasso",
     "UnitTensor",
@@ -26,6 +28,7 @@ __all__ = [
     "save_sparse",
     "shrink",
     "sparse_groups",
+    "sparsity_report",
     "to_csr",
     "unit_groups",
 ]
