@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from proxsps import ProxSPS
-from proxsps.sparsity import ShrinkError, TraceError, Units, find_units, load_shrunk, shrink, unit_groups
+from proxsps.sparsity import ShrinkError, TraceError, Units, clear_dead, find_units, load_shrunk, shrink, unit_groups
 
 
 def apart(large, small, x):
@@ -105,6 +105,21 @@ def test_training_goes_on_and_stays_the_same_as_that_of_the_large_model(kit):
                     param.grad[param == 0] = 0
         opt.step(loss=loss)
     assert apart(model, small, x) < 1e-12
+
+
+def test_weights_that_multiply_dead_units_can_be_cleared(kit, case):
+    model, x = case.model(), case.inputs()
+    units = find_units(model, x)
+    dead = kit.kill(model, units)
+    with torch.no_grad():
+        before = model(x)
+        clear_dead(model, units)
+        assert torch.equal(model(x), before)
+    # Every weight that shrinking takes away is zero now, and none besides.
+    kept = sum(int((p != 0).sum()) for name, p in model.named_parameters() if p.ndim > 1)
+    small = shrink(model, x, units=units, timing_seconds=0).model
+    assert kept == sum(p.numel() for name, p in small.named_parameters() if p.ndim > 1)
+    assert sum(map(len, dead)) > 0
 
 
 def test_modes_flags_and_gradients(kit):

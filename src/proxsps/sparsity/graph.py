@@ -13,6 +13,7 @@ from torch import nn
 
 from proxsps.sparsity.inputs import TraceError, call, first_line, tensors_of
 
+READING = (nn.Linear, nn.modules.conv._ConvNd)
 VECTOR_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 # What mixes channels, so that a zero channel cannot simply be left out, and how to say it.
 MIXING = {
@@ -44,6 +45,7 @@ class UnitSet:
     members: tuple[Member, ...]
     layers: tuple[str, ...]  # all layers that produce the units
     consumers: tuple[str, ...]  # layers that read them
+    readers: tuple[Member, ...] = ()  # their weights, by the units that they multiply
     kinds: frozenset[str] = field(default_factory=frozenset)  # names of the operations in between
 
     def __len__(self) -> int:
@@ -192,7 +194,19 @@ class Graph:
         )
         consumers = tuple(dict.fromkeys(self._consumers(group)))
         name = self.names[group[0].dep.target.module]
-        return UnitSet(name, roots, tuple(members), layers, consumers, kinds)
+        return UnitSet(name, roots, tuple(members), layers, consumers, tuple(self._readers(group, roots)), kinds)
+
+    def _readers(self, group: Any, roots: tuple[tuple[int, ...], ...]) -> Iterator[Member]:
+        """Weights of the layers that read the units; -1 for inputs of which it is not clear whose they are."""
+        unit_of = {channel: unit for unit, channels in enumerate(roots) for channel in channels}
+        for item in group:
+            module = item.dep.target.module
+            if self.graph.is_out_channel_pruning_fn(item.dep.handler) or not isinstance(module, READING):
+                continue
+            dim = 0 if getattr(module, "transposed", False) else 1
+            ids = np.full(module.weight.shape[dim], -1, dtype=np.int64)
+            ids[item.idxs] = [unit_of[root] for root in item.root_idxs]
+            yield Member(f"{self.names[module]}.weight", dim, ids)
 
     def _partition(self, group: Any) -> tuple[tuple[tuple[int, ...], ...], dict[str, dict[int, int]]]:
         """The units: channels of the root layer that belong together, and the unit of each channel of each layer."""

@@ -152,6 +152,17 @@ def unit_groups(
     return groups
 
 
+@torch.no_grad()
+def clear_dead(model: nn.Module, units: Units) -> None:
+    """Set the weights that multiply dead units to zero: products with an exact zero, so the output stays the same."""
+    params = dict(model.named_parameters(remove_duplicate=False))
+    for one, dead in zip(units.sets, units.dead(model), strict=True):
+        for reader in one.readers:
+            slices = np.flatnonzero(dead[reader.ids] & (reader.ids >= 0))
+            param = params[reader.name]
+            param.index_fill_(reader.dim, torch.from_numpy(slices).to(param.device), 0)
+
+
 def _names(one: UnitSet) -> set[str]:
     return {member.name for member in one.members}
 
@@ -252,4 +263,4 @@ class _Trial:
         return None if apart <= limit else f"zero units change the output (by {apart:.1g}), so they cannot be left out"
 
 
-__all__ = ["Units", "find_units", "unit_groups"]
+__all__ = ["Units", "clear_dead", "find_units", "unit_groups"]
