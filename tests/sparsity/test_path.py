@@ -14,6 +14,9 @@ X = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
 LABELS = (X[:, 0] * X[:, 1] > 0).long()
 
 
+STRENGTHS = [1e-3, 5e-3, 2e-2, 8e-2]
+
+
 class Job:
     """A small classification problem whose training depends on nothing but the model and the groups."""
 
@@ -22,6 +25,7 @@ class Job:
         self.model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 2))
         self.trained: list[float] = []
         self.starts: list[torch.Tensor] = []
+        self.ends: list[torch.Tensor] = []
         self.fail_at = -1
 
     def train(self, model, groups):
@@ -39,6 +43,7 @@ class Job:
                 loss = nn.functional.cross_entropy(model(X[batch]), LABELS[batch])
                 loss.backward()
                 opt.step(loss=loss)
+        self.ends.append(model[0].weight.detach().clone())
 
     @torch.no_grad()
     def evaluate(self, model):
@@ -54,11 +59,16 @@ def test_from_dense_to_sparse_with_the_default_path():
     assert path.points[0].strength == 0
     assert path.points[0].size == 1
     strengths = [point.strength for point in path.points[1:]]
-    assert strengths == sorted(strengths)
     assert strengths[1] == pytest.approx(2 * strengths[0])
-    assert len(strengths) <= len(DEFAULT_STEPS)
-    # Each point starts where the last one ended.
-    assert all(not torch.equal(a, b) for a, b in zip(job.starts, job.starts[1:], strict=False))
+    assert len(strengths) <= len(DEFAULT_STEPS) + 2
+    # Two strengths lie between the last good one of the doubled strengths and the one that was too much.
+    doubled, refined = strengths[:-2], strengths[-2:]
+    assert doubled == sorted(doubled)
+    assert all(doubled[-2] < strength < doubled[-1] for strength in refined)
+    # Each point starts where the last one ended, the refined ones where the last good one did.
+    count = len(doubled)
+    assert all(torch.equal(job.starts[i + 1], job.ends[i]) for i in range(count))
+    assert torch.equal(job.starts[count + 1], job.ends[count - 1])
     best = path.best
     assert best.accuracy >= path.points[0].accuracy - 0.05
     assert best.size < 0.6
@@ -102,20 +112,20 @@ def test_everything_dead_keeps_the_last_good_point(tmp_path):
 
 def test_an_interrupted_path_goes_on_and_ends_the_same(tmp_path):
     whole = Job()
-    expected = whole.run(max_drop=0.05)
+    expected = whole.run(max_drop=0.05, strengths=STRENGTHS)
     job = Job()
     job.fail_at = 3
     with pytest.raises(KeyboardInterrupt):
-        job.run(max_drop=0.05, folder=tmp_path, settings={"epochs": 12})
+        job.run(max_drop=0.05, strengths=STRENGTHS, folder=tmp_path, settings={"epochs": 12})
     assert sorted(file.name for file in tmp_path.iterdir()) == [f"point-{i:03d}.pt" for i in range(3)]
     again = Job()
-    found = again.run(max_drop=0.05, folder=tmp_path, settings={"epochs": 12})
+    found = again.run(max_drop=0.05, strengths=STRENGTHS, folder=tmp_path, settings={"epochs": 12})
     assert found == expected
     assert len(again.trained) == len(expected.points) - 3
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], tensor)
     third = Job()
-    assert third.run(max_drop=0.05, folder=tmp_path, settings={"epochs": 12}) == expected
+    assert third.run(max_drop=0.05, strengths=STRENGTHS, folder=tmp_path, settings={"epochs": 12}) == expected
     assert not third.trained
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from proxsps import ProxSGD, ProxSPS
+from proxsps.problems.resnet import ResNet
 from proxsps.sparsity import TraceError, UnitLasso, find_units, unit_groups
 
 
@@ -67,6 +68,16 @@ def test_activations_that_do_not_keep_zero_are_found_by_trial():
     units = find_units(model, torch.randn(2, 4))
     assert [one.name for one in units.sets] == ["2"]
     assert "zero units change the output" in reasons(units)["0"]
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("batch_norm", [True, False], ids=["bn", "plain"])
+def test_padded_shortcuts_are_never_taken_for_straight_ones(width, batch_norm):
+    """With two channels, removing the first one happens to be right: a trial has to remove each unit once."""
+    for depth in (8, 14):
+        units = find_units(ResNet(depth, width, batch_norm=batch_norm), torch.randn(2, 3, 8, 8))
+        assert all(one.name.endswith("conv1") for one in units.sets)
+        assert any("a shortcut pads or shifts the channels" in left.reason for left in units.left)
 
 
 class Odd(nn.Module):

@@ -104,6 +104,7 @@ def strength_path(
     strengths: Sequence[float] | None = None,
     keep: float | None = None,
     max_drop: float = 0.01,
+    refine: int = 2,
     folder: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     watch: Callable[[Point], None] = lambda point: None,
@@ -125,6 +126,7 @@ def strength_path(
         keep: wanted size: the share of parameters that the shrunk model has, or for weights and rows the share of
             weights that are not zero. None to go on as long as the accuracy allows.
         max_drop: how much accuracy may be lost against the dense network.
+        refine: how many strengths to try between the last good one and the first that lost too much accuracy.
         folder: where to keep a checkpoint of each point, and to go on from.
         settings: plain data that the training depends on, such as epochs and seed: a folder of a path with others is
             not gone on from.
@@ -134,31 +136,95 @@ def strength_path(
         ValueError: strengths that do not grow, or are zero or infinite; a size outside (0, 1).
         PathError: the folder belongs to another path.
     """
-    _check(strengths, keep, max_drop)
+    _check(strengths, keep, max_drop, refine)
     units = find_units(model, example_inputs)
     run = _Run(model, train, evaluate, example_inputs, units, kind)
     store = _Folder(folder, _facts(model, kind, settings))
-    path = StrengthPath()
-    path.points.append(run.point(0.0, store, 0))
-    watch(path.points[0])
+    walk = _Walk(run, store, keep, max_drop, watch)
+    walk.start()
     wanted = [factor * run.reference() for factor in DEFAULT_STEPS] if strengths is None else list(strengths)
-    good = run.state()
-    for index, strength in enumerate(wanted, 1):
-        point = run.point(strength, store, index)
-        path.points.append(point)
-        watch(point)
-        dead = run.everything_dead()
-        if dead or not point.accuracy >= path.points[0].accuracy - max_drop:
-            path.reason = _advice(path, dead, keep, max_drop)
-            break
-        good, path.chosen = run.state(), index
-        if keep is not None and point.size <= keep:
-            path.reason = f"Size {point.size:.1%} reached {keep:.1%} at accuracy {point.accuracy:.2%}."
+    for strength in wanted:
+        if walk.ended or not walk.take(strength):
             break
     else:
-        path.reason = f"The last strength {wanted[-1]:.3g} was reached; larger ones may give a smaller network."
-    model.load_state_dict(good)
-    return path
+        walk.end(f"The last strength {wanted[-1]:.3g} was reached; larger ones may give a smaller network.")
+    for _ in range(refine):
+        if walk.ended:
+            break
+        walk.take_between()
+    if not walk.ended:
+        walk.end(walk.advice())
+    model.load_state_dict(walk.good)
+    return walk.path
+
+
+class _Walk:
+    """The points so far, the weights of the last good one, and the strength that was too much."""
+
+    def __init__(
+        self, run: _Run, store: _Folder, keep: float | None, max_drop: float, watch: Callable[[Point], None]
+    ) -> None:
+        self.run, self.store, self.keep, self.max_drop, self.watch = run, store, keep, max_drop, watch
+        self.path = StrengthPath()
+        self.good: dict[str, Any] = {}
+        self.failed: Point | None = None
+        self.dead = False
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.path.reason)
+
+    def end(self, reason: str) -> None:
+        """Say why the path ends, unless that was said before."""
+        self.path.reason = self.path.reason or reason
+
+    def start(self) -> None:
+        """The dense network, which says what accuracy is to be kept."""
+        self._add(0.0)
+        self.good = self.run.state()
+
+    def take(self, strength: float) -> bool:
+        """Train at a strength from where the model is; whether it is good enough."""
+        point = self._add(strength)
+        self.dead = self.run.everything_dead()
+        if self.dead or not point.accuracy >= self.path.points[0].accuracy - self.max_drop:
+            self.failed = point
+            if self.dead:
+                self.end(self.advice())
+            return False
+        self.good, self.path.chosen = self.run.state(), len(self.path.points) - 1
+        if self.keep is not None and point.size <= self.keep:
+            self.end(f"Size {point.size:.1%} reached {self.keep:.1%} at accuracy {point.accuracy:.2%}.")
+        return True
+
+    def take_between(self) -> None:
+        """Between the last good strength and the one that was too much, from the last good weights."""
+        self.run.model.load_state_dict(self.good)
+        self.take(self._middle())
+
+    def _add(self, strength: float) -> Point:
+        point = self.run.point(strength, self.store, len(self.path.points))
+        self.path.points.append(point)
+        self.watch(point)
+        return point
+
+    def _middle(self) -> float:
+        low, high = self.path.best.strength, self.failed.strength
+        return math.sqrt(low * high) if low else high / 4
+
+    def advice(self) -> str:
+        """What happened at the strength that was too much, and what to try."""
+        last, best = self.failed, self.path.best
+        where = f"at strength {last.strength:.3g}"
+        happened = (
+            f"Everything is dead {where}: the output no longer depends on the input"
+            if self.dead
+            else f"Accuracy fell to {last.accuracy:.2%} {where}, by more than {self.max_drop:.2%}"
+        )
+        kept = f"The last good network is kept: strength {best.strength:.3g}, accuracy {best.accuracy:.2%}, "
+        missed = "" if self.keep is None or best.size <= self.keep else f" The size {self.keep:.1%} was not reached."
+        hint = f"Try strengths up to {self._middle():.3g}, more epochs for each, or a larger loss of accuracy"
+        return f"{happened}. {kept}size {best.size:.1%}.{missed} {hint}."
 
 
 class _Run:
@@ -286,21 +352,7 @@ def _facts(model: nn.Module, kind: Kind, settings: Mapping[str, Any] | None) -> 
     return {"format": FORMAT, "kind": name, "tensors": shapes, **dict(settings or {})}
 
 
-def _advice(path: StrengthPath, dead: bool, keep: float | None, max_drop: float) -> str:
-    last, best = path.points[-1], path.points[path.chosen]
-    happened = (
-        f"Everything is dead at strength {last.strength:.3g}: the output no longer depends on the input"
-        if dead
-        else f"Accuracy fell to {last.accuracy:.2%} at strength {last.strength:.3g}, more than {max_drop:.2%} lost"
-    )
-    middle = math.sqrt(last.strength * best.strength) if best.strength else last.strength / 10
-    kept = f"The point before it is kept: accuracy {best.accuracy:.2%}, size {best.size:.1%}."
-    hint = f"Try strengths up to {middle:.3g}, more epochs for each, or a larger max_drop"
-    missed = "" if keep is None or best.size <= keep else f" The wanted size {keep:.1%} was not reached."
-    return f"{happened}. {kept}{missed} {hint}."
-
-
-def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: float) -> None:
+def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: float, refine: int) -> None:
     if strengths is not None:
         values = list(strengths)
         growing = all(a < b for a, b in pairwise(values))
@@ -313,6 +365,8 @@ def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: floa
         raise ValueError(f"keep must be a share between 0 and 1, got {keep!r}; None to let the accuracy decide.")
     if not 0 <= max_drop < math.inf:
         raise ValueError(f"max_drop must be a number >= 0, got {max_drop!r}.")
+    if refine < 0:
+        raise ValueError(f"refine must be a number >= 0, got {refine!r}.")
 
 
 __all__ = ["PathError", "Point", "StrengthPath", "strength_path"]

@@ -1,9 +1,9 @@
 """The units of a network, and parameter groups with a unit lasso on them.
 
 torch-pruning says which layers belong together. Whether units can really be removed without a change is tried out: on
-a copy with random weights half of the units are set to zero and removed, and the output must stay as it is. So what is
-not a plain product of channels (a padded shortcut, a normalisation over channels, an activation that does not keep
-zero) is found without rules about it, and left alone.
+a copy with random weights half of the units are set to zero and removed, then the other half, and the output must stay
+as it is. So what is not a plain product of channels (a padded shortcut, a normalisation over channels, an activation
+that does not keep zero) is found without rules about it, and left alone.
 """
 
 from __future__ import annotations
@@ -238,10 +238,15 @@ class _Trial:
                 param.copy_(values * (2 / fan_in) ** 0.5 if param.ndim > 1 else 0.5 + 0.25 * values)
 
     def fails(self, sets: Sequence[UnitSet]) -> str | None:
-        """Set half of the units to zero, remove them, and compare; None where nothing changes."""
-        model = duplicate(self.model)
+        """Try to remove a random half of the units, and the other half, so that each unit is removed once."""
         rng = np.random.default_rng(0)
-        chosen = [rng.permutation(len(one))[: len(one) // 2] for one in sets]
+        orders = [rng.permutation(len(one)) for one in sets]
+        halves = [order[: len(order) // 2] for order in orders], [order[len(order) // 2 :] for order in orders]
+        return self._fails(sets, halves[0]) or self._fails(sets, halves[1])
+
+    def _fails(self, sets: Sequence[UnitSet], chosen: Sequence[np.ndarray]) -> str | None:
+        """Set units to zero, remove them, and compare; None where nothing changes."""
+        model = duplicate(self.model)
         params = dict(model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for one, units in zip(sets, chosen, strict=True):
