@@ -135,7 +135,7 @@ def fit(
     first_epoch: int = 0,
     after_backward: Callable[[nn.Module], None] = lambda model: None,
 ) -> None:
-    """Train for some epochs with a cap that falls to zero on a line, which cleans the zeros that noise would spoil.
+    """Train for some epochs with a cap that falls to zero on a line, so that the last weights carry little noise.
 
     Args:
         task: data.
