@@ -5,7 +5,8 @@
     python benchmarks/sparsity.py latency [--depth 110]
     python benchmarks/sparsity.py step    [--rounds 40]
 
-`digits` runs the default path of strengths, next to a dense network trained for as many epochs in all. `cifar` trains a
+`digits` runs the default path of strengths, takes the dead units out and trains once more without the penalty, next to
+a dense network trained for as many epochs in all. `cifar` trains a
 ResNet20 with batch normalisation on CIFAR-10 (PROXSPS_DATA), each point in the same number of epochs: a unit lasso and
 an l1 norm under ProxSPS, magnitude pruning of channels and of weights with fine-tuning, and torch-pruning's group-norm
 regulariser under AdamW with fine-tuning. Finished points are appended to a file of JSON lines, and not run again.
@@ -44,7 +45,9 @@ GROUP_NORM = 1e-3  # torch-pruning's strength
 def digits(args: argparse.Namespace) -> None:
     """The default path against a dense network of as many epochs."""
     task = task_named("digits-mlp")
-    print(f"{'seed':>4} {'dense':>7} {'sparse':>7} {'zero weights':>13} {'units removed':>14} {'parameters':>11}")
+    print(
+        f"{'seed':>4} {'dense':>7} {'sparse':>7} {'polished':>9} {'zero weights':>13} {'units removed':>14} {'parameters':>11}"
+    )
     for seed in range(args.seeds):
         model = task.network(seed)
         path = strength_path(
@@ -54,11 +57,14 @@ def digits(args: argparse.Namespace) -> None:
             task.example_inputs(),
         )
         dense = task.network(seed)
-        fit(task, dense, ProxSPS(dense.parameters(), lr=1.0), args.epochs * len(path.points), seed)
+        fit(task, dense, ProxSPS(dense.parameters(), lr=1.0), args.epochs * (len(path.points) + 1), seed)
+        small = shrink(model, task.example_inputs(), timing_seconds=0).model
+        fit(task, small, ProxSPS(small.parameters(), lr=1.0), args.epochs, seed, first_epoch=args.epochs)
         best = path.best
         print(
-            f"{seed:>4} {accuracy(task, dense):>7.2%} {best.accuracy:>7.2%} {best.zeros:>13.1%} "
-            f"{best.dead_units / best.units:>14.1%} {best.parameters:>11,}"
+            f"{seed:>4} {accuracy(task, dense):>7.2%} {best.accuracy:>7.2%} {accuracy(task, small):>9.2%} "
+            f"{best.zeros:>13.1%} {best.dead_units / best.units:>14.1%} {best.parameters:>11,}",
+            flush=True,
         )
 
 

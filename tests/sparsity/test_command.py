@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -31,7 +32,15 @@ def test_help_teaches(call):
 
 
 def test_digits_become_small_and_the_files_hold_it(call, tmp_path):
-    words = ["digits-mlp", "--epochs=2", "--max-drop=0.3", "--keep=0.6", "--strengths=1e-3,3e-3,6e-3", "--json"]
+    words = [
+        "digits-mlp",
+        "--epochs=2",
+        "--max-drop=0.3",
+        "--keep=0.6",
+        "--strengths=1e-3,3e-3,6e-3",
+        "--json",
+        "--no-polish",
+    ]
     result = call(*words)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -55,6 +64,7 @@ def test_digits_become_small_and_the_files_hold_it(call, tmp_path):
 def test_a_residual_network(call, tmp_path):
     result = call(NETWORK, *TINY, "--epochs=2", "--strengths=0.001,0.01", "--max-drop=1", "--lr=0.5")
     assert result.exit_code == 0, result.output
+    assert "Accuracy of the smaller network" in result.stdout
     assert "dense: accuracy" in result.stderr
     assert "strength 0.01: accuracy" in result.stderr
     assert "a shortcut pads or shifts the channels" in result.stdout
@@ -81,6 +91,15 @@ def test_wrong_words_get_one_line(call, tmp_path, words, message):
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("missing", ["torch_pruning", "safetensors.torch"])
+def test_what_is_not_installed_is_said_before_anything_is_trained(call, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    result = call("digits-mlp")
+    assert result.exit_code == 2
+    assert "pip install 'proxsps[sparsity]'" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
 
 
 def test_everything_dead_is_said_and_the_dense_network_is_kept(call):

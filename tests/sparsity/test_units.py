@@ -20,8 +20,11 @@ def reasons(units):
 
 def test_sets_of_all_networks(case):
     model = case.model()
-    before = copy.deepcopy(model.state_dict())
+    before, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    model.train()
     units = find_units(model, case.inputs())
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), generator)
     assert tuple(map(len, units.sets)) == case.sets
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(param.grad is None for param in model.parameters())

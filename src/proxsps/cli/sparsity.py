@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from dataclasses import asdict
@@ -11,14 +12,17 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from torch import nn
 
 from proxsps.cli.console import err, out, print_json
 from proxsps.cli.training import Data
 from proxsps.optim import ProxSPS
 from proxsps.sparsity import save_sparse, shrink, strength_path
+from proxsps.sparsity.export import load_safetensors
+from proxsps.sparsity.graph import load_torch_pruning
 from proxsps.sparsity.path import Point
 from proxsps.training.ranks import joined
-from proxsps.training.tasks import DIGITS, accuracy, fit, task_named
+from proxsps.training.tasks import DIGITS, Task, accuracy, fit, task_named
 
 Kind = StrEnum("Kind", {name: name for name in ("units", "weights", "rows")})
 UNITS = Kind("units")
@@ -32,6 +36,7 @@ def sparsify(
     strengths: Annotated[str | None, typer.Option(help="Growing strengths, for instance 1e-4,2e-4,4e-4.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data at each strength.")] = 20,
     lr: Annotated[float, typer.Option(help="The cap alpha, which falls to zero at each strength.")] = 1.0,
+    polish: Annotated[bool, typer.Option(help="Train the smaller network once more, without a penalty.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="Of starting weights, shuffling and augmentation.")] = 0,
     batch_norm: Annotated[bool, typer.Option(help="Of residual networks.")] = True,
     width: Annotated[int, typer.Option(min=1, help="Of residual networks: channels of the first stage.")] = 16,
@@ -50,9 +55,10 @@ def sparsify(
     proxsps sparsify cifar10-resnet20 --epochs 10 --max-drop 0.02
 
     The network is trained densely, then with growing strengths, each from where the last one ended, until it is small
-    enough or has lost too much accuracy. The smallest good one is written without its dead channels. Finished strengths
-    are kept; the same command goes on from them.
+    enough or has lost too much accuracy. The dead channels of the smallest good one are taken out, and what is left is
+    trained once more without a penalty. Finished strengths are kept; the same command goes on from them.
     """
+    _check_installed()
     chosen = _strengths(strengths)
     options: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if name != DIGITS:
@@ -79,12 +85,16 @@ def sparsify(
             watch=_say,
         )
         small, report = shrink(model, task.example_inputs())
+        final = path.best.accuracy
+        if polish and kind is UNITS and path.chosen:
+            small, final = _polished(task, small, final, lr, epochs, seed)
     torch.save(small.state_dict(), place / "small.pt")
     on_disk = save_sparse(small, place / "small.safetensors")
     rows = [{**asdict(point), "chosen": i == path.chosen} for i, point in enumerate(path.points)]
     (place / "path.json").write_text(json.dumps(rows, indent=2) + "\n")
     if as_json:
         costs = {"before": report.before._asdict(), "after": report.after._asdict(), "difference": report.difference}
+        costs["accuracy"] = final
         print_json({"points": rows, "reason": path.reason, **costs, "bytes": on_disk._asdict(), "folder": str(place)})
         return
     out.print(path.table)
@@ -92,8 +102,19 @@ def sparsify(
     out.print(report.table)
     for left in report.left:
         out.print(f"Left alone: {left}.", highlight=False, soft_wrap=True)
+    out.print(f"Accuracy of the smaller network: {final:.2%}.", highlight=False, soft_wrap=True)
     out.print(f"On disk: {on_disk}.", highlight=False, soft_wrap=True)
     out.print(f"Smaller network: {place / 'small.pt'}", highlight=False, soft_wrap=True)
+
+
+def _polished(
+    task: Task, small: nn.Module, before: float, lr: float, epochs: int, seed: int
+) -> tuple[nn.Module, float]:
+    """The smaller network, trained without the penalty that has made its weights too small; if that helps."""
+    polished = copy.deepcopy(small)
+    fit(task, polished, ProxSPS(polished.parameters(), lr=lr), epochs, seed, first_epoch=epochs)
+    after = accuracy(task, polished)
+    return (polished, after) if after > before else (small, before)
 
 
 def _say(point: Point) -> None:
@@ -104,6 +125,15 @@ def _say(point: Point) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _check_installed() -> None:
+    """Say what is missing before anything is trained."""
+    try:
+        load_torch_pruning()
+        load_safetensors()
+    except ImportError as error:
+        raise ValueError(str(error)) from None
 
 
 def _strengths(text: str | None) -> list[float] | None:

@@ -50,7 +50,7 @@ def save_sparse(model: nn.Module, path: str | Path) -> Size:
         >>> size.dense, size.sparse < 3000, torch.equal(state["weight"], model.weight)
         (40400, True, True)
     """
-    safetensors = _safetensors()
+    safetensors = load_safetensors()
     tensors, about = {}, {}
     dense = entries = nonzero = 0
     for name, tensor in model.state_dict().items():
@@ -75,7 +75,7 @@ def save_sparse(model: nn.Module, path: str | Path) -> Size:
 
 def load_sparse(path: str | Path) -> dict[str, Tensor]:
     """The `state_dict` that `save_sparse` wrote, dense."""
-    _safetensors()
+    load_safetensors()
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -92,7 +92,8 @@ def load_sparse(path: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _safetensors() -> ModuleType:
+def load_safetensors() -> ModuleType:
+    """safetensors, or an error that says how to get it."""
     try:
         import safetensors.torch
     except ImportError:
@@ -134,4 +135,4 @@ def _expanded(shape: list[int], counts: Tensor, columns: Tensor, values: Tensor)
     return dense.reshape(shape)
 
 
-__all__ = ["Size", "load_sparse", "save_sparse", "to_csr"]
+__all__ = ["Size", "load_safetensors", "load_sparse", "save_sparse", "to_csr"]

@@ -1,8 +1,7 @@
 """From dense to sparse: a path over the strength, each point started from the one before it.
 
-The first point is trained without a regulariser and says what accuracy is to be kept. A finished point is written to
-disk, so that the same call goes on where an interrupted one stopped. Files hold tensors and plain data, and nothing is
-unpickled when they are read.
+The first point is trained without a regulariser. A finished point is written to disk, so that the same call goes on
+where an interrupted one stopped. Files hold tensors and plain data, and nothing is unpickled when they are read.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ def strength_path(
             the dense weights is 1.
         keep: wanted size: the share of parameters that the shrunk model has, or for weights and rows the share of
             weights that are not zero. None to go on as long as the accuracy allows.
-        max_drop: how much accuracy may be lost against the dense network.
+        max_drop: how much accuracy may be lost against the best network of the path so far.
         refine: how many strengths to try between the last good one and the first that lost too much accuracy.
         folder: where to keep a checkpoint of each point, and to go on from.
         settings: plain data that the training depends on, such as epochs and seed: a folder of a path with others is
@@ -179,7 +178,7 @@ class _Walk:
         self.path.reason = self.path.reason or reason
 
     def start(self) -> None:
-        """The dense network, which says what accuracy is to be kept."""
+        """The dense network."""
         self._add(0.0)
         self.good = self.run.state()
 
@@ -187,7 +186,8 @@ class _Walk:
         """Train at a strength from where the model is; whether it is good enough."""
         point = self._add(strength)
         self.dead = self.run.everything_dead()
-        if self.dead or not point.accuracy >= self.path.points[0].accuracy - self.max_drop:
+        best = max(one.accuracy for one in self.path.points)  # warm starts go on training, so this may not be the first
+        if self.dead or not point.accuracy >= best - self.max_drop:
             self.failed = point
             if self.dead:
                 self.end(self.advice())
