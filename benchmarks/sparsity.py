@@ -45,9 +45,7 @@ GROUP_NORM = 1e-3  # torch-pruning's strength
 def digits(args: argparse.Namespace) -> None:
     """The default path against a dense network of as many epochs."""
     task = task_named("digits-mlp")
-    print(
-        f"{'seed':>4} {'dense':>7} {'sparse':>7} {'polished':>9} {'zero weights':>13} {'units removed':>14} {'parameters':>11}"
-    )
+    print("seed   dense  sparse  polished  zero weights  units removed  parameters")
     for seed in range(args.seeds):
         model = task.network(seed)
         path = strength_path(

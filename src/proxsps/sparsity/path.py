@@ -7,7 +7,6 @@ where an interrupted one stopped. Files hold tensors and plain data, and nothing
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -20,7 +19,8 @@ from torch import nn
 from proxsps.regularizers import L1
 from proxsps.regularizers.base import value_all
 from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
-from proxsps.sparsity.inputs import first_line, outputs
+from proxsps.sparsity.inputs import outputs
+from proxsps.sparsity.points import Folder, PathError, Point
 from proxsps.sparsity.report import sparsity_report
 from proxsps.sparsity.shrinking import shrink
 from proxsps.sparsity.tables import Table
@@ -28,28 +28,11 @@ from proxsps.sparsity.units import Units, clear_dead, find_units, unit_groups
 
 FORMAT = 1
 # Times the strength at which the penalty of the dense weights is 1.
-DEFAULT_STEPS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
+DEFAULT_STEPS = (0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6)
 
 Train = Callable[[nn.Module, ParameterGroups], None]
 Evaluate = Callable[[nn.Module], float]
 Kind = Literal["units", "weights", "rows"] | Callable[[nn.Module, float], ParameterGroups]
-
-
-class PathError(ValueError):
-    """A folder that this path cannot go on from. It was not changed."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """A network trained at one strength."""
-
-    strength: float
-    accuracy: float
-    size: float  # share of what `kind` counts: parameters of the shrunk model, or weights that are not zero
-    zeros: float  # share of weights that are zero
-    parameters: int  # of the shrunk model
-    dead_units: int
-    units: int
 
 
 @dataclass
@@ -120,7 +103,7 @@ def strength_path(
         example_inputs: what the model is called with, at least two samples.
         kind: what is to become zero: "units" (`UnitLasso`), "weights" (`L1`), "rows" (`GroupLasso` of rows), or a
             function of model and strength that returns groups.
-        strengths: growing and positive; by default doubled from 0.1 to 12.8 times the strength at which the penalty of
+        strengths: growing and positive; by default doubled from 0.4 to 25.6 times the strength at which the penalty of
             the dense weights is 1.
         keep: wanted size: the share of parameters that the shrunk model has, or for weights and rows the share of
             weights that are not zero. None to go on as long as the accuracy allows.
@@ -138,7 +121,7 @@ def strength_path(
     _check(strengths, keep, max_drop, refine)
     units = find_units(model, example_inputs)
     run = _Run(model, train, evaluate, example_inputs, units, kind)
-    store = _Folder(folder, _facts(model, kind, settings))
+    store = Folder(folder, _facts(model, kind, settings))
     walk = _Walk(run, store, keep, max_drop, watch)
     walk.start()
     wanted = [factor * run.reference() for factor in DEFAULT_STEPS] if strengths is None else list(strengths)
@@ -161,7 +144,7 @@ class _Walk:
     """The points so far, the weights of the last good one, and the strength that was too much."""
 
     def __init__(
-        self, run: _Run, store: _Folder, keep: float | None, max_drop: float, watch: Callable[[Point], None]
+        self, run: _Run, store: Folder, keep: float | None, max_drop: float, watch: Callable[[Point], None]
     ) -> None:
         self.run, self.store, self.keep, self.max_drop, self.watch = run, store, keep, max_drop, watch
         self.path = StrengthPath()
@@ -261,7 +244,7 @@ class _Run:
             ]
         return 1 / max(sum(values), 1e-12)
 
-    def point(self, strength: float, store: _Folder, index: int) -> Point:
+    def point(self, strength: float, store: Folder, index: int) -> Point:
         """Train at a strength, or take the point from the folder."""
         saved = store.load(index, strength)
         if saved is not None:
@@ -289,56 +272,6 @@ class _Run:
         return all(bool((one == one[:1]).all()) for one in found if one.ndim and len(one) > 1) and any(
             one.ndim and len(one) > 1 for one in found
         )
-
-
-class _Folder:
-    """Finished points of a path on disk; without a folder, nothing is kept."""
-
-    def __init__(self, folder: str | Path | None, facts: dict[str, Any]) -> None:
-        self.folder, self.facts = None if folder is None else Path(folder), facts
-        if self.folder is not None:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise PathError(f"The folder {folder} cannot be made ({error.strerror}). Choose another.") from None
-
-    def load(self, index: int, strength: float) -> dict[str, Any] | None:
-        """The content of a point, None where it is not there."""
-        if self.folder is None or not self._file(index).exists():
-            return None
-        file = self._file(index)
-        try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-            saved, about = content["point"]["strength"], content["facts"]
-        except Exception as error:  # of many kinds: bytes that are no checkpoint
-            raise PathError(
-                f"{file} is not a point of a path, or is damaged ({first_line(error)}). Move it away."
-            ) from None
-        if about != self.facts or not math.isclose(saved, strength, rel_tol=1e-6):
-            differing = [key for key in {**about, **self.facts} if about.get(key) != self.facts.get(key)]
-            what = ", ".join(f"{key} {about.get(key)!r} instead of {self.facts.get(key)!r}" for key in differing)
-            raise PathError(
-                f"{file} is of another path: it has {what or f'strength {saved:.6g} instead of {strength:.6g}'}. "
-                "Choose another folder, or those options."
-            )
-        return content
-
-    def save(self, index: int, strength: float, point: Point, state: dict[str, Any]) -> None:
-        """Write a point beside its place and rename it: a kill leaves no half of a file."""
-        if self.folder is None:
-            return
-        file = self._file(index)
-        beside = file.with_name(f".{file.name}.{os.getpid()}.part")
-        try:
-            torch.save({"point": asdict(point), "facts": self.facts, "model": state}, beside)
-            os.replace(beside, file)
-        except (OSError, RuntimeError) as error:
-            raise PathError(f"{file} cannot be written ({first_line(error)}). Choose another folder.") from None
-        finally:
-            beside.unlink(missing_ok=True)
-
-    def _file(self, index: int) -> Path:
-        return self.folder / f"point-{index:03d}.pt"
 
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
