@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxsps import SPS, GroupLasso, ProxSGD, ProxSPS
 from proxsps.regularizers import flatten, prox_all, value_all
@@ -214,3 +215,60 @@ def test_optimizers_take_it(kind):
     dead = (torch.cat([p.detach().reshape(4, -1) for p in params], 1) == 0).all(1)
     assert dead.any()
     assert opt.state_dict()["param_groups"][0]["regularizer"] == repr(phi)
+
+
+def test_a_step_inside_lands_on_the_lower_bound():
+    """Between the cap and zero the step is prox(x - tau g) with the tau at which the linear model reaches the bound."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(6, 3, dtype=torch.float64)), nn.Parameter(torch.randn(6, dtype=torch.float64))]
+    phi = UnitLasso(0.05, tuple(UnitTensor(p.shape, 0, np.arange(6)) for p in params))
+    opt = ProxSPS(params, lr=2.0, regularizer=phi)
+    loss = sum((p - 0.3).square().sum() for p in params)
+    loss.backward()
+    before = [p.detach().clone() for p in params]
+    opt.step(loss=loss)
+    last = opt.last_step
+    assert last.branch_name == "inside"
+    tau = float(last.tau[0])
+    expected = prox_all(phi, [b - tau * p.grad for p, b in zip(params, before, strict=True)], 2.0)
+    for p, e in zip(params, expected, strict=True):
+        torch.testing.assert_close(p.detach(), e)
+    model = loss.detach() + sum(((p - b) * p.grad).sum() for p, b in zip(params, before, strict=True))
+    assert abs(model.item()) < 1e-9 * loss.item()
+
+
+def test_a_capturable_step_reads_nothing():
+    class Reads(TorchDispatchMode):
+        found = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.found += str(func).startswith(("aten._local_scalar_dense", "aten.nonzero", "aten.equal"))
+            return func(*args, **(kwargs or {}))
+
+    params = [nn.Parameter(torch.randn(6, 3)), nn.Parameter(torch.randn(6))]
+    phi = UnitLasso(0.05, tuple(UnitTensor(p.shape, 0, [0, 1, 2, 2, -1, 3]) for p in params))
+    opt = ProxSPS(params, regularizer=phi, capturable=True)
+    for param in params:
+        param.grad = torch.randn_like(param)
+    opt.step(loss=1.0)
+    with Reads() as reads:
+        opt.step(loss=1.0)
+    assert reads.found == 0
+
+
+def test_jax_front_end_takes_it():
+    jax = pytest.importorskip("jax")
+    optax = pytest.importorskip("optax")
+    from proxsps.jax import prox_sps
+
+    phi = UnitLasso(0.3, (UnitTensor((4, 3), 0, np.arange(4)), UnitTensor((4,), 0, np.arange(4))))
+    rng = np.random.default_rng(0)
+    params = {"a": rng.standard_normal((4, 3)).astype("float32"), "b": rng.standard_normal(4).astype("float32")}
+    grads = {name: 0.1 * value for name, value in params.items()}
+    method = prox_sps(0.5, regularizer=phi)
+    update = jax.jit(lambda g, s, p: method.update(g, s, p, value=100.0))
+    moves, _ = update(grads, method.init(params), params)
+    found = optax.apply_updates(params, moves)
+    expected = prox_all(phi, [params[name] - 0.5 * grads[name] for name in params], 0.5)
+    for name, e in zip(params, expected, strict=True):
+        np.testing.assert_allclose(found[name], e, rtol=1e-5, atol=1e-6)
