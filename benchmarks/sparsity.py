@@ -34,7 +34,7 @@ from proxsps.training.tasks import Task, accuracy, fit, task_named
 
 TUNED = 1 / 3  # share of the epochs that fine-tuning takes, where a method has it
 ADAMW = {"lr": 1e-3, "weight_decay": 5e-4, "fused": True}
-STRENGTHS = {"unit lasso": (2e-4, 5e-4, 1e-3, 2e-3, 4e-3), "l1": (2e-5, 5e-5, 1e-4, 2e-4, 5e-4)}
+STRENGTHS = {"unit lasso": (1e-4, 2e-4, 5e-4, 1e-3, 2e-3), "l1": (2e-5, 5e-5, 1e-4, 2e-4, 4e-4)}
 RATIOS = (0.3, 0.5, 0.7, 0.8, 0.88)
 GROUP_NORM = 1e-3  # torch-pruning's strength
 
@@ -84,7 +84,7 @@ def cifar(args: argparse.Namespace) -> None:
     about = {**task.settings(), "epochs": args.epochs}
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     finished = {(row["method"], row["setting"], row["seed"]) for row in done if row["about"] == about}
-    for method, setting, seed in _runs(args.seeds):
+    for method, setting, seed in _runs(args):
         if (method, setting, seed) in finished:
             continue
         start = time.perf_counter()
@@ -96,12 +96,13 @@ def cifar(args: argparse.Namespace) -> None:
     _draw(file, about)
 
 
-def _runs(seeds: int) -> Iterator[tuple[str, float, int]]:
-    for seed in range(seeds):
+def _runs(args: argparse.Namespace) -> Iterator[tuple[str, float, int]]:
+    settings = {"dense": (0.0,), "unit lasso": args.unit_strengths, "l1": args.l1_strengths}
+    for seed in range(args.seeds):
         for method in METHODS:
-            settings = (0.0,) if method == "dense" else STRENGTHS.get(method, RATIOS)
-            for setting in settings:
-                yield method, setting, seed
+            for setting in settings.get(method, args.ratios):
+                if args.methods is None or method in args.methods:
+                    yield method, setting, seed
 
 
 def _measured(task: Task, model: nn.Module, parameters: int | None = None) -> dict[str, float]:
@@ -282,6 +283,10 @@ def main() -> None:
     two.add_argument("--images", type=int, default=10_000)
     two.add_argument("--validation-images", type=int, default=2_000)
     two.add_argument("--out", default="out/sparsity")
+    two.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all")
+    two.add_argument("--unit-strengths", nargs="+", type=float, default=STRENGTHS["unit lasso"])
+    two.add_argument("--l1-strengths", nargs="+", type=float, default=STRENGTHS["l1"])
+    two.add_argument("--ratios", nargs="+", type=float, default=RATIOS, help="of what pruning removes")
     two.set_defaults(run=cifar)
     three = commands.add_parser("latency")
     three.add_argument("--depth", type=int, default=110)

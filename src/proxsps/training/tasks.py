@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -92,11 +92,7 @@ class Images:
 
     def network(self, seed: int) -> nn.Module:
         """The residual network; seed 0 gives the weights that `proxsps train` starts with."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.problem.data_seed + seed)
-            fresh = type(self.problem.network())(
-                self.problem.depth, self.problem.width, self.problem.classes, self.problem.batch_norm
-            )
+        fresh = replace(self.problem, data_seed=self.problem.data_seed + seed).network()
         return fresh.to(self.ranks.device, memory_format=torch.channels_last)
 
     def example_inputs(self) -> Tensor:
@@ -160,6 +156,8 @@ def fit(
                 optimizer.step(loss=loss)
             else:
                 optimizer.step()
+    for group, cap in zip(optimizer.param_groups, caps, strict=True):
+        group["lr"] = cap
 
 
 @torch.no_grad()
