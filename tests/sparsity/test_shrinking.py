@@ -173,6 +173,19 @@ def test_nothing_dead_gives_a_copy(kit):
     assert np.isnan(report.after.milliseconds)
 
 
+def test_a_frozen_model_without_gradients(kit):
+    """As it is loaded to be used, not trained."""
+    case = kit.cases["resnet-bn"]
+    model, x = case.model(), case.inputs()
+    kit.kill(model, find_units(model, x))
+    model.requires_grad_(False)
+    with torch.no_grad():
+        small, report = shrink(model, x, timing_seconds=0)
+    assert report.after.parameters < report.before.parameters
+    assert apart(model, small, x) < 1e-6
+    assert not any(param.requires_grad for param in small.parameters())
+
+
 def test_a_model_that_cannot_be_traced():
     class NoGradient(nn.Linear):
         def forward(self, x):

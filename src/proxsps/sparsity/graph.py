@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -93,9 +94,10 @@ class Graph:
                 param.requires_grad_(True)  # what is frozen would not be traced
         self._ends: set[Any] = set()
         try:
-            self.graph = self.tp.DependencyGraph().build_dependency(
-                model, inputs, forward_fn=call, output_transform=self._note, verbose=False
-            )
+            with torch.enable_grad():
+                self.graph = self.tp.DependencyGraph().build_dependency(
+                    model, inputs, forward_fn=call, output_transform=self._note, verbose=False
+                )
         except TraceError:
             raise
         except Exception as error:  # of many kinds: tracing follows arbitrary code

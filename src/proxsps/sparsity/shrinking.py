@@ -91,7 +91,7 @@ def shrink(model: nn.Module, example_inputs: Any, *, units: Units | None = None,
         >>> small[0], report.before.parameters, report.after.parameters
         (Linear(in_features=4, out_features=4, bias=True), 58, 30)
     """
-    units = find_units(model, example_inputs) if units is None else units
+    units = find_units(model, example_inputs, frozen=True) if units is None else units
     dead = units.dead(model)
     small = duplicate(model)
     removed = _remove(small, example_inputs, units, dead)

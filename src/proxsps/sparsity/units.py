@@ -78,7 +78,9 @@ class Units:
         return self.table
 
 
-def find_units(model: nn.Module, example_inputs: Any, *, exclude: str | Iterable[str] = ()) -> Units:
+def find_units(
+    model: nn.Module, example_inputs: Any, *, exclude: str | Iterable[str] = (), frozen: bool = False
+) -> Units:
     """The units of a model that can be removed without a change when they are zero.
 
     Args:
@@ -86,6 +88,7 @@ def find_units(model: nn.Module, example_inputs: Any, *, exclude: str | Iterable
         example_inputs: what it is called with: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
             One or two samples are enough.
         exclude: names of layers, as in the shell, whose units are to be left alone.
+        frozen: whether to take units with parameters that are not trained, too.
 
     Raises:
         TraceError: the model cannot be called or traced.
@@ -97,11 +100,16 @@ def find_units(model: nn.Module, example_inputs: Any, *, exclude: str | Iterable
     sets.sort(key=lambda one: min(places.get(layer, len(places)) for layer in one.layers))
     kept, dropped = _excluded(sets, [exclude] if isinstance(exclude, str) else list(exclude), model)
     left += dropped
-    frozen = {name for name, param in model.named_parameters(remove_duplicate=False) if not param.requires_grad}
-    left += [Left(one.layers, "some of their parameters are frozen") for one in kept if _names(one) & frozen]
-    left += [Left(one.layers, "there is only one unit") for one in kept if not _names(one) & frozen and len(one) < 2]
-    kept = [one for one in kept if not _names(one) & frozen and len(one) > 1]
-    return Units(tuple(_tried(model, example_inputs, kept, left)), tuple(left))
+    fixed = {name for name, param in model.named_parameters(remove_duplicate=False) if not param.requires_grad}
+    candidates = []
+    for one in kept:
+        if len(one) < 2:
+            left.append(Left(one.layers, "there is only one unit"))
+        elif not frozen and fixed & {member.name for member in one.members}:
+            left.append(Left(one.layers, "some of their parameters are frozen"))
+        else:
+            candidates.append(one)
+    return Units(tuple(_tried(model, example_inputs, candidates, left)), tuple(left))
 
 
 def unit_groups(
@@ -161,10 +169,6 @@ def clear_dead(model: nn.Module, units: Units) -> None:
             slices = np.flatnonzero(dead[reader.ids] & (reader.ids >= 0))
             param = params[reader.name]
             param.index_fill_(reader.dim, torch.from_numpy(slices).to(param.device), 0)
-
-
-def _names(one: UnitSet) -> set[str]:
-    return {member.name for member in one.members}
 
 
 def _excluded(sets: list[UnitSet], patterns: list[str], model: nn.Module) -> tuple[list[UnitSet], list[Left]]:
