@@ -23,7 +23,7 @@ from proxsps.core.step import (
     relax,
     relaxation,
 )
-from proxsps.optim.blocks import LINES, ORDER, PROXES, Block
+from proxsps.optim.blocks import LINES, ORDER, PROXES, UNITS, Block
 from proxsps.optim.numbers import Host, Numbers
 from proxsps.optim.parts import Curve, Lines, Part, Sums, make_curve, make_lines
 from proxsps.optim.reduce import Ranks
@@ -52,13 +52,14 @@ class Assembly:
         kinds = [block.kind for block in blocks]
         self._affine = [kind == LINES for kind in kinds]
         self._sharded = any(block.sharded for block, affine in zip(blocks, self._affine, strict=True) if not affine)
-        members: dict[tuple[str, float], list[int]] = defaultdict(list)
+        members: dict[tuple[str, float, int], list[int]] = defaultdict(list)
         for i, kind in enumerate(kinds):
             # Whole tensors count on every rank, shards on one: sums over the ranks weigh them.
-            members[kind, blocks[i].share if self._sharded and kind != LINES else 1.0].append(i)
+            share = blocks[i].share if self._sharded and kind != LINES else 1.0
+            members[kind, share, i if kind == UNITS else 0].append(i)
         self.lines: Lines | None = None
         self.curves: list[Curve] = []
-        for (kind, share), places in sorted(members.items(), key=lambda item: ORDER[item[0][0]]):
+        for (kind, share, _), places in sorted(members.items(), key=lambda item: ORDER[item[0][0]]):
             own = [blocks[i] for i in places]
             if kind == LINES:
                 self.lines = make_lines(numbers, own, places, fused, coupled)
