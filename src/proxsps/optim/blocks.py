@@ -18,15 +18,9 @@ PLAIN = (Tensor, torch.nn.Parameter)
 FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
-
 LINES, ROWS, UNITS, ENTRIES, PROXES = "lines", "rows", "units", "entries", "proxes"
-ORDER = {
-    PROXES: 0,
-    UNITS: 1,
-    LINES: 2,
-    ROWS: 3,
-    ENTRIES: 4,
-}  # of the passes: what is known exactly helps the search over entries
+# Of the passes: what is known exactly helps the search over entries.
+ORDER = {kind: place for place, kind in enumerate((PROXES, UNITS, LINES, ROWS, ENTRIES))}
 
 
 @dataclass

@@ -17,7 +17,7 @@ from proxsps.optim.numbers import Numbers
 from proxsps.optim.parts.base import Curve
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.parts.rows import row_constants, row_points, row_stretches
-from proxsps.regularizers.structure import Entries
+from proxsps.regularizers.structure import Entries, Rows, Scalar
 
 
 @cache
