@@ -11,7 +11,7 @@ from torch import nn
 
 from proxsps import ProxSGD, ProxSPS
 from proxsps.problems.resnet import ResNet
-from proxsps.sparsity import TraceError, UnitLasso, find_units, unit_groups
+from proxsps.sparsity import TraceError, UnitLasso, find_units, shrink, unit_groups
 
 
 def reasons(units):
@@ -221,3 +221,22 @@ def test_options_of_groups(kit):
     with pytest.raises(ValueError, match="lam must be a finite number"):
         unit_groups(model, x, float("inf"), units=units)
     assert "20  0" in str(units)
+
+
+def test_a_llama_of_transformers(kit):
+    """Rotary embeddings make torch-pruning walk for ever; the walk ends, and the gated MLP blocks are found."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=8)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    words = {"input_ids": torch.randint(20, (2, 6))}
+    units = find_units(model, words)
+    assert [set(one.layers) for one in units.sets] == [
+        {f"model.layers.{i}.mlp.{name}" for name in ("gate_proj", "up_proj")} for i in (0, 1)
+    ]
+    assert any("torch-pruning cannot follow" in left.reason for left in units.left)
+    dead = kit.kill(model, units)
+    small, report = shrink(model, words, units=units, timing_seconds=0)
+    assert small.model.layers[0].mlp.gate_proj.out_features == 16 - len(dead[0])
+    assert report.difference < 1e-6

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from proxsps.sparsity.guard import EndlessError, Guard
 from proxsps.sparsity.inputs import TraceError, call, first_line, tensors_of
 
 READING = (nn.Linear, nn.modules.conv._ConvNd)
@@ -106,6 +107,8 @@ class Graph:
                 "output depends on its parameters by autograd."
             ) from error
 
+        self._guard = Guard(self.graph)
+
     def _note(self, output: Any) -> list[Any]:
         """Remember where the model ends; output that no gradient flows through is not traced."""
         found = [tensor for tensor in tensors_of(output) if tensor.grad_fn is not None]
@@ -121,21 +124,37 @@ class Graph:
         """All sets of units, and the layers that have none, with a reason."""
         found, left = [], []
         kinds = (self.tp.ops.TORCH_CONV, self.tp.ops.TORCH_LINEAR, self.tp.ops.TORCH_EMBED)
-        for group in self.graph.get_all_groups(root_module_types=kinds):
-            producers = self._producers(group)
-            layers = tuple(dict.fromkeys(name for name, *_ in producers))
-            reason = self._reason_against(group)
-            if reason is None:
-                found.append(self._unit_set(group, layers))
+        seen: set[Any] = set()
+        for module in list(self.graph.module2node):
+            if module in seen or not isinstance(module, kinds):
+                continue
+            try:
+                group = self._group(module)
+                one = self._reason_against(group) or self._unit_set(group)
+            except EndlessError as error:
+                seen.update(error.reached, {module})
+                names = [self._name(reached) for reached in (module, *error.reached)]
+                layers = tuple(dict.fromkeys(name for name in names if name is not None))
+                left.append(Left(layers, "channels are cut and joined again, which torch-pruning cannot follow"))
+                continue
+            seen.update(node.module for _, node, _ in self._producers(group))
+            layers = tuple(dict.fromkeys(name for name, *_ in self._producers(group)))
+            if isinstance(one, UnitSet):
+                found.append(one)
             else:
-                left.append(Left(layers, reason))
+                left.append(Left(layers, one))
         return found, left
+
+    def _group(self, module: nn.Module, channels: list[int] | None = None) -> Any:
+        """torch-pruning's group of some output channels of a layer, by default all."""
+        pruner = self.graph.get_pruner_of_module(module)
+        wanted = range(pruner.get_out_channels(module)) if channels is None else channels
+        with self._guard:
+            return self.graph.get_pruning_group(module, pruner.prune_out_channels, list(wanted))
 
     def remove(self, name: str, channels: list[int]) -> None:
         """Take channels of a layer out of the model, with everything that depends on them."""
-        module = self.model.get_submodule(name)
-        pruner = self.graph.get_pruner_of_module(module)
-        self.graph.get_pruning_group(module, pruner.prune_out_channels, channels).prune()
+        self._group(self.model.get_submodule(name), channels).prune()
 
     def _producers(self, group: Any) -> list[tuple[str, Any, list[int]]]:
         """Layers and parameters that give the group's channels: name, module, and which of its channels."""
@@ -182,7 +201,8 @@ class Graph:
                 return MIXING["Pad"]
         return next((why for kind, why in MIXING.items() if kind in {type(m).__name__ for m in modules}), None)
 
-    def _unit_set(self, group: Any, layers: tuple[str, ...]) -> UnitSet:
+    def _unit_set(self, group: Any) -> UnitSet:
+        layers = tuple(dict.fromkeys(name for name, *_ in self._producers(group)))
         roots, owners = self._partition(group)
         members = []
         for name, node, channels in self._producers(group):
@@ -221,10 +241,10 @@ class Graph:
             plain = {channel: channel for channel in range(count)}
             return tuple((channel,) for channel in range(count)), {name: plain for name, *_ in producers}
         # Channels are split, joined or shifted on the way: follow each of them by itself.
-        root, start = group[0].dep.target.module, group[0].dep.handler
+        root = group[0].dep.target.module
         reached = [
             {(name, channel) for name, _, channels in self._producers(one) for channel in channels}
-            for one in (self.graph.get_pruning_group(root, start, [channel]) for channel in range(count))
+            for one in (self._group(root, [channel]) for channel in range(count))
         ]
         parents = list(range(count))
         seen: dict[tuple[str, int], int] = {}
