@@ -34,7 +34,7 @@ from proxsps.problems.images import find_cifar10, find_imagenet32
 from proxsps.report import Section, describe_environment, write_report
 from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine
 from proxsps.sweep.ray import Ray
-from proxsps.sweep.store import Store, StoreError
+from proxsps.sweep.store import Store
 from proxsps.training import Training
 
 app = typer.Typer(
@@ -124,7 +124,7 @@ def draw_figures(
     """Draw the figures of experiments that were run."""
     with one_line_errors(folder):
         for experiment in _chosen(names):
-            frames = _frames(experiment, folder)
+            frames = experiment.frames(folder)
             for drawing in experiment.drawings:
                 path = folder / experiment.name / "figures" / f"{drawing.name}.{kind}"
                 out.print(str(figures.save(drawing.draw(frames), path)), highlight=False)
@@ -134,7 +134,7 @@ def draw_figures(
 def claims(names: Names, folder: Out = DEFAULT_OUT, as_json: AsJson = False, strict: Strict = False) -> None:
     """Decide the paper's claims on experiments that were run."""
     with one_line_errors(folder):
-        judged = {e.name: e.judge(_frames(e, folder)) for e in _chosen(names)}
+        judged = {e.name: e.judge(e.frames(folder)) for e in _chosen(names)}
     show_claims(judged, as_json)
     _exit_if_failing(judged, strict)
 
@@ -225,11 +225,12 @@ def _run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | 
         return {"experiment": experiment.name, "runs": 0, "ran": 0, "diverged": 0, "seconds": 0.0}
     specs = experiment.specs(seeds or experiment.seeds, epochs or experiment.epochs)
     store = Store(folder / experiment.name, experiment.name)
-    missing = sum(spec.id not in store.done for spec in specs)
+    missing = len(store.lacking(specs))
     share = missing * specs[0].epochs / (len(experiment.specs(experiment.seeds, 1)) * experiment.epochs)
     if experiment.engine is not None and not isinstance(engine, Batched):
         err.print(f"{experiment.name} trains networks: --engine is not used.", highlight=False, soft_wrap=True)
-    runner = engine if experiment.engine is None else experiment.engine(store.folder)
+    runner = engine.saving(store.folder) if isinstance(engine, Batched) else engine
+    runner = runner if experiment.engine is None else experiment.engine(store.folder)
     known = missing and isinstance(runner, Batched | Training)
     guess = f", about {duration(experiment.seconds * share)} on {experiment.hardware}" if known else ""
     err.print(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}", highlight=False)
@@ -251,28 +252,10 @@ def _run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | 
     }
 
 
-def _frames(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """The tables that drawings and claims are made from."""
-    if experiment.tables is not None:
-        return experiment.tables()
-    store = Store(folder / experiment.name, experiment.name)
-    if not store.done:
-        raise StoreError(
-            f"{folder / experiment.name} has no runs of {experiment.name}. Run it first: proxsps run {experiment.name}"
-        )
-    lengths = store.runs.groupby("run")["epoch"].max()
-    if lengths.nunique() > 1:
-        raise StoreError(
-            f"{store.folder} holds runs of {lengths.min()} and of {lengths.max()} epochs, which cannot be compared. "
-            "Use a folder of its own for each (--out)."
-        )
-    return {"runs": store.runs, "steps": store.steps}
-
-
 def _write_report(chosen: list[Experiment], folder: Path, speed: dict[str, str]) -> dict[str, list[Claim]]:
     judged, sections = {}, []
     for experiment in chosen:
-        frames = _frames(experiment, folder)
+        frames = experiment.frames(folder)
         judged[experiment.name] = experiment.judge(frames)
         drawn = [(drawing.caption, drawing.draw(frames)) for drawing in experiment.drawings]
         sections.append(Section(experiment.title, experiment.description, judged[experiment.name], drawn))
