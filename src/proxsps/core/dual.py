@@ -6,8 +6,8 @@ h is continuous and non-increasing. u = 1 if h(1) >= 0, u = 0 if h(0) <= 0, else
 What a search costs is passes over the parameters, and one pass can evaluate h at several points while the entries are
 at hand. So the search works in rounds: each evaluates h at a few points, narrows the bracket of the root, and
 interpolates the inverse of h between the points nearest to it, by Hermite's cubic where slopes are known and by
-Lagrange's where not. Where two rounds did not halve |h|, the next one divides the bracket evenly: with one point that is
-bisection, with more it is faster.
+Lagrange's where not. Where two rounds did not halve |h|, the next one divides the bracket evenly: with one point that
+is bisection, with more it is faster.
 
 A point u is good enough when its duality gap, (1 - u) h(u) where h > 0 and -u h(u) where h < 0, is: that is how far
 the model at y(u) can be from its minimum.
