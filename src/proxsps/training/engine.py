@@ -13,6 +13,7 @@ from proxsps.sweep.engines import Advance, run_name
 from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.spec import RunSpec
+from proxsps.training.identity import identify
 from proxsps.training.loop import Watch, train
 from proxsps.training.ranks import Ranks
 
@@ -27,9 +28,14 @@ class Training:
         self.folder = folder
         self.workers = workers or os.cpu_count() or 1
 
+    def identified(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
+        """The runs that this engine makes of specs: their ids depend on the data, which is read, and on the device."""
+        ranks = Ranks(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return [identify(spec, ranks) for spec in specs]
+
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
         """Results as they are finished. A run that was cut off goes on from its last epoch."""
-        missing = [spec for spec in specs if spec.id not in done]
+        missing = [spec for spec in self.identified(specs) if spec.id not in done]
         for problem in {spec.problem for spec in missing}:
             problem.train_data()  # decoded once, and an error is raised here rather than in a process
         results = self._on_gpu(missing, advance) if torch.cuda.is_available() else self._in_processes(missing, advance)
