@@ -19,7 +19,7 @@ ALPHA, LAM, STARTS = 10.0, 0.1, (-4.0, -1.0, 0.0)
 
 def model_tables() -> Frames:
     """Both models of ln(1 + exp(-x/2)) + 0.05 x^2 around three points, and the steps they lead to."""
-    problem = ScalarLogistic(dtype="float64")
+    problem, phi = ScalarLogistic(dtype="float64"), L2(LAM)
     ys = np.linspace(-6, 6, 241)
     models, points = [], []
     for x0 in STARTS:
@@ -27,10 +27,10 @@ def model_tables() -> Frames:
         value, slope = _scalar_value_and_slope(problem, x0)
         d = np.array([slope])
         (coupled,), (coupled_slope,) = runs.coupled(np.array([value]), d[None], x[None], LAM)
-        prox_model = [float(prox_sps_model(value, d, 0.0, x, np.array([y]), lambda z: LAM / 2 * z @ z)) for y in ys]
+        prox_model = [float(prox_sps_model(value, d, 0.0, x, np.array([y]), phi.value)) for y in ys]
         plain_model = [float(sps_model(coupled, coupled_slope, 0.0, x, np.array([y]))) for y in ys]
         frame = pd.DataFrame({"x0": x0, "y": ys, "prox_sps_model": prox_model, "sps_model": plain_model})
-        frame["objective"] = [_scalar_value_and_slope(problem, y)[0] + LAM / 2 * y**2 for y in ys]
+        frame["objective"] = [_scalar_value_and_slope(problem, y)[0] + phi.value(np.array([y])) for y in ys]
         for name in ("prox_sps", "sps"):
             pairs = zip(frame[f"{name}_model"], ys, strict=True)
             frame[f"{name}_proximal"] = [float(proximal_objective(m, x, np.array([y]), ALPHA)) for m, y in pairs]

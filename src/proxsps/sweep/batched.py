@@ -206,7 +206,7 @@ class _Program:
         train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)), chunk_size=chunk)(params, *data)
         error = vmap(self.problem.validation_error, chunk_size=chunk)(params, *self.validation)
         square = inner(x, x)
-        objective = train + self.lam / 2 * square
+        objective = coupled_value(train, square[:, None], self.lam[:, None])
         zeta = median_zeta(self.zetas[epoch])
         rows = np.stack([*(t.double().numpy() for t in (objective, train, error, square.sqrt())), zeta], axis=1)
         gone = ~np.isfinite(rows[:, 0])
