@@ -196,7 +196,10 @@ def _advance(
     # An end that is the answer comes first: where h is flat, rounding may make it smaller elsewhere. NaN comes last.
     far = xp.where(_duality_gap(xp, known[0], known[1]) == 0, xp.zeros_like(known[1]), xp.abs(known[1]))
     order = xp.argsort(far, axis=-1)[..., : NEAR[slopes]]
-    near = xp.take_along_axis(known, xp.broadcast_to(order, (3, *order.shape)), axis=-1)
+    if order.ndim == 1:
+        near = known[:, order]
+    else:
+        near = xp.take_along_axis(known, xp.broadcast_to(order, (3, *order.shape)), axis=-1)
 
     nearest, height = near[0, ..., 0], near[1, ..., 0]
     size = xp.abs(height)
@@ -284,8 +287,9 @@ def _inverse_lagrange(xp: ModuleType, u: Array, h: Array) -> Array:
 
 
 def _ladder(xp: ModuleType, like: Array, numbers: Sequence[float]) -> Array:
-    """Constants on a last axis behind those of `like`, each filled in on the device."""
-    return xp.stack([xp.full_like(like, number) for number in numbers], axis=-1)
+    """Constants on a last axis behind those of `like`."""
+    row = xp.asarray(numbers, dtype=like.dtype)
+    return row if like.ndim == 0 else xp.zeros_like(like)[..., None] + row
 
 
 def _divide(xp: ModuleType, a: Array | float, b: Array) -> Array:

@@ -18,9 +18,9 @@ PLAIN = (Tensor, torch.nn.Parameter)
 FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
-
-LINES, ROWS, ENTRIES, PROXES = "lines", "rows", "entries", "proxes"
-ORDER = {PROXES: 0, LINES: 1, ROWS: 2, ENTRIES: 3}  # of the passes: what is known exactly helps the search over entries
+LINES, ROWS, UNITS, ENTRIES, PROXES = "lines", "rows", "units", "entries", "proxes"
+# Of the passes: what is known exactly helps the search over entries.
+ORDER = {kind: place for place, kind in enumerate((PROXES, UNITS, LINES, ROWS, ENTRIES))}
 
 
 @dataclass
@@ -53,10 +53,14 @@ class Block:
         if not self.params:
             return []
         first = self._structure(0)
-        # Only rows depend on the shape; other structures differ where each tensor has a regulariser of its own.
-        if not isinstance(first, Rows) and getattr(type(self.phi), "at", None) is Regularizer.at:
+        if not isinstance(first, Rows) and self._uniform:  # only rows depend on the shape
             return [first] * len(self.params)
         return [first, *(self._structure(i) for i in range(1, len(self.params)))]
+
+    @property
+    def _uniform(self) -> bool:
+        """Whether the regulariser is the same for all tensors."""
+        return getattr(type(self.phi), "at", None) is Regularizer.at
 
     def _structure(self, i: int) -> Structure | None:
         return self.phi.at(self.indices[i]).structure(self.params[i].shape)
@@ -66,10 +70,12 @@ class Block:
         """What the block can answer of h; nothing to do is a line, and so is a block whose cap is known to be 0."""
         if not self.params or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
-        first, *others = self.structures
+        first = self._structure(0)
+        if self.phi.joint and not isinstance(first, Entries):
+            return UNITS
         if isinstance(first, Entries):
-            return ENTRIES if all(other is first or other == first for other in others) else PROXES
-        return ROWS if isinstance(first, Rows) and not self.phi.joint else PROXES
+            return ENTRIES if self._uniform or all([other == first for other in self.structures]) else PROXES
+        return ROWS if isinstance(first, Rows) else PROXES
 
     @property
     def quadratic(self) -> bool:

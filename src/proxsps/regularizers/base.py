@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._identity import Identified
 from proxsps.regularizers._support import with_checked_steps
-from proxsps.regularizers.structure import Entries, Structure
+from proxsps.regularizers.structure import Entries, Structure, Units
 
 DIAGONAL = "Zero, L2, L1, ElasticNet, GroupLasso, SparseGroupLasso, NonNegative, Box and LInfBall"
 
@@ -93,6 +93,10 @@ class Regularizer(Identified, ABC):
         with a prox of its own does not inherit the structure of another class.
         """
         return Entries(self) if self.separable else None
+
+    def joint_structure(self, shapes: Sequence[tuple[int, ...]]) -> Units | None:
+        """What a step may use of a joint phi on all tensors of a group, of these shapes; None for its prox alone."""
+        return None
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise ValueError where phi does not fit a tensor of this shape."""
