@@ -23,9 +23,9 @@ DIAGONAL = "Zero, L2, L1, ElasticNet, GroupLasso, SparseGroupLasso, NonNegative,
 class Regularizer(Identified, ABC):
     """A closed convex function phi with a known proximal operator.
 
-    Subclasses are frozen dataclasses that implement `value` and `prox`. `prox_jvp` makes the search for the step
-    cheaper, `subgradient` lets `SPS` put phi inside the loss, `prox_diagonal` takes one step size per entry; all three
-    are optional. A prox may return its argument itself.
+    Subclasses are frozen dataclasses that implement `value` and `prox`. `structure` makes steps fast, `prox_jvp` the
+    search for them cheaper, `subgradient` lets `SPS` put phi inside the loss, `prox_diagonal` takes one step size per
+    entry; all four are optional. A prox may return its argument itself.
 
     Two regularisers are equal if they have the same type and hold the same numbers and arrays, down to the last bit.
     """
@@ -40,6 +40,8 @@ class Regularizer(Identified, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         with_checked_steps(cls)
+        if "prox" in vars(cls) and "structure" not in vars(cls):
+            cls.structure = Regularizer.structure  # type: ignore[method-assign]  # an inherited one is of another prox
 
     @property
     def strong_convexity(self) -> float:
@@ -87,7 +89,8 @@ class Regularizer(Identified, ABC):
     def structure(self, shape: tuple[int, ...]) -> Structure | None:
         """What a step may use of phi on a tensor of this shape; None where it is to be evaluated by its prox.
 
-        Separable regularisers act on each entry, so that a step may cut tensors into pieces and join them.
+        Separable regularisers act on each entry, so that a step may cut tensors into pieces and join them. A subclass
+        with a prox of its own does not inherit the structure of another class.
         """
         return Entries(self) if self.separable else None
 
