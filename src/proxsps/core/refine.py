@@ -1,71 +1,73 @@
 """The dual variable by a fixed number of rounds, with as few operations as possible.
 
 On an accelerator every operation on a number is a launch, and nothing may be read back to stop early. There this
-search replaces that of `proxsps.core.dual`: each round evaluates h at a ladder of points, picks the two between which h
-changes sign, and interpolates its inverse there. The next ladder narrows towards that estimate from both ends of the
-bracket, at several scales: near it if the interpolation was good, and no worse than a fixed part of the bracket if it
-was not.
+search replaces that of `proxsps.core.dual`: each round evaluates h at seven points and keeps the four around the change
+of sign. The lines through neighbours among these four meet zero at three places: the chord of the bracket, and one
+secant from either side. Where h bends one way, the root lies between chord and secants; so the next points are these
+three, the middles between them, and one more on either side for where h bends both ways. These lie at geometric means,
+because the root may be smaller than the bracket by many orders of magnitude.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.dual import Evaluate, Found
+from proxsps.core.dual import Found
 
-POINTS = 6
-LADDER = (0.0, *(4.0**-k for k in range(POINTS - 2, -1, -1)))
-# How far from the estimate the points of a later round lie, as parts of its distance to either end of the bracket.
-NEARNESS = (1 / 8, 1 / 64, 1 / 2048)
-
-
-def refine_dual(evaluate: Evaluate, like: Array, rounds: int) -> Found:
-    """The dual variable of one run after this many rounds of six points; see `search_dual` for the arguments.
-
-    Inside (0, 1) the answer is an interpolated root that was not evaluated; its h is reported as zero.
-    """
-    xp = array_namespace(like)
-    nowhere = [0.0] * len(NEARNESS)
-    to_low, to_high = _constants(like, [*NEARNESS, *nowhere]), _constants(like, [*nowhere, *reversed(NEARNESS)])
-    u = _constants(like, LADDER)
-    known = xp.stack([u, *evaluate(u)])
-    ends, estimate = _bracket(xp, known)
-    for _ in range(rounds - 1):
-        u = estimate + (ends[0, 0] - estimate) * to_low + (ends[0, 1] - estimate) * to_high
-        known = xp.stack([u, *evaluate(u)])
-        ends, estimate = _bracket(xp, xp.concat([ends[:, :1], known, ends[:, 1:]], axis=1))
-    (low, high), (h, _), (slope, _) = ends
-    # Where the two ends are one point, h has one sign on all of [0, 1].
-    h = xp.where(low == high, h, xp.zeros_like(h))
-    evaluations = xp.full_like(h, float(POINTS * rounds))
-    return Found(estimate, h, slope, estimate, evaluations, low <= high, low, high)
+POINTS = 7
+FAR = 1000.0
+POWER = 4  # the first points are (k/n)^4, closer together towards 0
 
 
-def _bracket(xp: ModuleType, known: Array) -> tuple[Array, Array]:
-    """The two neighbours between which h changes sign, and the root by interpolation.
+def refine_dual(evaluate: Callable[[Array], Array], like: Array, rounds: int, first: int = POINTS) -> Found:
+    """The dual variable of one run after this many rounds.
+
+    Inside (0, 1) the answer is an interpolated root that was not evaluated; its h is reported as zero. No slopes are
+    asked for: that of the answer is the mean one near u = 1, where it tells how far beyond the cap the root lies.
 
     Args:
-        xp: the array library.
-        known: (3, points): u in ascending order, h and h' there.
+        evaluate: points u in ascending order, shape (points,) -> h(u).
+        like: a 0-d float array, which names library, dtype and device.
+        rounds: how often to evaluate.
+        first: the number of points of the first round.
     """
-    after = xp.sum(xp.astype(known[1] > 0, xp.int64))
-    places = xp.stack([after - 1, after]).clip(0, known.shape[1] - 1)
-    ends = xp.take(known, places, axis=1)
-    (low, high), (above, below), slopes = ends
-    # Hermite's cubic for the inverse of h, in t = 0 ... 1 from the lower end to the higher. Derivatives of at most
-    # three times the chord keep it monotone (Fritsch and Carlson, 1980), and make sense of slopes that are zero.
-    width = high - low
-    t = above / (above - below)
-    inverse = xp.minimum((below - above) / slopes, 3 * width)
-    first, last = xp.where(xp.isnan(slopes), width, inverse)  # a chord where slopes are not known
-    s = 1 - t
-    curved = low + t * (width * t * (1 + 2 * s) + s * (s * first - t * last))
-    return ends, xp.where(width > 0, curved, low)
-
-
-def _constants(like: Array, numbers: Sequence[float]) -> Array:
-    """Constants on one axis, each filled in on the device instead of copied to it."""
     xp = array_namespace(like)
-    return xp.stack([xp.full_like(like, number) for number in numbers])
+    options = {"dtype": like.dtype, "device": like.device}
+    u = xp.linspace(0.0, 1.0, first, **options) ** POWER
+    known = xp.stack([u, evaluate(u)])
+    rise, run = known[1, -1] - known[1, -2], known[0, -1] - known[0, -2]
+    around = xp.arange(-2, 2, device=like.device)
+    four, zeros = _nearest(known, around)
+    for _ in range(rounds - 1):
+        ends = four[0, 1:3]
+        middles = (zeros[1:] + zeros[:-1]) / 2
+        means = (ends * xp.maximum(zeros[::2], zeros[1])) ** 0.5
+        u = xp.sort(xp.concat([zeros, middles, means]))
+        known = xp.concat([four[:, :2], xp.stack([u, evaluate(u)]), four[:, 2:]], axis=1)
+        four, zeros = _nearest(known, around)
+    low, high, above, below = four[0, 1], four[0, 2], four[1, 1], four[1, 2]
+    # Far out on a bend the chord says nothing. Then the upper end is the better answer if its duality gap is.
+    bent = (below < -FAR * above) & (above + high * below > 0)
+    # Where the two ends are one point, h has one sign on all of [0, 1].
+    h = xp.where(low == high, above, xp.where(bent, below, xp.zeros_like(low)))
+    root = xp.where(bent, high, zeros[1])
+    evaluations = first + POINTS * (rounds - 1)
+    return Found(root, h, rise / run, zeros[1], evaluations, low <= high, low, high)
+
+
+def _nearest(known: Array, around: Array) -> tuple[Array, Array]:
+    """The four points around the change of sign, and where the lines through neighbours among them meet zero.
+
+    Args:
+        known: (2, points): u in ascending order, and h there.
+        around: the places -2, -1, 0, 1.
+    """
+    xp = array_namespace(known)
+    after = xp.sum(xp.astype(known[1] > 0, around.dtype))
+    four = xp.take(known, (around + after).clip(0, known.shape[1] - 1), axis=1)
+    u, h = four
+    step = four[:, 1:] - four[:, :-1]
+    zeros = u[:-1] - h[:-1] * (step[0] / step[1])
+    # Inside the bracket; a line through a point and itself is none, and gets its lower end.
+    return four, xp.fmin(xp.fmax(zeros, u[1]), u[2])

@@ -18,6 +18,7 @@ from proxsps.core.refine import refine_dual
 from proxsps.optim.blocks import Block
 
 LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
+ROUNDS = {False: 4, True: 7}  # of a search on a device, in single and in double precision
 
 
 class Numbers(ABC):
@@ -134,7 +135,7 @@ class Device(Numbers):
         params = [x for block in blocks for x in block.params]
         self._device = device
         self.dtype = torch.float32 if self._device.type == "mps" else torch.float64  # mps has no doubles
-        self._rounds = 6 if any(x.dtype is torch.float64 for x in params) else 3
+        self._rounds = ROUNDS[any(x.dtype is torch.float64 for x in params)]
         for block in blocks:
             block.alpha = self.scalar(block.alpha) if isinstance(block.alpha, Tensor) else block.alpha
 
@@ -146,6 +147,8 @@ class Device(Numbers):
 
     def vector(self, values: Sequence[Tensor | Array | float]) -> Array:
         """A tensor with one dim."""
+        if not any(isinstance(value, Tensor) for value in values) and len(set(values)) == 1:
+            return torch.full((len(values),), values[0], dtype=self.dtype, device=self._device)
         return torch.stack([self.scalar(value) for value in values])
 
     def column(self, values: Tensor) -> Array:
@@ -158,7 +161,9 @@ class Device(Numbers):
 
     def total(self, parts: Sequence[Tensor]) -> Array:
         """A 0-d tensor."""
-        return torch.stack(list(parts)).to(self.dtype).sum() if parts else self.scalar(0.0)
+        if len(parts) == 1:
+            return self.scalar(parts[0])
+        return torch.stack(list(parts)).sum(dtype=self.dtype) if parts else self.scalar(0.0)
 
     def refuses(self, ok: Array) -> bool:
         """Never look."""
@@ -178,8 +183,8 @@ class Device(Numbers):
         start: Array | Sequence[float],
         points: int,
     ) -> Found:
-        """A fixed number of rounds."""
-        return refine_dual(evaluate, gap, self._rounds)
+        """A fixed number of rounds, for which h is enough."""
+        return refine_dual(lambda u: evaluate(u)[0], gap, self._rounds, points)
 
     def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
         """Chosen entry by entry on the device."""
