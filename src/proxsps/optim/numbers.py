@@ -6,7 +6,7 @@ Optimizers hardly know which of the two they have: both make scalars, add up, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.core.dual import Evaluate, Found, eager_loop, search_dual
-from proxsps.core.refine import refine_dual
 from proxsps.optim.blocks import Block
+from proxsps.optim.refine import POINTS, refine_dual
 
 LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
 ROUNDS = {False: 4, True: 7}  # of a search on a device, in single and in double precision
@@ -53,17 +53,8 @@ class Numbers(ABC):
         """A truth value as an array."""
 
     @abstractmethod
-    def find(
-        self,
-        evaluate: Evaluate,
-        gap: Array,
-        tolerance: Array,
-        noise: Array,
-        eps: float,
-        start: Array | Sequence[float],
-        points: int,
-    ) -> Found:
-        """The dual variable by a search; see `search_dual` for the arguments."""
+    def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
+        """Some of the numbers on one axis."""
 
     def assign(self, xs: Sequence[Tensor], ys: Sequence[Tensor], ok: Array) -> None:
         """x <- y where `ok`."""
@@ -120,8 +111,12 @@ class Host(Numbers):
         start: Array | Sequence[float],
         points: int,
     ) -> Found:
-        """A search that stops at its tolerance."""
+        """The dual variable by a search that stops at its tolerance; see `search_dual` for the arguments."""
         return search_dual(evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, start, points)
+
+    def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
+        """An array of doubles."""
+        return values[places]
 
     def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
         """Looked at once for the whole step."""
@@ -173,18 +168,14 @@ class Device(Numbers):
         """As it is; admissible steps are tensors already."""
         return ok
 
-    def find(
-        self,
-        evaluate: Evaluate,
-        gap: Array,
-        tolerance: Array,
-        noise: Array,
-        eps: float,
-        start: Array | Sequence[float],
-        points: int,
-    ) -> Found:
-        """A fixed number of rounds, for which h is enough."""
-        return refine_dual(lambda u: evaluate(u)[0], gap, self._rounds, points)
+    def refine(self, evaluate: Callable[[Array], Array], like: Array, points: int) -> Found:
+        """The dual variable by a fixed number of rounds, the first of which has so many points."""
+        fewer = (points > 4 * POINTS) + (points > 32 * POINTS)
+        return refine_dual(evaluate, like, self._rounds - fewer, points)
+
+    def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
+        """One by one, because a list of places would have to be copied to the device."""
+        return [values[i] for i in places]
 
     def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
         """Chosen entry by entry on the device."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxsps.optim.blocks import ENTRIES, PROXES, Block
-from proxsps.optim.numbers import Host, Numbers
+from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts.base import Curve, Part, Sums
 from proxsps.optim.parts.compiled import CompiledEntries, CompiledLines, CompiledRows, load_kernels, memory_of
+from proxsps.optim.parts.device import DeviceEntries, DeviceRows
 from proxsps.optim.parts.entries import EntriesOfTensors
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.parts.proxes import Proxes
@@ -50,6 +51,8 @@ def _curve(
         _check_fused(None if exact else fused, memory, blocks)
         if memory is not None:
             return CompiledEntries(numbers, blocks, places, own, memory)
+        if isinstance(numbers, Device):
+            return DeviceEntries(numbers, blocks, places, own)
         return EntriesOfTensors(numbers, blocks, places, own, exact)
     memory = None
     if compiles:
@@ -58,6 +61,8 @@ def _curve(
     _check_fused(fused, memory, blocks)
     if memory is not None:
         return CompiledRows(numbers, blocks, places, row_stretches(blocks, structures), memory)
+    if isinstance(numbers, Device):
+        return DeviceRows(numbers, blocks, places, structures)
     return RowsOfTensors(numbers, blocks, places, structures)
 
 

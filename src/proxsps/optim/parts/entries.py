@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.refine import POINTS
+from proxsps.optim.refine import POINTS
 from proxsps.optim.blocks import Block
 from proxsps.optim.numbers import Device, Numbers
 from proxsps.optim.parts.base import Curve, relaxed, resting, stepping
