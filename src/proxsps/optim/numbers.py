@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array
+from proxsps.core.array import Array, array_namespace
 from proxsps.core.dual import Evaluate, Found, eager_loop, search_dual
 from proxsps.optim.blocks import Block
 from proxsps.optim.refine import POINTS, refine_dual
+
+array_namespace(torch.empty(0))  # so that a compiled step finds it known, and is compiled once
 
 LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
 ROUNDS = {False: 4, True: 7}  # of a search on a device, in single and in double precision

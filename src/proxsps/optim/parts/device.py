@@ -18,6 +18,7 @@ from proxsps.optim.blocks import Block
 from proxsps.optim.numbers import Device
 from proxsps.optim.parts.base import Curve, masked, relaxed, resting, stepping
 from proxsps.optim.parts.entries import Bucket, buckets
+from proxsps.optim.lists import spread
 from proxsps.optim.passes import scale_of, widened
 from proxsps.optim.refine import POINTS
 from proxsps.regularizers.structure import Entries, Prox, Rows, Scalar
@@ -84,7 +85,8 @@ class DeviceEntries(Curve):
                 yield bucket, *self._kept[i]
             else:
                 x, d = bucket.vectors()
-                yield bucket, x, d / self._scale
+                d = d / self._scale  # not in place: it may be a view of the gradient
+                yield bucket, x, d
 
     def _pieces(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Pieces for which there is room at all points of a round."""
@@ -108,8 +110,7 @@ class DeviceEntries(Curve):
         steps = [(u * reach).to(self._dtype)[:, None] for reach in self._reach]
         found: list[list[Tensor]] = [[] for _ in self.blocks]
         for i, x, d in self._pieces():
-            z = torch.addcmul(x, d, steps[i].to(x.dtype))  # one row per point
-            found[i].append(_products(z, x, d, self._psi[i], stepping(self.blocks[i].alpha)))
+            found[i].append(_products(x, d, steps[i].to(x.dtype), self._psi[i], stepping(self.blocks[i].alpha)))
         own = [self._height(i, u, _added(parts, u.dtype)) for i, parts in enumerate(found) if parts]
         return sum(own[1:], start=own[0]), None
 
@@ -134,23 +135,36 @@ class DeviceEntries(Curve):
         """x and y(u) of each bucket."""
         for bucket, x, d in self._vectors():
             z = torch.addcmul(x, d, (u * self._reach[bucket.block]).to(x.dtype))
-            yield bucket, x, self._psi[bucket.block].prox(z, stepping(self.blocks[bucket.block].alpha))
+            yield bucket, x, _prox(z, self._psi[bucket.block], stepping(self.blocks[bucket.block].alpha))
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """One pass."""
         for bucket, x, y in self._written(u):
             y = masked(relaxed(x, y, s), x, ok, self.blocks[bucket.block].alpha).to(bucket.xs[0].dtype)
-            torch._foreach_copy_(bucket.xs, list(y.split([part.numel() for part in bucket.xs])))
+            spread(y, bucket.xs)
 
 
-def _products(z: Tensor, x: Tensor, d: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
-    """<d, y - x> for each row of z, in the memory of z where psi is known; <d, clip(z)> where it has no bounds."""
-    if not isinstance(psi, Scalar) or (psi.bounded and psi[:2] != (0, 0)):
-        return psi.prox(z, alpha).sub_(x) @ d
+def _products(x: Tensor, d: Tensor, steps: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
+    """<d, y - x> for each of the steps, a column; <d, clip(z)> for a known psi without bounds."""
+    z = torch.addcmul(x, d, steps)  # one row per step
+    if not isinstance(psi, Scalar):
+        return (psi.prox(z, alpha) - x) @ d
     if psi.bounded:
-        return z.clamp_(psi.lower, psi.upper).sub_(x) @ d
+        return _prox(z, psi, alpha).sub_(x) @ d
     threshold = alpha * psi.l1
     return z.clamp_(-threshold, threshold) @ d
+
+
+def _prox(z: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
+    """The prox, in the memory of z where psi is known."""
+    if not isinstance(psi, Scalar):
+        return psi.prox(z, alpha)
+    if psi.l1:
+        threshold = alpha * psi.l1
+        z.sub_(z.clamp(-threshold, threshold))
+    if psi.l2:
+        z.div_(1 + alpha * psi.l2)
+    return z.clamp_(psi.lower, psi.upper) if psi.bounded else z
 
 
 def _keep(psi: Scalar, alpha: Tensor | float) -> Tensor | float:
@@ -271,7 +285,11 @@ class DeviceRows(Curve):
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
         xs, zs, norms = [], [], []
-        steps = [-u * block.alpha for block in self.blocks]
+        dtypes = [block.params[0].dtype for block in self.blocks]
+        steps = [
+            (u * -block.alpha).to(torch.promote_types(dtype, torch.float32))
+            for block, dtype in zip(self.blocks, dtypes, strict=True)
+        ]
         for stack in self._stacks:
             x, d = stack.matrices()
             z = torch.addcmul(x, d, steps[stack.block].to(x.dtype))
