@@ -61,6 +61,7 @@ class Found(NamedTuple):
     done: Array
     low: Array
     high: Array
+    root: Array | None = None  # where h would reach zero beyond [0, 1], if the search has found that too
 
 
 Condition = Callable[[Search], Array]
@@ -163,6 +164,8 @@ def stopping(gap: Array, products: Array, eps: float) -> tuple[Array, Array]:
 
 def unclipped_root(found: Found) -> Array:
     """Where h would reach zero beyond [0, 1] if it went on with its last slope; inside, u itself."""
+    if found.root is not None:
+        return found.root
     xp = array_namespace(found.u)
     outside = ((found.u >= 1) & (found.h > 0)) | ((found.u <= 0) & (found.h < 0))
     beyond = found.u - _divide(xp, found.h, found.slope)

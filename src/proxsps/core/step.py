@@ -52,7 +52,7 @@ def line_dual(line: Line) -> Dual:
     flat = line.fall <= 0
     root = line.start / xp.where(flat, xp.ones_like(line.fall), line.fall)
     root = xp.where(flat, xp.zeros_like(root), root)
-    return Dual(root, xp.minimum(xp.maximum(root, xp.zeros_like(root)), xp.ones_like(root)))
+    return Dual(root, root.clip(0.0, 1.0))
 
 
 def admissible(gap: Array, d_sq: Array, d_dot_x: Array, bounded: bool) -> Array:
@@ -61,7 +61,7 @@ def admissible(gap: Array, d_sq: Array, d_dot_x: Array, bounded: bool) -> Array:
     Shapes as in `l2_line`; the result has that of `gap`.
     """
     xp = array_namespace(d_sq)
-    ok = xp.isfinite(gap) & xp.all(xp.isfinite(d_sq), axis=-1) & xp.all(xp.isfinite(d_dot_x), axis=-1)
+    ok = xp.all(xp.isfinite(xp.concat([gap[..., None], d_sq, d_dot_x], axis=-1)), axis=-1)
     return ok & (gap >= 0) if bounded else ok
 
 

@@ -24,9 +24,10 @@ from proxsps.core.step import (
     relaxation,
 )
 from proxsps.optim.blocks import LINES, ORDER, PROXES, UNITS, Block
-from proxsps.optim.numbers import Host, Numbers
+from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts import Curve, Lines, Part, Sums, make_curve, make_lines
 from proxsps.optim.reduce import Ranks
+from proxsps.optim.refine import POINTS
 
 SAMPLE = 16  # a search starts from what one in so many entries says
 WORTH = 1 << 20  # entries from which on a pass over a sample is worth its while
@@ -76,7 +77,6 @@ class Assembly:
             gap: m - C where it is known already and a search will follow, infinity where the step will be the cap: then
                 the pass over entries that makes the sums is also the first round of the search.
         """
-        xp = array_namespace(self.numbers.scalar(0.0))
         columns: list[Array] = [None] * len(self.blocks)
 
         def take(part: Part) -> Array:
@@ -98,7 +98,7 @@ class Assembly:
                 )
                 self.curves[i].share = curve.share
                 take(self.curves[i])
-        return Sums(*xp.stack(columns, axis=1))
+        return Sums(*array_namespace(columns[0]).stack(columns, axis=1))
 
     def _known_line(self, columns: Sequence[Array | None], gap: Array) -> Line:
         """The line of the affine blocks, before the other blocks are summed."""
@@ -113,8 +113,11 @@ class Assembly:
         if not self.curves:
             line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
             return Model(gap, sums.d_sq, alpha, line)
-        affine = self.numbers.vector([float(affine) for affine in self._affine])
-        line = l2_line(gap, sums.d_sq, sums.d_dot_x, affine * alpha, lam)
+        if self.lines is None:
+            line = Line(gap, self.numbers.scalar(0.0))
+        else:
+            affine = self.numbers.vector([float(affine) for affine in self._affine])
+            line = l2_line(gap, sums.d_sq, sums.d_dot_x, affine * alpha, lam)
         return Model(gap, sums.d_sq, alpha, line, self._find, self._top)
 
     def _heights(self, line: Line, u: Array, every: int = 1) -> tuple[Array, Array]:
@@ -128,19 +131,29 @@ class Assembly:
         start, fall = line_heights(line, u)
         return start + height, fall + slope
 
+    def _values(self, line: Line, u: Array) -> Array:
+        """h of the whole step alone, in few operations."""
+        values = [curve.heights(u)[0] for curve in self.curves]
+        if self._sharded:
+            shares = [curve.share for curve in self.curves]
+            values = self._ranks.sum(sum(share * h for share, h in zip(shares, values, strict=True)))
+        return sum(values, start=line.start if self.lines is None else line.start - line.fall * u)
+
     def _top(self, line: Line) -> Array:
         """h(1)."""
-        return self._heights(line, self.numbers.vector([1.0]))[0][0]
+        return self._values(line, self.numbers.vector([1.0]))[0]
 
     def _find(self, line: Line) -> Found:
         """The dual variable."""
+        if isinstance(self.numbers, Device):
+            return self.numbers.refine(lambda u: self._values(line, u), line.start, self._points)
         eps = max(curve.eps for curve in self.curves)
         products = sum(curve.share * curve.products_sq() for curve in self.curves)
         if self._sharded:
             (products,) = self._ranks.sum(products)
         tolerance, noise = stopping(line.start, products**0.5, eps)
         start, points = self._start, 1
-        if isinstance(self.numbers, Host) and start is None:
+        if start is None:
             start = self._guess(line)
             points = self._points if len(start) == self._points else 1
         return self.numbers.find(lambda u: self._heights(line, u), line.start, tolerance, noise, eps, start, points)
@@ -148,6 +161,8 @@ class Assembly:
     @property
     def _points(self) -> int:
         """Of a round of the search; over shards the same on all ranks, whatever each of them holds."""
+        if self._sharded and isinstance(self.numbers, Device):
+            return POINTS
         if self._sharded:
             return 1 if any(curve.kind == PROXES for curve in self.curves) else 3
         return min(curve.points for curve in self.curves)
@@ -173,13 +188,14 @@ class Assembly:
 
     def write(self, u: Array, sums: Sums, alpha: Array, lam: Array, ok: Array, max_move: float | None) -> Array | float:
         """Move all blocks; the factor on the move that `max_move` asks for."""
-        update = (coupled_coefficients if self._coupled else prox_coefficients)(u, alpha, lam)
         s: Array | float = 1.0
+        if self.lines is not None or max_move is not None:
+            update = (coupled_coefficients if self._coupled else prox_coefficients)(u, alpha, lam)
         if max_move is not None:
             s = relaxation(self._moves_sq(update, u, sums), max_move)
             update = relax(update, s)
         if self.lines is not None:
-            self.lines.move(Affine(*(part[self.lines.places] for part in update)), ok)
+            self.lines.move(Affine(*(self.numbers.chosen(part, self.lines.places) for part in update)), ok)
         for curve in self.curves:
             curve.write(u, self.numbers.factor(s), ok)
         return s

@@ -36,6 +36,9 @@ class Regularizer(Identified, ABC):
     traceable: ClassVar[bool] = True
     # Whether phi is a sum over single entries, so that any piece of a tensor stands for itself.
     separable: ClassVar[bool] = False
+    # Whether torch.func.vmap may apply prox and prox_jvp to several tensors of one shape at once: no look at a number,
+    # no change of an array in place. A step then takes hundreds of small tensors in a few calls.
+    batches: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -260,6 +260,7 @@ class L1Ball(Regularizer):
 
     radius: float
     joint: bool = False
+    batches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_radius(self, self.radius)
@@ -287,6 +288,7 @@ class Simplex(Regularizer):
 
     radius: float = 1.0
     joint: bool = False
+    batches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_radius(self, self.radius)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxsps.optim.blocks import ENTRIES, PROXES, UNITS, Block
-from proxsps.optim.numbers import Host, Numbers
+from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts.base import Curve, Part, Sums
 from proxsps.optim.parts.compiled import (
     CompiledEntries,
@@ -15,6 +15,7 @@ from proxsps.optim.parts.compiled import (
     load_kernels,
     memory_of,
 )
+from proxsps.optim.parts.device import DeviceEntries, DeviceRows
 from proxsps.optim.parts.entries import EntriesOfTensors
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.parts.proxes import Proxes
@@ -65,10 +66,15 @@ def _curve(
         _check_fused(None if exact else fused, memory, blocks)
         if memory is not None:
             return CompiledEntries(numbers, blocks, places, own, memory)
+        if isinstance(numbers, Device):
+            return DeviceEntries(numbers, blocks, places, own)
         return EntriesOfTensors(numbers, blocks, places, own, exact)
     rows = compiled_rows(numbers, blocks, places, structures) if compiles else None
     _check_fused(None if exact else fused, rows, blocks)
-    return rows or RowsOfTensors(numbers, blocks, places, structures)
+    if rows is not None:
+        return rows
+    by_torch = DeviceRows if isinstance(numbers, Device) else RowsOfTensors
+    return by_torch(numbers, blocks, places, structures)
 
 
 def _check_fused(fused: bool | None, memory: object, blocks: Sequence[Block]) -> None:
