@@ -1,4 +1,4 @@
-"""Groups that have slices of several tensors: the kernels take the step that the prox of the joint vector would take."""
+"""Groups that have slices of several tensors: the kernels take the step of the prox of the joint vector."""
 
 from __future__ import annotations
 

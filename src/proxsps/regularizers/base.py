@@ -43,8 +43,10 @@ class Regularizer(Identified, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         with_checked_steps(cls)
-        if "prox" in vars(cls) and "structure" not in vars(cls):
-            cls.structure = Regularizer.structure  # type: ignore[method-assign]  # an inherited one is of another prox
+        # What is inherited of these is of another prox.
+        for name in ("structure", "joint_structure", "batches") if "prox" in vars(cls) else ():
+            if name not in vars(cls):
+                setattr(cls, name, vars(Regularizer)[name])
 
     @property
     def strong_convexity(self) -> float:
