@@ -202,7 +202,7 @@ def test_a_lower_bound_by_batch(kit, bounded_method):
 @pytest.mark.parametrize(
     ("value", "slope"), [(-1.0, 1.0), (math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)]
 )
-@pytest.mark.parametrize("name", ["weight_decay", "L1"])
+@pytest.mark.parametrize("name", ["weight_decay", "L1", "L2Ball"])
 def test_a_bad_loss_or_gradient_leaves_everything_as_it_is(kit, bounded_step, name, value, slope):
     step, opt = bounded_step(name)
     (x,) = kit.drawn(0, (3,))
@@ -212,7 +212,7 @@ def test_a_bad_loss_or_gradient_leaves_everything_as_it_is(kit, bounded_step, na
     assert float(state.last_step.tau[0]) == 0
     assert np.isnan(float(state.last_step.u))
     assert int(state.count) == 1
-    if name == "L1":
+    if name != "weight_decay":
         assert int(state.last_step.evaluations) == 1  # nothing is searched for
 
 
@@ -243,7 +243,11 @@ def test_methods_without_a_bound_need_no_loss_and_skip_bad_gradients(kit):
 # Sizes
 
 
-@pytest.mark.parametrize("options", [{"weight_decay": 0.5}, {"regularizer": L1(0.5)}], ids=["weight_decay", "L1"])
+@pytest.mark.parametrize(
+    "options",
+    [{"weight_decay": 0.5}, {"regularizer": L1(0.5)}, {"regularizer": GroupLasso(0.5)}],
+    ids=["weight_decay", "L1", "GroupLasso"],
+)
 def test_squares_of_gradients_may_leave_the_range_of_f32(kit, options):
     """Compared with the same step in f64, where they do not."""
     x, d = kit.drawn(0, (6,), (6,))
@@ -269,7 +273,7 @@ def test_zero_gradients_leave_the_prox_alone(kit):
         agree(kit, kit.stepper(opt)(x, opt.init(x), jnp.zeros_like(x), value=1.0)[0], expected, 1e-7)
 
 
-@pytest.mark.parametrize("name", ["weight_decay", "L2Ball"])
+@pytest.mark.parametrize("name", ["weight_decay", "L2Ball", "Box", "GroupLasso", "Simplex"])
 def test_a_rate_of_zero_leaves_parameters_as_they_are(kit, name):
     (x,), (d,) = kit.drawn(0, SHAPE, scale=9.0), kit.drawn(1, SHAPE)
     opt = prox_sps(0.0, **kit.regularizers[name][0])

@@ -113,10 +113,15 @@ def entry_heights(x: Array, d: Array, psi: Psi, alpha: Array | float, u: Array) 
 
 
 def _norm(x_sq: Array, d_dot_x: Array, d_sq: Array, s: Array) -> Array:
-    """||x_g - s d_g||; where it cancels, rounding may leave a negative square."""
+    """||x_g - s d_g||; where it cancels, rounding may leave a negative square.
+
+    Over r = max(s, 1), lest the square of a long step leave the range of f32.
+    """
     xp = array_namespace(x_sq)
-    square = x_sq - s * (2 * d_dot_x - s * d_sq)
-    return xp.sqrt(xp.maximum(square, xp.zeros_like(square)))
+    r = xp.maximum(s, xp.ones_like(s))
+    t = s / r
+    square = x_sq / r / r - t * (2 * d_dot_x / r - t * d_sq)
+    return r * xp.sqrt(xp.maximum(square, xp.zeros_like(square)))
 
 
 def _factor(psi: Psi, norm: Array, alpha: Array) -> tuple[Array, Array]:

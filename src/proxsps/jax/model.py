@@ -98,6 +98,7 @@ def linear_model(parts: Sequence[Part], gap: Array) -> Scaled:
     plain = [part.sums(None) for part in parts]
     total, limits = sum(own.d_sq for own in plain), jnp.finfo(gap.dtype)
     ordinary = (total > limits.tiny**0.75) & (total < limits.max**0.75)
+    gap = jnp.where(ordinary, gap, gap)  # where slopes differ between the devices of a shard_map, so does the model
     # Powers of two, by which a division rounds nothing; in f32 they are right for norms from 1e-31 to 1e33.
     up, down = (jnp.asarray(2.0 ** int(part * limits.maxexp), gap.dtype) for part in (12 / 16, -10 / 16))
     # All sums leave by the conditional: the compiler would repeat them, a chain of additions over all tensors, in every

@@ -18,7 +18,7 @@ from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_factors, row_heights
 from proxsps.core.step import prox_coefficients
 from proxsps.jax.groups import Block
-from proxsps.jax.passes import add_up, dot, joined, spread
+from proxsps.jax.passes import add_up, dot, gathered, joined, spread
 from proxsps.regularizers.base import prox_all, prox_jvp_all
 from proxsps.regularizers.structure import Entries, Prox, Rows, Scalar
 
@@ -85,7 +85,7 @@ class RowsPart(Curve):
         found = []
         for x, d, own in self._tensors():
             e = d if factor is None else like(factor, d) * d
-            found.append([part.reshape(-1).astype(self.dtype) for part in add_up([x * x, e * x, e * e], own.dims)])
+            found.append([gathered(part).astype(self.dtype) for part in add_up([x * x, e * x, e * e], own.dims)])
         rows = RowSums(*(jnp.concatenate(parts) for parts in zip(*found, strict=True)))
         if self.block.phi.joint:
             rows = RowSums(*(jnp.sum(part, keepdims=True) for part in rows))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from operator import add
 from typing import Any
 
@@ -28,10 +29,13 @@ def dot(left: Sequence[Array], right: Sequence[Array], dtype: Any) -> Array:
 
 
 def joined(xs: Sequence[Array], ds: Sequence[Array]) -> list[tuple[Array, Array]]:
-    """The pairs of arrays, those that are short as one matrix of each dtype, which is filled up with zeros."""
+    """The pairs of arrays, those that are short as one matrix of each dtype, which is filled up with zeros.
+
+    Arrays whose type says that they are sharded stay as they are, for they have no one order of entries.
+    """
     pairs, short = [], defaultdict(list)
     for x, d in zip(xs, ds, strict=True):
-        if x.size <= SHORT:
+        if x.size <= SHORT and not (is_sharded(x) or is_sharded(d)):
             short[x.dtype].append((x, d))
         else:
             pairs.append((x, d))
@@ -57,6 +61,8 @@ def add_up(terms: Sequence[Array], axes: Sequence[int] | None = None) -> list[Ar
     shape = terms[0].shape
     axes = range(len(shape)) if axes is None else sorted(axis % len(shape) for axis in axes)
     if axes and shape[axes[-1]] > RUNS[1]:
+        if any(map(is_sharded, terms)):
+            return [jnp.sum(term, axis=tuple(axes)) for term in terms]
         terms = [_folded(term, axes[-1]) for term in terms]
         axes = [*axes, axes[-1] + 1]
         shape = terms[0].shape
@@ -72,9 +78,17 @@ def add_up(terms: Sequence[Array], axes: Sequence[int] | None = None) -> list[Ar
     return [jnp.sum(run, axis=outer) for run in runs] if outer else list(runs)
 
 
-def _reduce(terms: tuple[Array, ...], axes: tuple[int, ...]) -> Sequence[Array]:
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _reduce(terms: tuple[Array, ...], axes: tuple[int, ...]) -> tuple[Array, ...]:
     zeros = tuple(jnp.zeros((), term.dtype) for term in terms)
-    return jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(add, a, b)), axes)
+    return tuple(jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(add, a, b)), axes))
+
+
+@_reduce.defjvp
+def _reduce_jvp(axes: tuple[int, ...], primals: Any, tangents: Any) -> tuple[Any, Any]:
+    # JAX's own rule is for any function of two entries, and raises where some of the terms are constant.
+    ((terms,), (directions,)) = primals, tangents
+    return _reduce(terms, axes), tuple(jnp.sum(direction, axis=axes) for direction in directions)
 
 
 def _folded(x: Array, axis: int) -> Array:
@@ -82,6 +96,19 @@ def _folded(x: Array, axis: int) -> Array:
     length = x.shape[axis]
     widths = [(0, -length % RUN if i == axis else 0) for i in range(x.ndim)]
     return jnp.pad(x, widths).reshape(*x.shape[:axis], -1, RUN, *x.shape[axis + 1 :])
+
+
+def is_sharded(x: Array) -> bool:
+    """Whether the type of an array says that its axes are divided among devices (JAX's explicit sharding)."""
+    return any(axis is not None for axis in jax.typeof(x).sharding.spec)
+
+
+def gathered(x: Array) -> Array:
+    """A few numbers on one axis, whole on every device that shared them."""
+    if is_sharded(x):
+        whole = jax.sharding.NamedSharding(jax.typeof(x).sharding.mesh, jax.sharding.PartitionSpec())
+        x = jax.sharding.reshard(x, whole)
+    return x.reshape(-1)
 
 
 def spread(values: Sequence[Any], counts: Sequence[int], dtype: Any) -> Any:
