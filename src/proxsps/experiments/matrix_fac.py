@@ -9,7 +9,8 @@ import numpy as np
 
 from proxsps import figures
 from proxsps.experiments.base import Drawing, Experiment
-from proxsps.experiments.matrix_claims import PATH_CLAIMS, STABILITY_CLAIMS
+from proxsps.experiments.matrix_claims import PATH_CLAIMS
+from proxsps.experiments.stability_claims import STABILITY_CLAIMS
 from proxsps.problems import MatrixFactorization, matrix_fac1, matrix_fac2
 from proxsps.sweep.spec import RunSpec, grid
 
