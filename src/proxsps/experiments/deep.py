@@ -68,19 +68,19 @@ def drawings(window: int, deviations: float) -> tuple[Drawing, ...]:
     return (
         Drawing(
             "accuracy",
-            f"Validation accuracy{median}, mean over runs{shaded}.",
+            f"Validation accuracy{median}, mean over {{runs}}{shaded}.",
             lambda f: figures.per_lambda(
                 relabelled(f)["runs"], "val_accuracy", window=window, deviations=deviations, scale="linear"
             ),
         ),
         Drawing(
             "norm",
-            f"Norm of all weights, mean over runs{shaded}.",
+            f"Norm of all weights, mean over {{runs}}{shaded}.",
             lambda f: figures.per_lambda(relabelled(f)["runs"], "model_norm", deviations=deviations),
         ),
         Drawing(
             "loss",
-            "Training loss after each epoch, mean over runs.",
+            "Training loss after each epoch, mean over {runs}.",
             lambda f: figures.per_lambda(relabelled(f)["runs"], "train_loss", scale="log"),
         ),
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+from pathlib import Path
+
 from proxsps import figures
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames, over_seeds, setting
-from proxsps.problems import MatrixCompletion
 from proxsps.sweep.spec import RunSpec, grid
 
 LAMBDAS = (5e-5, 1e-4, 5e-4)
@@ -13,9 +16,11 @@ MEAN = 1.0  # the error of predicting the mean, as measurements are standardised
 NAMES = {"prox-sps": "ProxSPS", "sps": "SPS", "sgd": "SGD", "adamw": "AdamW"}
 
 
-def specs(seeds: int, epochs: int) -> list[RunSpec]:
+def specs(seeds: int, epochs: int, data: str = "real", convention: str = "published") -> list[RunSpec]:
     """Four methods with constant steps, three strengths."""
-    return grid(MatrixCompletion(), LRS, LAMBDAS, ["constant"], seeds, epochs)
+    from proxsps.problems import MatrixCompletion  # loads torch, which figures and claims do without
+
+    return grid(MatrixCompletion(data=data, convention=convention), LRS, LAMBDAS, ["constant"], seeds, epochs)
 
 
 def _errors(frames: Frames) -> dict[float, dict[tuple[str, float], float]]:
@@ -109,30 +114,58 @@ def smaller_norm(frames: Frames) -> Claim:
     )
 
 
-SENSOR = Experiment(
-    "sensor",
-    "Matrix completion of air-quality sensors",
-    "A rank-24 factorisation with biases fills the gaps in 720 hours of 130 sensors; constant steps, three strengths.",
-    (
-        Drawing(
-            "validation",
-            "Validation error over the epochs, rolling median over five epochs, shaded two standard deviations.",
-            lambda f: figures.per_lambda(f["runs"], "val_error", deviations=2),
-        ),
-        Drawing(
-            "norm",
-            "Norm of the iterates over the epochs, shaded two standard deviations.",
-            lambda f: figures.per_lambda(f["runs"], "model_norm", deviations=2),
-        ),
-        Drawing(
-            "lambda-path",
-            "Validation error as a function of lambda: median over the last ten epochs, shaded one standard deviation.",
-            lambda f: figures.lambda_path(f["runs"], "val_error"),
-        ),
+DRAWINGS = (
+    Drawing(
+        "validation",
+        "Validation error over the epochs, mean over {runs}, rolling median over five epochs, shaded two "
+        "standard deviations.",
+        lambda f: figures.per_lambda(f["runs"], "val_error", deviations=2),
     ),
-    (best_for_small_strengths, alike_at_large_strength, sgd_best_at_large_strength, best_overall, smaller_norm),
-    specs,
-    seeds=3,
-    epochs=100,
-    seconds=390,
+    Drawing(
+        "norm",
+        "Norm of the iterates over the epochs, mean over {runs}, shaded two standard deviations.",
+        lambda f: figures.per_lambda(f["runs"], "model_norm", deviations=2),
+    ),
+    Drawing(
+        "lambda-path",
+        "Validation error as a function of lambda: median over the last ten epochs, mean over {runs}, shaded one "
+        "standard deviation.",
+        lambda f: figures.lambda_path(f["runs"], "val_error"),
+    ),
 )
+CLAIMS = (best_for_small_strengths, alike_at_large_strength, sgd_best_at_large_strength, best_overall, smaller_norm)
+SEEDS = 3
+TEXT = (
+    "A rank-24 factorisation with biases fills the gaps in a month of air-quality sensors; constant steps, three "
+    f"strengths. Seeds {', '.join(map(str, range(SEEDS)))} shuffle the measurements; the text of the paper says that "
+    "there were ten runs."
+)
+
+
+def month(file: str = "", convention: str = "published") -> Experiment:
+    """The experiment on the published month (130 sensors, 720 hours), or on a file of another one.
+
+    Args:
+        file: a CSV file of the same format: its path, or its name in the folder of data.
+        convention: of the validation error, see `MatrixCompletion`.
+    """
+    ending = "-" + re.sub(r"[^\w.-]", "_", Path(file).stem) if file else ""
+    words = ("sensor", *(("--sensors", file) if file else ()))
+    if convention != "published":
+        ending, words = f"{ending}-{convention}", (*words, "--convention", convention)
+    return Experiment(
+        f"sensor{ending}",
+        "Matrix completion of air-quality sensors" + (f" ({Path(file).name})" if file else ""),
+        TEXT + (" The validation error is that of the whole set." if convention == "text" else ""),
+        DRAWINGS,
+        CLAIMS,
+        partial(specs, data=file or "real", convention=convention),
+        seeds=SEEDS,
+        epochs=100,
+        seconds=390,
+        words=words if ending else (),
+    )
+
+
+SENSOR = month()
+EXPERIMENTS = (SENSOR,)
