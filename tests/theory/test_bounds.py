@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from proxsps import theory
+from proxsps.optim import reference
 from proxsps.theory import AssumptionError
 
 K = np.arange(1, 400)
@@ -269,6 +271,28 @@ def test_published_weakly_convex_theorem_fails_without_the_further_condition():
     constants = {"L": 0.0, "rho": 0.0, "lam": lam, "eta": eta, "beta": 0.0, "Delta": 1.0}
     with pytest.raises(AssumptionError, match=r"1/\(1/eta \+ 2 lam - rho\)"):
         theory.envelope_sum([alpha], theta=theta, **constants)
+
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@pytest.mark.parametrize(("t", "fails_from"), [(0.5, None), (0.617, None), (0.62, 7), (0.7, 3), (0.9, 2), (1.01, 1)])
+@pytest.mark.parametrize("eta", [1.0, 30.0])
+def test_published_weakly_convex_theorem_fails_for_alpha_lam_above_the_golden_section(t, fails_from, eta):
+    """f = 0: the quotient of both sides is t after one step, and grows to (1 + t)^2 / (2 + t)."""
+    alpha = 0.9 * eta  # allowed as published, with L = 0 and theta = 10
+    lam = t / alpha
+    left, right, _ = np.transpose([shrinkage(0.0, lam, eta, alpha, steps) for steps in range(1, 200)])
+    ratio = left / right
+    assert ratio[0] == pytest.approx(t)
+    assert ratio[-1] == pytest.approx((1 + t) ** 2 / (2 + t))
+    failing = np.flatnonzero(ratio > 1)
+    assert (failing[0] + 1 if len(failing) else None) == fails_from
+    assert (fails_from is not None) == (t > GOLDEN)
+    assert theory.repair_alpha(eta=eta, lam=lam, rho=0.0) * lam < 0.5
+    one, flat = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    x = reference.prox_sps_l2(one, flat, 0.0, alpha, lam)
+    assert float(x) == pytest.approx(1 / (1 + t))  # what is summed up are steps of ProxSPS
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -32,6 +32,7 @@ from proxsps.cli.console import (
 )
 from proxsps.cli.training import Data
 from proxsps.experiments import EXPERIMENTS, Claim, Experiment, find
+from proxsps.experiments.variants import variants
 from proxsps.problems.datasets import DataError, data_folder, find_sensors
 from proxsps.problems.images import find_cifar10, find_imagenet32
 from proxsps.report import Section, describe_environment, write_report
@@ -71,10 +72,19 @@ PerBatch = Annotated[
     int | None,
     typer.Option("--runs-per-batch", min=1, help=f"Runs in one tensor program (batched, ray); default: {BATCH}."),
 ]
+Convention = Annotated[
+    str,
+    typer.Option(
+        metavar="published|text",
+        help="Loss and data of matrix-fac and sensor: as in the published figures, or as the paper's text says.",
+    ),
+]
+Sensors = Annotated[str, typer.Option(metavar="FILE", help="For sensor: a file of another month, in the same format.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim does not hold.")]
 
 REPORT = "report.html"
 DEFAULT_ENGINE = EngineName("batched")
+PUBLISHED = "published"
 
 
 @app.command("list")
@@ -115,12 +125,16 @@ def run(
     address: Address = None,
     per_batch: PerBatch = None,
     data: Data = None,
+    convention: Convention = PUBLISHED,
+    sensors: Sensors = "",
     as_json: AsJson = False,
 ) -> None:
     """Run experiments; what is already in the folder is not run again."""
     with one_line_errors(folder):
         runner = _engine(engine, address, per_batch)
-        summaries = [_run(experiment, folder, seeds, epochs, runner) for experiment in _chosen(names)]
+        summaries = [
+            _run(experiment, folder, seeds, epochs, runner) for experiment in _chosen(names, convention, sensors)
+        ]
     if as_json:
         print_json(summaries)
 
@@ -130,10 +144,13 @@ def draw_figures(
     names: Names,
     folder: Out = DEFAULT_OUT,
     kind: Annotated[Format, typer.Option("--format", help="Kind of file.")] = DEFAULT_FORMAT,
+    data: Data = None,
+    convention: Convention = PUBLISHED,
+    sensors: Sensors = "",
 ) -> None:
     """Draw the figures of experiments that were run."""
     with one_line_errors(folder):
-        for experiment in _chosen(names):
+        for experiment in _chosen(names, convention, sensors):
             frames = experiment.frames(folder)
             place = folder / experiment.name / "figures"
             check_folder(place)
@@ -142,19 +159,33 @@ def draw_figures(
 
 
 @app.command()
-def claims(names: Names, folder: Out = DEFAULT_OUT, as_json: AsJson = False, strict: Strict = False) -> None:
+def claims(
+    names: Names,
+    folder: Out = DEFAULT_OUT,
+    data: Data = None,
+    convention: Convention = PUBLISHED,
+    sensors: Sensors = "",
+    as_json: AsJson = False,
+    strict: Strict = False,
+) -> None:
     """Decide the paper's claims on experiments that were run."""
     with one_line_errors(folder):
-        judged = {e.name: e.judge(e.frames(folder)) for e in _chosen(names)}
+        judged = {e.name: e.judge(e.frames(folder)) for e in _chosen(names, convention, sensors)}
     show_claims(judged, as_json)
     _exit_if_failing(judged, strict)
 
 
 @app.command()
-def report(names: Names, folder: Out = DEFAULT_OUT) -> None:
+def report(
+    names: Names,
+    folder: Out = DEFAULT_OUT,
+    data: Data = None,
+    convention: Convention = PUBLISHED,
+    sensors: Sensors = "",
+) -> None:
     """Write one HTML file with claims and figures of experiments that were run."""
     with one_line_errors(folder):
-        chosen = _chosen(names)
+        chosen = _chosen(names, convention, sensors)
         check_files(folder, REPORT)
         _write_report(chosen, folder, {})
 
@@ -169,18 +200,20 @@ def reproduce(
     address: Address = None,
     per_batch: PerBatch = None,
     data: Data = None,
+    convention: Convention = PUBLISHED,
+    sensors: Sensors = "",
     strict: Strict = False,
 ) -> None:
     """Run, draw, decide and report in one go; `all` leaves out what has no data, and what takes a GPU."""
     with one_line_errors(folder):
-        runner, chosen = _engine(engine, address, per_batch), _chosen(names)
+        runner, chosen = _engine(engine, address, per_batch), _chosen(names, convention, sensors)
         check_files(folder, REPORT)
         speed = {}
         for experiment in list(chosen):
             try:
                 summary = _run(experiment, folder, seeds, epochs, runner)
             except DataError as error:
-                if experiment.name in names:
+                if (experiment.words or (experiment.name,))[0] in names:
                     raise
                 say(f"Left out: {experiment.name}. {printable(str(error))}")
                 chosen.remove(experiment)
@@ -207,11 +240,12 @@ def data() -> None:
 # What the commands are made of
 
 
-def _chosen(names: list[str]) -> list[Experiment]:
+def _chosen(names: list[str], convention: str = PUBLISHED, sensors: str = "") -> list[Experiment]:
     """Experiments by name, each once; `all` stands for those that take no GPU, and may have others beside it."""
     light = [experiment for experiment in EXPERIMENTS.values() if not experiment.heavy]
     groups = [light if name == "all" else [find(name)] for name in names]
-    return list({experiment.name: experiment for group in groups for experiment in group}.values())
+    chosen = {experiment.name: experiment for group in groups for experiment in group}
+    return variants(chosen.values(), convention, sensors)
 
 
 def _engine(name: EngineName, address: str | None, per_batch: int | None) -> Engine:
@@ -287,7 +321,7 @@ def _write_report(chosen: list[Experiment], folder: Path, speed: dict[str, str])
     for experiment in chosen:
         frames = experiment.frames(folder)
         judged[experiment.name] = experiment.judge(frames)
-        drawn = [(drawing.caption, drawing.draw(frames)) for drawing in experiment.drawings]
+        drawn = [(drawing.caption_for(frames), drawing.draw(frames)) for drawing in experiment.drawings]
         sections.append(Section(experiment.title, experiment.description, judged[experiment.name], drawn))
     show_claims(judged, as_json=False)
     path = write_report(

@@ -34,8 +34,13 @@ class Drawing:
     """A figure and what it shows."""
 
     name: str
-    caption: str
+    caption: str  # "{runs}" in it stands for the number of runs of each setting
     draw: Callable[[Frames], Figure]
+
+    def caption_for(self, frames: Frames) -> str:
+        """The caption, with the number of runs that the figure is drawn from."""
+        count = frames["runs"]["seed"].nunique() if "runs" in frames else 0
+        return self.caption.replace("{runs}", "one run" if count == 1 else f"{count} runs")
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Experiment:
     seconds: float = 0.0  # that the published grid takes, batched, on this hardware
     hardware: str = "two cores"
     engine: Callable[[Path], Engine] | None = None  # of a folder for checkpoints; else one of the sweep's
+    words: tuple[str, ...] = ()  # that name it on the command line, if not its name alone
 
     @property
     def heavy(self) -> bool:
@@ -83,7 +89,7 @@ class Experiment:
 
     def _command(self, folder: Path, seeds: int | None = None, epochs: int | None = None) -> str:
         """What runs the experiment, with the options that are not the defaults."""
-        words = ["proxsps", "run", self.name]
+        words = ["proxsps", "run", *(self.words or (self.name,))]
         words += ["--seeds", str(seeds)] if seeds not in (None, self.seeds) else []
         words += ["--epochs", str(epochs)] if epochs not in (None, self.epochs) else []
         return shlex.join(words + (["--out", str(folder)] if folder != Path("out") else []))
