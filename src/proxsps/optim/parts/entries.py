@@ -1,8 +1,7 @@
 """Blocks whose regulariser acts on each entry, by torch alone: passes over pieces of memory.
 
 Entries are taken in buckets: slices of long tensors, and short ones joined. On the host a bucket fits into the cache,
-so that what is calculated from it never reaches memory. On a device it is as large as the memory for all points of a round
-allows, so that there are few launches.
+so that what is calculated from it never reaches memory.
 """
 
 from __future__ import annotations
