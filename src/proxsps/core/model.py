@@ -5,6 +5,10 @@
 A block answers h and h' at several u by its kind. Where its prox is affine it is a line. Where phi depends on each row
 only through its norm, three sums per row tell everything. Where phi acts on each entry, a pass over the entries does.
 Points u are on a last axis, behind those of runs.
+
+In a diagonal metric D, y_j(u) = prox^D_{alpha phi}(x - u alpha D^-1 d). Entries then have step sizes alpha/D_i of their
+own. The squared l2 norm in that same metric, lam/2 ||y||_D^2, keeps its line, with <d, D^-1 d> in the place of ||d||^2:
+its decay is decoupled. In the Euclidean norm it is a line too, with each entry as a block of its own.
 """
 
 from __future__ import annotations
@@ -52,33 +56,41 @@ def row_heights(rows: RowSums, psi: Psi, alpha: Array, u: Array) -> tuple[Array,
         u: shape (..., points).
     """
     x_sq, d_dot_x, d_sq = (part[..., None, :] for part in rows)
+    alpha = per_row(alpha)
     s = u[..., None] * alpha
     along = d_dot_x - s * d_sq  # <d, z>
-    norm = _norm(x_sq, d_dot_x, d_sq, s)
-    c, slope = _factor(psi, norm, alpha)
+    norm = ray_norm(x_sq, d_dot_x, d_sq, s)
+    c, slope = factor_and_slope(psi, norm, alpha)
     xp = array_namespace(norm)
     h = xp.sum(c * along - d_dot_x, axis=-1)
     # d(c <d,z>)/ds, where d||z||/ds = -<d,z>/||z|| and dc/d||z|| = (r' - c)/||z||.
-    turn = along / _or_one(norm)
+    turn = along / or_one(norm)
     return h, -xp.sum(alpha * ((slope - c) * turn * turn + c * d_sq), axis=-1)
+
+
+def per_row(alpha: Array | float) -> Array | float:
+    """Numbers per run and row, with an axis for points between the two; numbers without runs as they are."""
+    return alpha[..., None, :] if getattr(alpha, "ndim", 0) > 1 else alpha  # type: ignore[index]
 
 
 def row_moves_sq(rows: RowSums, psi: Psi, alpha: Array, u: Array) -> Array:
     """||y_g(u) - x_g||^2 over all rows, for one u of the shape of the runs."""
     x_sq, d_dot_x, d_sq = rows
     s = u[..., None] * alpha
-    norm = _norm(x_sq, d_dot_x, d_sq, s)
-    c, _ = _factor(psi, norm, alpha)
+    norm = ray_norm(x_sq, d_dot_x, d_sq, s)
+    c, _ = factor_and_slope(psi, norm, alpha)
     # y - x = (c - 1) x - c s d
     return array_namespace(c).sum((c - 1) ** 2 * x_sq - 2 * (c - 1) * c * s * d_dot_x + (c * s) ** 2 * d_sq, axis=-1)
 
 
 def row_factors(psi: Psi, norm: Array, alpha: Array) -> Array:
     """c with y_g = c z_g, from the norms ||z_g||; 0 for rows that are 0."""
-    return _factor(psi, norm, alpha)[0]
+    return factor_and_slope(psi, norm, alpha)[0]
 
 
-def entry_heights(x: Array, d: Array, psi: Psi, alpha: Array, u: Array) -> tuple[Array, Array]:
+def entry_heights(
+    x: Array, d: Array, psi: Psi, alpha: Array | float, u: Array, metric: Array | None = None
+) -> tuple[Array, Array]:
     """<d, y(u) - x> and its derivative, where psi acts on each entry.
 
     Args:
@@ -87,30 +99,42 @@ def entry_heights(x: Array, d: Array, psi: Psi, alpha: Array, u: Array) -> tuple
         psi: function of one entry.
         alpha: caps, shape (...) or a number.
         u: shape (..., points).
+        metric: D > 0, shape (..., n); None for the identity.
     """
     xp = array_namespace(x)
-    column = alpha[..., None, None] if getattr(alpha, "ndim", 0) else alpha
+    column = as_column(alpha)
     x, d = x[..., None, :], d[..., None, :]
+    if metric is not None:
+        steps = column / metric[..., None, :]
+        z = x - u[..., None] * (steps * d)
+        y = psi.prox(z, steps)
+        tangent = psi.prox_jvp(z, y, steps * d, steps)
+        return xp.sum(d * (y - x), axis=-1), -xp.sum(d * tangent, axis=-1)
     z = x - (u[..., None] * column) * d
     y = psi.prox(z, column)
     tangent = psi.prox_jvp(z, y, d, column)
     return xp.sum(d * (y - x), axis=-1), -(alpha * xp.sum(d * tangent, axis=-1).T).T
 
 
-def _norm(x_sq: Array, d_dot_x: Array, d_sq: Array, s: Array) -> Array:
+def as_column(alpha: Array | float) -> Array | float:
+    """One number per run, in front of axes for points and entries; a number as it is."""
+    return alpha[..., None, None] if getattr(alpha, "ndim", 0) else alpha  # type: ignore[index]
+
+
+def ray_norm(x_sq: Array, d_dot_x: Array, d_sq: Array, s: Array) -> Array:
     """||x_g - s d_g||; where it cancels, rounding may leave a negative square."""
     xp = array_namespace(x_sq)
     square = x_sq - s * (2 * d_dot_x - s * d_sq)
     return xp.sqrt(xp.maximum(square, xp.zeros_like(square)))
 
 
-def _factor(psi: Psi, norm: Array, alpha: Array) -> tuple[Array, Array]:
+def factor_and_slope(psi: Psi, norm: Array, alpha: Array) -> tuple[Array, Array]:
     """r/||z|| and r' for r = prox_{alpha psi}(||z||)."""
     xp = array_namespace(norm)
     r = psi.prox(norm, alpha)
-    return r / _or_one(norm), psi.prox_jvp(norm, r, xp.ones_like(norm), alpha)
+    return r / or_one(norm), psi.prox_jvp(norm, r, xp.ones_like(norm), alpha)
 
 
-def _or_one(norm: Array) -> Array:
+def or_one(norm: Array) -> Array:
     xp = array_namespace(norm)
     return xp.where(norm > 0, norm, xp.ones_like(norm))
