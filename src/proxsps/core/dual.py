@@ -6,8 +6,8 @@ h is continuous and non-increasing. u = 1 if h(1) >= 0, u = 0 if h(0) <= 0, else
 What a search costs is passes over the parameters, and one pass can evaluate h at several points while the entries are
 at hand. So the search works in rounds: each evaluates h at a few points, narrows the bracket of the root, and
 interpolates the inverse of h between the points nearest to it, by Hermite's cubic where slopes are known and by
-Lagrange's where not. Where two rounds did not halve |h|, the next one divides the bracket evenly: with one point that is
-bisection, with more it is faster.
+Lagrange's where not. Where two rounds did not halve |h|, the next one divides the bracket evenly: with one point that
+is bisection, with more it is faster.
 
 A point u is good enough when its duality gap, (1 - u) h(u) where h > 0 and -u h(u) where h < 0, is: that is how far
 the model at y(u) can be from its minimum.
@@ -219,7 +219,10 @@ def _advance(
 
     known = xp.concat([xp.stack([u, h, slope]), state.near], axis=-1)
     order = xp.argsort(height_off(known[0], known[1]), axis=-1)[..., : NEAR[slopes]]  # NaN comes last
-    near = xp.take_along_axis(known, xp.broadcast_to(order, (3, *order.shape)), axis=-1)
+    if order.ndim == 1:
+        near = known[:, order]
+    else:
+        near = xp.take_along_axis(known, xp.broadcast_to(order, (3, *order.shape)), axis=-1)
 
     nearest, height = near[0, ..., 0], near[1, ..., 0]
     size = xp.abs(height)
@@ -305,8 +308,9 @@ def _inverse_lagrange(xp: ModuleType, u: Array, h: Array) -> Array:
 
 
 def _ladder(xp: ModuleType, like: Array, numbers: Sequence[float]) -> Array:
-    """Constants on a last axis behind those of `like`, each filled in on the device."""
-    return xp.stack([xp.full_like(like, number) for number in numbers], axis=-1)
+    """Constants on a last axis behind those of `like`."""
+    row = xp.asarray(numbers, dtype=like.dtype)
+    return row if like.ndim == 0 else xp.zeros_like(like)[..., None] + row
 
 
 def _divide(xp: ModuleType, a: Array | float, b: Array) -> Array:

@@ -17,30 +17,25 @@ from proxsps.core.dual import Evaluate, Found
 
 POINTS = 6
 LADDER = (0.0, *(4.0**-k for k in range(POINTS - 2, -1, -1)))
-EVEN = (0.0, 1 / 2, 7 / 8, 63 / 64, 1023 / 1024, 1.0)  # for `proxsps.core.caps`: 0, 1, 7, 63, 1023 typical steps
 # How far from the estimate the points of a later round lie, as parts of its distance to either end of the bracket.
 NEARNESS = (1 / 8, 1 / 64, 1 / 2048)
 
 
-def refine_dual(evaluate: Evaluate, like: Array, rounds: int, first: bool = False) -> Found:
+def refine_dual(evaluate: Evaluate, like: Array, rounds: int) -> Found:
     """The dual variable of one run after this many rounds of six points; see `search_dual` for the arguments.
 
-    Inside (0, 1) the answer is an interpolated root that was not evaluated; its h is reported as zero. With `first`, h
-    need not be monotone: the answer is 1 where h(1) > 0, and else in the lowest change of sign that was seen.
+    Inside (0, 1) the answer is an interpolated root that was not evaluated; its h is reported as zero.
     """
     xp = array_namespace(like)
     nowhere = [0.0] * len(NEARNESS)
     to_low, to_high = _constants(like, [*NEARNESS, *nowhere]), _constants(like, [*nowhere, *reversed(NEARNESS)])
-    u = _constants(like, EVEN if first else LADDER)
+    u = _constants(like, LADDER)
     known = xp.stack([u, *evaluate(u)])
-    if first:
-        top = known[1, -1]
-        known = xp.stack([u, xp.where(top > 0, top, known[1]), known[2]])
-    ends, estimate = _bracket(xp, known, first)
+    ends, estimate = _bracket(xp, known)
     for _ in range(rounds - 1):
         u = estimate + (ends[0, 0] - estimate) * to_low + (ends[0, 1] - estimate) * to_high
         known = xp.stack([u, *evaluate(u)])
-        ends, estimate = _bracket(xp, xp.concat([ends[:, :1], known, ends[:, 1:]], axis=1), first)
+        ends, estimate = _bracket(xp, xp.concat([ends[:, :1], known, ends[:, 1:]], axis=1))
     (low, high), (h, _), (slope, _) = ends
     # Where the two ends are one point, h has one sign on all of [0, 1].
     h = xp.where(low == high, h, xp.zeros_like(h))
@@ -48,28 +43,25 @@ def refine_dual(evaluate: Evaluate, like: Array, rounds: int, first: bool = Fals
     return Found(estimate, h, slope, estimate, evaluations, low <= high, low, high)
 
 
-def _bracket(xp: ModuleType, known: Array, first: bool) -> tuple[Array, Array]:
+def _bracket(xp: ModuleType, known: Array) -> tuple[Array, Array]:
     """The two neighbours between which h changes sign, and the root by interpolation.
 
     Args:
         xp: the array library.
         known: (3, points): u in ascending order, h and h' there.
-        first: whether h may change its sign more than once.
     """
-    above = xp.astype(known[1] > 0, xp.int64)
-    after = xp.sum(above.cumprod(0) if first else above)
+    after = xp.sum(xp.astype(known[1] > 0, xp.int64))
     places = xp.stack([after - 1, after]).clip(0, known.shape[1] - 1)
     ends = xp.take(known, places, axis=1)
-    (low, high), (top, bottom), slopes = ends
+    (low, high), (above, below), slopes = ends
     # Hermite's cubic for the inverse of h, in t = 0 ... 1 from the lower end to the higher. Derivatives of at most
     # three times the chord keep it monotone (Fritsch and Carlson, 1980), and make sense of slopes that are zero.
     width = high - low
-    t = top / (top - bottom)
-    inverse = xp.minimum((bottom - top) / slopes, 3 * width)
-    inverse = xp.maximum(inverse, xp.zeros_like(inverse)) if first else inverse
-    start, end = xp.where(xp.isnan(slopes), width, inverse)  # a chord where slopes are not known
+    t = above / (above - below)
+    inverse = xp.minimum((below - above) / slopes, 3 * width)
+    first, last = xp.where(xp.isnan(slopes), width, inverse)  # a chord where slopes are not known
     s = 1 - t
-    curved = low + t * (width * t * (1 + 2 * s) + s * (s * start - t * end))
+    curved = low + t * (width * t * (1 + 2 * s) + s * (s * first - t * last))
     return ends, xp.where(width > 0, curved, low)
 
 

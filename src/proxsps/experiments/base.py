@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 
 from proxsps.sweep.engines import Engine
 from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.store import Store, StoreError
 
 Frames = dict[str, pd.DataFrame]
 
@@ -57,6 +59,34 @@ class Experiment:
     def heavy(self) -> bool:
         """Whether it is too much for two cores, and is run only when it is named."""
         return self.hardware != "two cores"
+
+    def frames(self, folder: Path) -> Frames:
+        """The tables that drawings and claims are made from; an error if the store in `folder` is not a whole sweep."""
+        if self.specs is None:
+            return {} if self.tables is None else self.tables()
+        store = Store(folder / self.name, self.name)
+        if not store.done:
+            raise StoreError(f"{store.folder} has no runs of {self.name}. Run it first: {self._command(folder)}")
+        lengths = store.runs.groupby("run")["epoch"].max()
+        if lengths.nunique() > 1:
+            raise StoreError(
+                f"{store.folder} holds runs of {lengths.min()} and of {lengths.max()} epochs, which cannot be "
+                "compared. Use a folder of its own for each (--out)."
+            )
+        seeds, epochs = int(store.runs["seed"].max()) + 1, int(lengths.iloc[0])
+        command = self._command(folder, seeds, epochs)
+        if seeds > len(lengths):  # every seed has at least one run in a whole sweep
+            total = seeds * len(self.specs(1, epochs))
+            raise StoreError(f"{total - len(lengths)} of {total} runs are missing in {store.folder}: run `{command}`.")
+        store.require(self.specs(seeds, epochs), command, by_id=self.engine is None)
+        return {"runs": store.runs, "steps": store.steps}
+
+    def _command(self, folder: Path, seeds: int | None = None, epochs: int | None = None) -> str:
+        """What runs the experiment, with the options that are not the defaults."""
+        words = ["proxsps", "run", self.name]
+        words += ["--seeds", str(seeds)] if seeds not in (None, self.seeds) else []
+        words += ["--epochs", str(epochs)] if epochs not in (None, self.epochs) else []
+        return shlex.join(words + (["--out", str(folder)] if folder != Path("out") else []))
 
     def judge(self, frames: Frames) -> list[Claim]:
         """All claims, decided on these results."""

@@ -1,6 +1,6 @@
 """Where the numbers of a step live: on the host, as NumPy doubles, or on the device, as tensors never read back.
 
-Optimizers and parts do not know which of the two they have: both make scalars, add up, and search for the dual variable.
+Optimizers hardly know which of the two they have: both make scalars, add up, and search for the dual variable.
 """
 
 from __future__ import annotations

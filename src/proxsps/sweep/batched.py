@@ -6,6 +6,7 @@ functions take a leading axis of runs anyway. Runs share nothing: one that diver
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -17,6 +18,7 @@ from torch.func import vmap
 
 from proxsps.core.step import Dual, dec_sps_dual, l2_dual, prox_coefficients, sps_dual
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
+from proxsps.sweep.saved import SavedBatch, State
 from proxsps.sweep.spec import RunSpec
 
 COUPLED = ("sps", "sgd", "dec-sps")  # the regulariser is part of the loss
@@ -27,9 +29,11 @@ LARGE = 200_000  # entries of all runs together from which several threads share
 BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
 
 
-def run_batched(specs: Sequence[RunSpec], advance: Callable[[int], None] = lambda runs: None) -> list[RunResult]:
+def run_batched(
+    specs: Sequence[RunSpec], advance: Callable[[int], None] = lambda runs: None, saved: SavedBatch | None = None
+) -> list[RunResult]:
     """Run all specs, which share problem and epochs, together; `advance` hears of every finished epoch of all runs."""
-    with closing(batched_epochs(specs)) as epochs:
+    with closing(batched_epochs(specs, saved)) as epochs:
         while True:
             try:
                 advance(next(epochs))
@@ -37,11 +41,17 @@ def run_batched(specs: Sequence[RunSpec], advance: Callable[[int], None] = lambd
                 return end.value
 
 
-def batched_epochs(specs: Sequence[RunSpec]) -> Generator[int, None, list[RunResult]]:
-    """The same, epoch by epoch: yields the number of runs after each, and returns the results."""
+def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) -> Generator[int, None, list[RunResult]]:
+    """The same, epoch by epoch: yields the number of runs after each, and returns the results.
+
+    With `saved`, the state is saved now and then, and a state that was saved before is gone on from.
+    """
     if len({(spec.problem, spec.epochs) for spec in specs}) != 1:
         raise ValueError("Runs of one batch must share their problem and number of epochs.")
     program = _Program(specs)
+    first, step = program.restore(saved.load() if saved else None)
+    if first:
+        yield first * len(specs)
     threads = torch.get_num_threads()
     # Small arrays gain nothing from several threads, so that one trains while another one evaluates.
     share = threads if is_large(specs) else 1
@@ -49,10 +59,19 @@ def batched_epochs(specs: Sequence[RunSpec]) -> Generator[int, None, list[RunRes
     try:
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(share,)) as evaluator:
             records: list[Future[None]] = []
-            for epoch in range(specs[0].epochs):
-                program.run_epoch(epoch)
+
+            def save(epoch: int, step: int) -> None:
+                if saved is not None and saved.is_due():
+                    for record in records:
+                        record.result()
+                    saved.save(program.state(epoch, step))
+
+            for epoch in range(first, specs[0].epochs):
+                program.run_epoch(epoch, step if epoch == first else 0, save)
                 records.append(evaluator.submit(program.record, epoch, program.x.clone()))
-                records[epoch - 1 if program.problem.reentrant and epoch else epoch].result()  # an error is raised here
+                for record in records[:-1] if program.problem.reentrant and len(records) > 1 else records:
+                    record.result()  # an error is raised here
+                del records[:-1]
                 yield len(specs)
             records[-1].result()
     finally:
@@ -98,15 +117,42 @@ class _Program:
         """Which runs use one of the methods."""
         return torch.tensor([spec.method in methods for spec in self.specs])
 
-    def run_epoch(self, epoch: int) -> None:
-        """All steps of an epoch."""
+    def state(self, epoch: int, step: int) -> State:
+        """All that later steps and results depend on, after so many epochs and steps of the next one."""
+        moments = {} if self.adam is None else vars(self.adam)
+        return {
+            "epoch": epoch,
+            "step": step,
+            **{name: getattr(self, name) for name in ("x", "memory", "taken")},
+            **{f"adam.{name}": moments[name] for name in ("first", "second", "count") if moments},
+            "metrics": torch.from_numpy(self.metrics[:epoch]),
+            "zetas": torch.from_numpy(self.zetas[: epoch + 1]),
+        }
+
+    def restore(self, state: State | None) -> tuple[int, int]:
+        """Take up a state; the number of epochs, and of steps of the next one, that it has."""
+        if state is None:
+            return 0, 0
+        epoch, step = state["epoch"], state["step"]
+        for name in ("x", "memory", "taken"):
+            getattr(self, name).copy_(state[name])
+        if self.adam is not None:
+            self.adam.first.copy_(state["adam.first"])
+            self.adam.second.copy_(state["adam.second"])
+            self.adam.count = state["adam.count"]
+        self.metrics[:epoch], self.zetas[: epoch + 1] = state["metrics"].numpy(), state["zetas"].numpy()
+        return epoch, step
+
+    def run_epoch(self, epoch: int, first: int, save: Callable[[int, int], None]) -> None:
+        """The steps of an epoch from `first` on; `save` is called after each."""
         alpha = self._column([alpha_of_epoch(spec, epoch, self.zetas[:, :, i]) for i, spec in enumerate(self.specs)])
         orders = [batches(self.problem, seed, epoch) for seed in self.seeds]
         data = self.problem.train_data()
-        for step, indices in enumerate(zip(*orders, strict=True)):
+        for step, indices in itertools.islice(enumerate(zip(*orders, strict=True)), first, None):
             by_seed = torch.from_numpy(np.stack(indices))  # (seeds, batch size)
             batch = [array[by_seed][self.seed_of] for array in data]
             self.zetas[epoch, step] = self._step(batch, alpha).numpy()
+            save(epoch, step + 1)
 
     def _step(self, batch: Sequence[Tensor], alpha: Tensor) -> Tensor:
         """One step of every run; the adaptive steps zeta, NaN for methods without."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxsps.optim.blocks import Block
+from proxsps.optim.blocks import ENTRIES, PROXES, Block
 from proxsps.optim.numbers import Host, Numbers
 from proxsps.optim.parts.base import Curve, Part, Sums
 from proxsps.optim.parts.compiled import CompiledEntries, CompiledLines, CompiledRows, load_kernels, memory_of
@@ -32,11 +32,19 @@ def make_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, exact: bool = False
 ) -> Curve:
     """The part of blocks of another kind; `exact` calculates in doubles."""
-    if kind == "proxes":
+    curve = _curve(kind, numbers, blocks, places, fused, exact)
+    curve.kind = kind
+    return curve
+
+
+def _curve(
+    kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, exact: bool
+) -> Curve:
+    if kind == PROXES:
         return Proxes(numbers, blocks, places, exact)
     structures = [block.structures for block in blocks]
     compiles = isinstance(numbers, Host) and fused is not False and not exact and load_kernels() is not None
-    if kind == "entries":
+    if kind == ENTRIES:
         own = [block[0] for block in structures]
         memory = memory_of(blocks) if compiles and all(isinstance(s.psi, Scalar) for s in own) else None
         _check_fused(None if exact else fused, memory, blocks)

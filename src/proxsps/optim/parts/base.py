@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.optim.blocks import Block
+from proxsps.optim.blocks import PROXES, Block
 from proxsps.optim.numbers import Numbers
 from proxsps.regularizers.structure import Scalar
 
@@ -41,6 +41,8 @@ class Part(ABC):
 class Curve(Part):
     """Blocks whose prox is not affine; all are held by the same number of ranks."""
 
+    kind = PROXES
+    share = 1.0  # what its sums count on this rank, where those of all ranks are added up
     points = 1  # of a round of the search: as many as cost little more than one
     entries = 0  # that a pass over a sample would save reading
     ahead: Array = np.empty(0)  # points to be answered in the pass that makes the sums

@@ -86,8 +86,9 @@ class CompiledEntries(Curve):
 
     def pass_over(self, u: Array, every: int = 1) -> tuple[Array, Array, Array]:
         """Sums by block, and h and its slope at the points; from a sample for `every` above 1."""
-        found = load_kernels().entries.reduce(self._memory, self._psi, self._alpha, u, every)
-        h, slope = found[3:].reshape(2, len(u), -1).sum(axis=-1)
+        points = u if len(u) else np.ones(1)  # a pass for the sums alone has no kernel of its own
+        found = load_kernels().entries.reduce(self._memory, self._psi, self._alpha, points, every)
+        h, slope = found[3:].reshape(2, len(points), -1).sum(axis=-1)[:, : len(u)]
         return found[:3], h, slope
 
     def sampled(self, u: Array, every: int) -> tuple[Array, Array]:
