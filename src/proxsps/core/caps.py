@@ -10,11 +10,7 @@ place of alpha_j; further caps only lower `longest`. Different from h(u) of the 
 can rise where the regulariser pulls against the slope. Any zero is a valid step, and the first one is the tie-break.
 
 The squared l2 norm needs only sums: a quotient for one block, and for several a bracket that closes on the first zero.
-Other regularisers are searched, by their heights at several s. Along the ray x_j+ has the derivative
-
-    dx+/ds = J (x+ - x) / s,    J = derivative of the prox,
-
-for every prox and metric: x+ solves x+ + tau D^-1 phi'(x+) = x - tau D^-1 d; differentiate, and insert it once more.
+Other regularisers are searched, by their heights at several s (`proxsps.core.model`).
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ from typing import Any, NamedTuple
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.core.dual import Evaluate, Found, Loop
-from proxsps.core.model import Psi, RowSums, as_column, factor_and_slope, or_one, per_row, ray_norm
 
 ROUNDS = 16  # of the bracket for the squared l2 norm, at most; two are usual, six the most of 3,000 random instances
 INTERVALS = 6  # of a round
@@ -43,7 +38,7 @@ def shares(lr: Array) -> tuple[Array, Array]:
     """The largest step size, and each one over it; shape (..., blocks). Where all are 0, so are the shares."""
     xp = array_namespace(lr)
     largest = xp.max(lr, axis=-1)
-    return largest, lr / or_one(largest)[..., None]
+    return largest, lr / _or_one(largest)[..., None]
 
 
 # The squared l2 norm, from sums
@@ -158,94 +153,6 @@ def _first_zero(gap: Array, K: Array, share: Array, lam: Array, longest: Array, 
     return loop(unfinished, squeeze, Squeeze(zero, longest, zero)).low
 
 
-# Heights of blocks with other regularisers
-
-
-def entry_ray_heights(
-    x: Array, d: Array, psi: Psi, share: Array | float, s: Array, metric: Array | None = None
-) -> tuple[Array, Array]:
-    """<d, x+(s) - x> and its derivative, where psi acts on each entry; the derivative is NaN at s = 0.
-
-    Args:
-        x: points, shape (..., n).
-        d: slopes, shape (..., n).
-        psi: function of one entry.
-        share: w, shape (...) or a number.
-        s: shape (..., points).
-        metric: D > 0, shape (..., n); None for the identity.
-    """
-    xp = array_namespace(x)
-    x, d = x[..., None, :], d[..., None, :]
-    tau = s[..., None] * as_column(share)
-    tau = tau if metric is None else tau / metric[..., None, :]
-    z = x - tau * d
-    y = psi.prox(z, tau)
-    move = y - x
-    tangent = psi.prox_jvp(z, y, move, tau)
-    return xp.sum(d * move, axis=-1), xp.sum(d * tangent, axis=-1) / _or_nan(s)
-
-
-def row_ray_heights(rows: RowSums, psi: Psi, share: Array | float, s: Array) -> tuple[Array, Array]:
-    """sum_g <d_g, x_g+(s) - x_g> and its derivative, for phi = sum_g psi_g(||x_g||); the derivative is NaN at s = 0.
-
-    Three sums per row tell everything, as in `proxsps.core.model.row_heights`. With e = z_g / ||z_g||, y_g = r e and
-    c = r / ||z_g||, the derivative of the prox takes v to c v + (r' - c) <e, v> e, here with v = y_g - x_g.
-
-    Args:
-        rows: the sums, shape (..., rows).
-        psi: function of a norm; its constants are numbers or have the shape (rows,).
-        share: w, shape (..., rows), (rows,) or a number.
-        s: shape (..., points).
-    """
-    x_sq, d_dot_x, d_sq = (part[..., None, :] for part in rows)
-    tau = s[..., None] * per_row(share)
-    norm = ray_norm(x_sq, d_dot_x, d_sq, tau)
-    c, slope = factor_and_slope(psi, norm, tau)
-    xp = array_namespace(norm)
-    along = d_dot_x - tau * d_sq  # <d, z>
-    fall = c * along - d_dot_x  # <d, y - x>
-    radial = (c * norm * norm - (x_sq - tau * d_dot_x)) / or_one(norm)  # <e, y - x>
-    bend = c * fall + (slope - c) * radial * along / or_one(norm)
-    return xp.sum(fall, axis=-1), xp.sum(bend, axis=-1) / _or_nan(s)
-
-
-def prox_ray_heights(
-    x: Array,
-    d: Array,
-    prox: Callable[[Array, Array], Array],
-    jvp: Callable[[Array, Array, Array, Array], Array | None] | None,
-    share: Array | float,
-    s: Array,
-    metric: Array | None = None,
-) -> tuple[Array, Array]:
-    """<d, x+(s) - x> and its derivative for one tensor and any prox; the derivative is NaN where it is not known.
-
-    Args:
-        x: the point, of any shape.
-        d: the slope, of the same shape.
-        prox: (z, step size) -> y. With a metric it gets one step size per entry, as in `Regularizer.prox_diagonal`.
-        jvp: (z, y, v, step size) -> its derivative along v, or None.
-        share: w, a number.
-        s: shape (points,).
-        metric: D > 0, of the shape of x; None for the identity.
-    """
-    xp = array_namespace(x)
-    heights, slopes = [], []
-    for i in range(s.shape[0]):
-        tau = s[i] * share if metric is None else s[i] * share / metric
-        z = x - tau * d
-        y = prox(z, tau)
-        tangent = jvp(z, y, y - x, tau) if jvp else None
-        heights.append(xp.sum(d * (y - x)))
-        slopes.append(xp.sum(d * tangent) if tangent is not None else xp.nan * heights[-1])
-    return xp.stack(heights), xp.stack(slopes) / _or_nan(s)
-
-
-def _or_nan(s: Array) -> Array:
-    xp = array_namespace(s)
-    return xp.where(s > 0, s, xp.full_like(s, xp.nan))
-
-
 # The search
 
 
@@ -274,34 +181,39 @@ def polyak_ray(gap: Array, d_sq: Array, longest: Array) -> Ray:
         d_sq: sum_j w_j <d_j, D_j^-1 d_j>, shape (...).
         longest: the largest s that is allowed, finite, shape (...).
     """
-    return Ray(longest + 0 * gap, (longest * d_sq / or_one(gap)).clip(1.0, LARGEST_RATIO))
+    return Ray(longest + 0 * gap, (longest * d_sq / _or_one(gap)).clip(1.0, LARGEST_RATIO))
 
 
 def find_matched(
-    heights: Evaluate, gap: Array, d_sq: Array, longest: Array, find: Callable[[Evaluate], Found]
+    heights: Callable[[Array], tuple[Array, Any]],
+    gap: Array,
+    d_sq: Array,
+    longest: Array,
+    find: Callable[[Evaluate], Found],
 ) -> Matched:
     """The step for any regulariser.
 
     Args:
-        heights: points s on the last axis -> (sum_j <d_j, x_j+(s) - x_j>, its derivative or NaN).
+        heights: points s on the last axis -> (sum_j <d_j, x_j+(s) - x_j>, its derivative or NaN; None for searches
+            without slopes).
         gap: m - C, shape (...).
         d_sq: sum_j w_j <d_j, D_j^-1 d_j>, which gives the search its scale; shape (...).
         longest: the largest s that is allowed, finite; shape (...).
         find: the search on [0, 1] for a function that may not be monotone: `search_dual` with the certificate
-            `height_off` and at_zero = gap, or `refine_dual` with first=True. It evaluates 1 in its first round, which is
-            the answer whenever H(longest) >= 0.
+            `height_off` and at_zero = gap, or `refine_zero`. Both evaluate 1 in their first round, which is the answer
+            whenever H(longest) > 0.
     """
     xp = array_namespace(d_sq)
     ray = polyak_ray(gap, d_sq, longest)
     positive = gap > 0
 
-    def evaluate(v: Array) -> tuple[Array, Array]:
+    def evaluate(v: Array) -> tuple[Array, Any]:
         height, slope = heights(ray.s(v))
         # There may be no prox with step size 0, where H is the gap.
         height = gap[..., None] + xp.where(v > 0, height, xp.zeros_like(height))
         # Where there is nothing to search for, 1 is an answer at once.
         height = xp.where(positive[..., None], height, xp.ones_like(height))
-        return height, slope * ray.rate(v)
+        return height, slope if slope is None else slope * ray.rate(v)
 
     found = find(evaluate)
     s = xp.where(positive, ray.s(found.u), xp.zeros_like(found.u))
@@ -311,3 +223,8 @@ def find_matched(
 def _beside(part: Array, v: Array) -> Any:
     """Numbers per run beside points on a last axis."""
     return part[..., None] if v.ndim > part.ndim else part
+
+
+def _or_one(number: Array) -> Array:
+    xp = array_namespace(number)
+    return xp.where(number > 0, number, xp.ones_like(number))

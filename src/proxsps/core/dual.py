@@ -218,7 +218,9 @@ def _advance(
     bracket = Bracket(low, high, state.low_seen | xp.any(~below, axis=-1), state.high_seen | xp.any(below, axis=-1))
 
     known = xp.concat([xp.stack([u, h, slope]), state.near], axis=-1)
-    order = xp.argsort(height_off(known[0], known[1]), axis=-1)[..., : NEAR[slopes]]  # NaN comes last
+    # An end that is the answer comes first: where h is flat, rounding may make it smaller elsewhere. NaN comes last.
+    far = xp.where(certificate(known[0], known[1]) == 0, xp.zeros_like(known[1]), xp.abs(known[1]))
+    order = xp.argsort(far, axis=-1)[..., : NEAR[slopes]]
     if order.ndim == 1:
         near = known[:, order]
     else:
@@ -226,11 +228,8 @@ def _advance(
 
     nearest, height = near[0, ..., 0], near[1, ..., 0]
     size = xp.abs(height)
-    done = (
-        (certificate(nearest, height) <= tolerance)
-        | (size <= noise)
-        | (bracket.closed & (high - low <= resolution * high))
-    )
+    close = (certificate(nearest, height) <= tolerance) | (size <= noise)
+    done = close | (bracket.closed & (high - low <= resolution * high))
     trial, spread = _estimate(xp, near, bracket, slopes)
     following = _round(xp, trial, spread, bracket, size > state.stale / 2, points)
     evaluations = state.evaluations + u.shape[-1]

@@ -58,7 +58,7 @@ def _bracket(xp: ModuleType, known: Array) -> tuple[Array, Array]:
     # three times the chord keep it monotone (Fritsch and Carlson, 1980), and make sense of slopes that are zero.
     width = high - low
     t = above / (above - below)
-    inverse = xp.minimum((below - above) / slopes, 3 * width)
+    inverse = xp.minimum((above - below) / xp.abs(slopes), 3 * width)  # the sign of a zero slope means nothing
     first, last = xp.where(xp.isnan(slopes), width, inverse)  # a chord where slopes are not known
     s = 1 - t
     curved = low + t * (width * t * (1 + 2 * s) + s * (s * first - t * last))
