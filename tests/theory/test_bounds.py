@@ -120,6 +120,22 @@ def test_sps_max_and_dec_sps_sum_up_their_recursions():
         assert rate[-1] == pytest.approx(exact[-1], rel=0.05)
 
 
+def test_matched_cap_sums_up_its_recursion():
+    L_max, sigma_sq, penalty, D_sq = 2.0, 0.3, 0.1, 1.5
+    for cap in (0.05, 0.25, 10.0):
+        # What the proof minimises over q in [0, 1]: gain of a capped step for f(x) - C = 1; a step inside gains 1/(2L).
+        q = np.linspace(0, 1, 100_001)
+        theta = min(((1 - q) ** 2 / (2 * L_max) + 2 * cap * q).min(), 1 / (2 * L_max))
+        assert theory.matched_progress(cap=cap, L=L_max) == pytest.approx(theta, rel=1e-8)
+        bound = theory.matched_neighbourhood(K, cap=cap, L_max=L_max, sigma_sq=sigma_sq, penalty=penalty, D_sq=D_sq)
+        np.testing.assert_allclose(bound, (D_sq + K * 2 * cap * (sigma_sq + penalty)) / (theta * K), rtol=1e-8)
+
+
+def test_a_raised_bound_never_lies_below_the_other():
+    assert theory.raised_bound(value=2.0, C=0.5, slope=3.0, radius=0.1) == pytest.approx(1.7)
+    assert theory.raised_bound(value=2.0, C=0.5, slope=3.0, radius=1.0) == 0.5
+
+
 def test_dec_sps_never_leaves_its_radius():
     """One step multiplies by 1 - gamma mu and adds 2 gamma worst_gap, whatever gamma in [0, gamma_b] it takes."""
     rng = np.random.default_rng(0)
@@ -230,6 +246,14 @@ REFUSALS = {
     "no strong convexity in DecSPS": (
         lambda: theory.dec_sps_radius(mu=0.0, gamma_b=1.0, worst_gap=1.0, D_sq=1.0),
         "Strong convexity of every f_i: needs 0 < mu",
+    ),
+    "a matched cap of zero": (
+        lambda: theory.matched_neighbourhood(10, cap=0.0, L_max=1.0, sigma_sq=1.0, penalty=0.0, D_sq=1.0),
+        "Cap on the step: needs 0 < cap",
+    ),
+    "no smoothness with a matched cap": (
+        lambda: theory.matched_neighbourhood(10, cap=1.0, L_max=math.inf, sigma_sq=1.0, penalty=0.0, D_sq=1.0),
+        "Smoothness of every f_i: needs 0 < L_max < inf",
     ),
     "theta not above 1": (lambda: theory.smooth_alpha(L=1.0, theta=1.0), "needs theta > 1, got theta = 1"),
     "no steps": (lambda: theory.smooth_convex(0, alpha=0.1, L=1.0, beta=1.0, D_sq=1.0), "needs K >= 1, got K = 0"),

@@ -11,6 +11,9 @@ is bisection, with more it is faster.
 
 A point u is good enough when its duality gap, (1 - u) h(u) where h > 0 and -u h(u) where h < 0, is: that is how far
 the model at y(u) can be from its minimum.
+
+The bracket is that of the lowest change of sign among all evaluated points, so that the search also serves functions
+that are positive at 0 and not monotone (`proxsps.core.caps`): it then ends at some zero, or at 1 if h(1) >= 0.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from proxsps.core.array import Array, array_namespace
 
@@ -32,6 +35,7 @@ NEAR = {True: 2, False: 4}  # points that are kept for interpolation, with their
 OFFSETS = (0.0, -1 / 8, 1 / 8, -1 / 64, 1 / 64, -1.0, 1.0, -1 / 512)
 
 Evaluate = Callable[[Array], tuple[Array, Array]]
+Certificate = Callable[[Array, Array], Array]  # (u, h(u)) -> how much u is off, 0 for an answer
 
 
 class Search(NamedTuple):
@@ -64,9 +68,21 @@ class Found(NamedTuple):
     root: Array | None = None  # where h would reach zero beyond [0, 1], if the search has found that too
 
 
-Condition = Callable[[Search], Array]
-Body = Callable[[Search], Search]
-Loop = Callable[[Condition, Body, Search], Search]
+State = TypeVar("State", bound=tuple[Any, ...])  # a named tuple of arrays
+Condition = Callable[[Any], Array]
+Body = Callable[[Any], Any]
+Loop = Callable[[Condition, Body, Any], Any]
+
+
+def duality_gap(u: Array, h: Array) -> Array:
+    """How far the model at y(u) can be from its minimum; 0 at u = 1 with h > 0, u = 0 with h < 0."""
+    return array_namespace(u).where(h > 0, (1 - u) * h, -u * h)
+
+
+def height_off(u: Array, h: Array) -> Array:
+    """|h|, but 0 at u = 1 with h > 0, which is an answer whatever h is elsewhere."""
+    xp = array_namespace(u)
+    return xp.where((u >= 1) & (h > 0), xp.zeros_like(h), xp.abs(h))
 
 
 def search_dual(
@@ -80,13 +96,15 @@ def search_dual(
     start: Array | Sequence[float] = (1.0,),
     points: int = 1,
     slopes: bool = True,
+    certificate: Certificate = duality_gap,
+    at_zero: Array | None = None,
 ) -> Found:
     """Find u.
 
     Args:
         evaluate: points u, on the last axis -> (h(u), h'(u)); the slope is NaN where it is not known.
         like: a float array with the shape of the runs, which names library, dtype and device.
-        tolerance: the duality gap at which to stop.
+        tolerance: the duality gap, or other certificate, at which to stop.
         resolution: the width of the bracket, relative to u, at which to stop because h cannot tell points apart.
         limit: the number of evaluated points from which on there is no further round.
         loop: loop(condition, body, state): one of the loops below, or `jax.lax.while_loop`.
@@ -94,19 +112,25 @@ def search_dual(
         start: the points of the first round: numbers, or an array with a last axis of points.
         points: how many points each later round has, at most eight.
         slopes: False where no slope is ever known, for an interpolation that does without.
+        certificate: what is compared with the tolerance.
+        at_zero: h(0) > 0 where it is known, so that nobody evaluates it.
     """
     xp = array_namespace(like)
     one, zero, no = xp.ones_like(like), xp.zeros_like(like), xp.zeros_like(like, dtype=xp.bool)
     first = _ladder(xp, like, start) if isinstance(start, Sequence) else start
     inf = one * math.inf
     near = xp.stack([xp.stack([one * math.nan] * NEAR[slopes], axis=-1)] * 3)
-    state = Search(first, near, one, zero, one, no, no, inf, inf, zero, no)
+    seen = no
+    if at_zero is not None:
+        seen = ~no
+        near = xp.concat([xp.stack([zero, at_zero + zero, one * math.nan])[..., None], near[..., 1:]], axis=-1)
+    state = Search(first, near, one, zero, one, seen, no, inf, inf, zero, no)
 
     def unfinished(state: Search) -> Array:
         return ~state.done & (state.evaluations < limit)
 
     def advance(state: Search) -> Search:
-        return _advance(xp, state, *evaluate(state.next), tolerance, resolution, noise, points, slopes)
+        return _advance(xp, state, *evaluate(state.next), tolerance, resolution, noise, points, slopes, certificate)
 
     if first.shape[-1] != points:  # loops that compile want states of one shape
         state = advance(state)
@@ -115,14 +139,14 @@ def search_dual(
     return Found(u, h, slope, state.trial, state.evaluations, state.done, state.low, state.high)
 
 
-def eager_loop(condition: Condition, body: Body, state: Search) -> Search:
+def eager_loop(condition: Condition, body: Body, state: State) -> State:
     """The loop of a single run whose numbers may be looked at."""
     while condition(state):
         state = body(state)
     return state
 
 
-def shared_loop(condition: Condition, body: Body, state: Search) -> Search:
+def shared_loop(condition: Condition, body: Body, state: State) -> State:
     """The loop of several runs at once: until all have ended; those that have stay as they are."""
     while (busy := condition(state)).any():
         state = _masked(busy, body(state), state)
@@ -132,7 +156,7 @@ def shared_loop(condition: Condition, body: Body, state: Search) -> Search:
 def fixed_loop(count: int) -> Loop:
     """A loop that never looks at a number: `count` rounds, in which finished runs stay as they are."""
 
-    def loop(condition: Condition, body: Body, state: Search) -> Search:
+    def loop(condition: Condition, body: Body, state: State) -> State:
         for _ in range(count):
             state = _masked(condition(state), body(state), state)
         return state
@@ -140,13 +164,13 @@ def fixed_loop(count: int) -> Loop:
     return loop
 
 
-def _masked(busy: Array, new: Search, old: Search) -> Search:
-    """The new state of the runs that are busy; `next` is of no use to the others."""
+def _masked(busy: Array, new: State, old: State) -> State:
+    """The new state of the runs that are busy."""
     xp = array_namespace(busy)
     fields = []
-    for after, before in zip(new[1:], old[1:], strict=True):
+    for after, before in zip(new, old, strict=True):
         fields.append(xp.where(busy[..., None] if after.ndim > busy.ndim else busy, after, before))
-    return Search(new.next, *fields)
+    return type(old)(*fields)
 
 
 def stopping(gap: Array, products: Array, eps: float) -> tuple[Array, Array]:
@@ -187,6 +211,7 @@ def _advance(
     noise: Array | float,
     points: int,
     slopes: bool,
+    certificate: Certificate,
 ) -> Search:
     """Take in h and h' at state.next, and choose the points of the next round."""
     u, below = state.next, h <= 0
@@ -197,7 +222,7 @@ def _advance(
 
     known = xp.concat([xp.stack([u, h, slope]), state.near], axis=-1)
     # An end that is the answer comes first: where h is flat, rounding may make it smaller elsewhere. NaN comes last.
-    far = xp.where(_duality_gap(xp, known[0], known[1]) == 0, xp.zeros_like(known[1]), xp.abs(known[1]))
+    far = xp.where(certificate(known[0], known[1]) == 0, xp.zeros_like(known[1]), xp.abs(known[1]))
     order = xp.argsort(far, axis=-1)[..., : NEAR[slopes]]
     if order.ndim == 1:
         near = known[:, order]
@@ -206,17 +231,12 @@ def _advance(
 
     nearest, height = near[0, ..., 0], near[1, ..., 0]
     size = xp.abs(height)
-    gap = _duality_gap(xp, nearest, height)
-    done = (gap <= tolerance) | (size <= noise) | (bracket.closed & (high - low <= resolution * high))
+    close = (certificate(nearest, height) <= tolerance) | (size <= noise)
+    done = close | (bracket.closed & (high - low <= resolution * high))
     trial, spread = _estimate(xp, near, bracket, slopes)
     following = _round(xp, trial, spread, bracket, size > state.stale / 2, points)
     evaluations = state.evaluations + u.shape[-1]
     return Search(following, near, trial, *bracket, size, state.before, evaluations, done)
-
-
-def _duality_gap(xp: ModuleType, u: Array, h: Array) -> Array:
-    """How far the model at y(u) can be from its minimum: 0 at u = 1 with h > 0, and at u = 0 with h < 0."""
-    return xp.where(h > 0, (1 - u) * h, -u * h)
 
 
 class Bracket(NamedTuple):
