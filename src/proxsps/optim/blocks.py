@@ -124,7 +124,10 @@ def plain(*lists: Sequence[Tensor]) -> bool:
 
 def stored(tensors: Sequence[Tensor]) -> bool:
     """Whether tensors with entries have memory for them; zeros that torch does not store, and wrappers, have none."""
-    return all([t.data_ptr() != 0 or t.numel() == 0 for t in tensors])
+    try:
+        return all([t.data_ptr() != 0 or t.numel() == 0 for t in tensors])
+    except RuntimeError:  # inside torch.func transforms
+        return False
 
 
 def same_order(xs: Sequence[Tensor], gs: Sequence[Tensor]) -> bool:

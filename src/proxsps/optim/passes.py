@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import Block
+from proxsps.optim.blocks import Block, stored
 
 DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on the CPU
 
@@ -122,20 +123,38 @@ def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Ten
         yield y if c is None else y + pull * widened(c)
 
 
+def update(block: Block, keep: float, move: float) -> None:
+    """x <- keep x + move d on the host, in one pass over memory where that is safe."""
+    # As a factor on x the decay is a quotient, lam / u, which leaves the range of f32 for huge slopes.
+    decay = (keep - 1) / move if move else math.inf
+    if abs(decay) < 1e30 and stored(block.params) and stored(block.slopes):
+        _fused_sgd(block, -move, decay, None)
+        return
+    if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
+        dtype = torch.float64 if block.double else torch.float32
+        torch._foreach_mul_(block.params, torch.tensor(keep, dtype=dtype))
+    if move != 0:
+        torch._foreach_add_(block.params, block.slopes, alpha=move)
+
+
 def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
-    """x <- keep x + move g in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
+    """x <- keep x + move d in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
     torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
+    _fused_sgd(block, -move, 0.0, 1 - ok.float())
+
+
+def _fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: Tensor | None) -> None:
     torch._fused_sgd_(
         block.params,
         block.slopes,
         [],
-        weight_decay=0.0,  # as a factor on x it would be a quotient, lam / u, which leaves the range of f32
+        weight_decay=weight_decay,
         momentum=0.0,
-        lr=-move,
+        lr=lr,
         dampening=0.0,
         nesterov=False,
         maximize=False,
         is_first_step=True,
         grad_scale=None,
-        found_inf=1 - ok.float(),
+        found_inf=found_inf,
     )

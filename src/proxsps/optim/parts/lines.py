@@ -11,7 +11,7 @@ from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block, stored
 from proxsps.optim.numbers import Device
 from proxsps.optim.parts.base import Part
-from proxsps.optim.passes import COPIES, LAUNCHES, combined, pair_sums, update_masked, vectors, wide_sums
+from proxsps.optim.passes import COPIES, LAUNCHES, combined, pair_sums, update, update_masked, vectors, wide_sums
 
 
 class Lines(Part):
@@ -59,11 +59,7 @@ class Lines(Part):
             for x, y in zip(block.params, combined(block, keep, move, pull), strict=True):
                 x.copy_(y)
             return
-        if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
-            dtype = torch.float64 if block.double else torch.float32
-            torch._foreach_mul_(block.params, torch.tensor(keep, dtype=dtype))
-        if move != 0:
-            torch._foreach_add_(block.params, block.slopes, alpha=move)
+        update(block, keep, move)
 
     def _move_masked(self, block: Block, keep: Tensor, move: Tensor, pull: Tensor, ok: Tensor) -> None:
         fuses = not block.centered and block.aligned and not block.double and not torch.compiler.is_compiling()
