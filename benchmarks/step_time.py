@@ -1,11 +1,15 @@
 """Time of one optimizer step, as ratios to torch's own optimizers in the same run.
 
-    python benchmarks/step_time.py [--rounds 40] [--json FILE]
+    python benchmarks/step_time.py [--rounds 40] [--device cpu] [--only REGEX] [--json FILE]
 
 Three sets of parameters: the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries), 25 M entries in 50
-tensors, and one tensor of 20 M. All optimizers step in turn, round after round, so that a busy moment of the machine
-hits all of them; a time is the median over rounds. The row "read, then write" is the least that an exact step costs: it
-has to read parameters and gradients once (here by torch.dot) before it can read and write them (here by fused SGD).
+matrices, and one matrix of 20 M. All optimizers step in turn from the same point, round after round, so that a busy
+moment of the machine hits all of them; a time is the median over rounds.
+
+"searched" is a step whose dual variable lies inside (0, 1), "capped" one that ends at the cap. GroupLasso has filters
+in (a), with weight decay on the other tensors, and rows in (b) and (c); "mixed" has L1 on every other tensor and weight
+decay on the rest. Floors are what a step cannot do without: "read, then write" reads parameters and gradients once
+(torch.dot) before it reads and writes them (fused SGD), "read twice, then write" reads them twice.
 """
 
 from __future__ import annotations
@@ -14,18 +18,22 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps import ProxSPS
+from proxsps import L1, L2, Box, ElasticNet, GroupLasso, NonNegative, NuclearNorm, ProxSPS, Regularizer
 from proxsps.optim.parts import load_kernels
 
 DECAY = 5e-4
+BASE = ("AdamW fused",)
 
 
 def resnet110_shapes() -> list[tuple[int, ...]]:
@@ -41,59 +49,152 @@ def resnet110_shapes() -> list[tuple[int, ...]]:
 
 CASES = {
     "(a) ResNet110": resnet110_shapes(),
-    "(b) 25 M in 50": [(500_000,)] * 50,
-    "(c) 20 M in one": [(20_000_000,)],
+    "(b) 25 M in 50": [(1000, 500)] * 50,
+    "(c) 20 M in one": [(20_000, 1000)],
+}
+ALPHA, LAM = 0.1, 0.1
+REGULARIZERS: dict[str, Callable[[int], Regularizer]] = {  # for a number of dims
+    "L1": lambda dims: L1(LAM),
+    "ElasticNet": lambda dims: ElasticNet(LAM, LAM),
+    "NonNegative": lambda dims: NonNegative(),
+    "Box": lambda dims: Box(-1.0, 1.0),
+    "GroupLasso": lambda dims: GroupLasso(LAM, tuple(range(1, dims))),
 }
 
 
-def contestants(params: list[Tensor]) -> dict[str, Callable[[], object]]:
+def groups_of(name: str, params: list[Tensor]) -> list[dict[str, Any]]:
+    """Parameter groups with the regulariser of this name, and weight decay where it does not apply."""
+    if name == "mixed":
+        some, others, name = params[::2], params[1::2], "L1"
+    elif name == "GroupLasso":
+        some, others = [p for p in params if p.dim() > 1], [p for p in params if p.dim() == 1]
+    else:
+        some, others = params, []
+    groups = [
+        {"params": [p for p in some if p.dim() == dims], "regularizer": REGULARIZERS[name](dims)}
+        for dims in sorted({p.dim() for p in some})
+    ]
+    return [*groups, {"params": others, "weight_decay": DECAY}] if others else groups
+
+
+def loss_for(branch: str, groups: list[dict[str, Any]]) -> Tensor:
+    """A loss above a bound of 0 at which the step ends on this branch."""
+
+    def fall(u: float) -> float:
+        total = 0.0
+        for group in groups:
+            phi = group.get("regularizer") or L2(group["weight_decay"])
+            for p in group["params"]:
+                x, d = p.detach().double(), p.grad.double()
+                total += float(torch.sum(d * (x - phi.prox(x - u * ALPHA * d, ALPHA))))
+        return total
+
+    top = fall(1.0)
+    return torch.tensor(
+        1.5 * top if branch == "capped" else (fall(0.0) + top) / 2, device=groups[0]["params"][0].device
+    )
+
+
+def contestants(params: list[Tensor], reset: Callable[[], None]) -> dict[str, Callable[[], object]]:
     """A step of each optimizer on the same parameters and gradients."""
     grads = [p.grad for p in params]
-    loss = torch.tensor(1.0)
+    on_cpu = params[0].is_cpu
+    kernels = on_cpu and load_kernels() is not None
 
-    def polyak(fused: bool) -> Callable[[], object]:
-        opt = ProxSPS(params, lr=1.0, weight_decay=DECAY, fused=fused)
+    def polyak(fused: bool | None) -> Callable[[], object]:
+        opt, loss = ProxSPS(params, lr=1.0, weight_decay=DECAY, fused=fused), torch.tensor(1.0)
         return lambda: opt.step(loss=loss)
 
-    # A rate of 1e-9: parameters must stay of the size they have while thousands of steps are timed.
+    def regularised(name: str, branch: str, fused: bool | None) -> Callable[[], object]:
+        groups = groups_of(name, params)
+        opt, loss = ProxSPS(groups, lr=ALPHA, fused=fused), loss_for(branch, groups)
+        opt.step(loss=loss)
+        reset()
+        if opt.last_step.branch_name != branch.replace("searched", "inside"):
+            raise RuntimeError(f"{name} was to be {branch}, but is {opt.last_step.branch_name}.")
+        return lambda: opt.step(loss=loss)
+
     sgd = torch.optim.SGD(params, lr=1e-9, weight_decay=DECAY, fused=True)
 
-    def two_passes() -> None:
-        for p, g in zip(params, grads, strict=True):
-            torch.dot(p.detach().view(-1), g.view(-1))
-        sgd.step()
+    def passes(reads: int) -> Callable[[], object]:
+        def run() -> None:
+            for _ in range(reads):
+                for p, g in zip(params, grads, strict=True):
+                    torch.dot(p.detach().view(-1), g.view(-1))
+            sgd.step()
+
+        return run
 
     steps = {
         "SGD fused": sgd.step,
-        "SGD default": torch.optim.SGD(params, lr=1e-9, weight_decay=DECAY).step,
         "AdamW fused": torch.optim.AdamW(params, lr=1e-9, weight_decay=DECAY, fused=True).step,
         "AdamW default": torch.optim.AdamW(params, lr=1e-9, weight_decay=DECAY).step,
-        "read, then write": two_passes,
-        "ProxSPS, torch only": polyak(fused=False),
+        "read, then write": passes(1),
+        "read twice, then write": passes(2),
     }
-    if load_kernels() is not None:
-        steps["ProxSPS, kernels"] = polyak(fused=True)
+    paths = (
+        {"kernels": True, "torch alone": False} if kernels else {"torch alone": False} if on_cpu else {"device": None}
+    )
+    for path, fused in paths.items():
+        steps[f"weight decay, {path}"] = polyak(fused)
+        for name in [*REGULARIZERS, *(["mixed"] if len(params) > 1 else [])]:
+            for branch in ("searched", "capped"):
+                if branch == "searched" or name in ("L1", "GroupLasso"):
+                    steps[f"{name}, {branch}, {path}"] = regularised(name, branch, fused)
     return steps
 
 
-def measure(shapes: list[tuple[int, ...]], rounds: int) -> dict[str, float]:
+def nuclear(params: list[Tensor]) -> dict[str, Callable[[], object]]:
+    """Steps with the nuclear norm, whose decompositions take seconds for the large matrices: (a) only."""
+    groups = [{"params": [p for p in params if p.dim() > 1], "regularizer": NuclearNorm(LAM)}]
+    opt, loss = ProxSPS(groups, lr=ALPHA), loss_for("searched", groups)
+    return {"NuclearNorm, searched": lambda: opt.step(loss=loss)}
+
+
+def measure(case: str, rounds: int, device: str, only: str) -> dict[str, float]:
     """Median seconds of a step of each contestant."""
-    params = [torch.randn(shape).requires_grad_() for shape in shapes]
+    params = [torch.randn(shape, device=device).requires_grad_() for shape in CASES[case]]
     for p in params:
-        p.grad = torch.randn_like(p)
-    return interleaved(contestants(params), rounds)
+        p.grad = torch.randn_like(p) + 0.5 * p.detach()  # so that every regulariser alone lowers the linear model
+    start = [p.detach().clone() for p in params]
+
+    @torch.no_grad()
+    def reset() -> None:
+        if params[0].is_cpu:  # by NumPy: threads of torch spin after their last use, in the way of whoever comes next
+            for p, x in zip(params, start, strict=True):
+                np.copyto(p.detach().numpy(), x.numpy())
+        else:
+            torch._foreach_copy_(params, start)
+
+    steps = contestants(params, reset)
+    if case.startswith("(a)"):
+        steps |= nuclear(params)
+    wanted = {name: step for name, step in steps.items() if name in BASE or re.search(only, name)}
+    return interleaved(wanted, rounds, reset)
 
 
-def interleaved(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each step, all of which are taken in turn."""
+def interleaved(
+    steps: dict[str, Callable[[], object]], rounds: int, reset: Callable[[], None] = lambda: None
+) -> dict[str, float]:
+    """Median seconds of each step, all of which are taken in turn, each from where `reset` puts the parameters."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds + 2):
         for name, step in steps.items():
             step()  # brings the state of this step, not of the one before, into the caches
+            reset()
+            synchronize()
             start = time.perf_counter()
             step()
+            synchronize()
             times[name].append(time.perf_counter() - start)
+            reset()
     return {name: statistics.median(series[2:]) for name, series in times.items()}
+
+
+def synchronize() -> None:
+    """Wait for a device."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def state_bytes(method: type[torch.optim.Optimizer]) -> int:
@@ -111,14 +212,14 @@ def _backward(x: Tensor) -> Tensor:
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
-    """Milliseconds, and ratios to fused AdamW and fused SGD, as Markdown."""
-    lines = ["| step | " + " | ".join(f"{case}: ms | / AdamW fused | / SGD fused" for case in results) + " |"]
-    lines.append("| --- |" + " ---: |" * (3 * len(results)))
-    for name in next(iter(results.values())):
+    """Milliseconds, and ratios to fused AdamW, as Markdown."""
+    lines = ["| step | " + " | ".join(f"{case}: ms | / AdamW fused" for case in results) + " |"]
+    lines.append("| --- |" + " ---: |" * (2 * len(results)))
+    for name in dict.fromkeys(name for times in results.values() for name in times):
         cells = []
         for times in results.values():
-            t = times[name]
-            cells += [f"{1e3 * t:.2f}", f"{t / times['AdamW fused']:.2f}", f"{t / times['SGD fused']:.2f}"]
+            t = times.get(name)
+            cells += ["-", "-"] if t is None else [f"{1e3 * t:.2f}", f"{t / times['AdamW fused']:.2f}"]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -127,13 +228,18 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="timed steps of each optimizer (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--only", default="", help="time only steps whose name matches this regular expression")
+    parser.add_argument("--case", default="", help="only the cases whose name contains this, for instance '(a)'")
     parser.add_argument("--json", type=Path, help="also write the seconds to this file")
     options = parser.parse_args()
     torch.manual_seed(0)
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs, {platform.machine()}\n"
     )
-    results = {case: measure(shapes, options.rounds) for case, shapes in CASES.items()}
+    results = {
+        case: measure(case, options.rounds, options.device, options.only) for case in CASES if options.case in case
+    }
     print(table(results))
     print(f"\nOptimizer state after a step, of 1000 f32 parameters: {state_bytes(ProxSPS)} bytes for ProxSPS,")
     print(f"{state_bytes(torch.optim.AdamW)} bytes for AdamW.")

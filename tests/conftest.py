@@ -1,6 +1,18 @@
-"""Every run of the suite draws the same examples, so that a failure is seen again."""
+"""What every run of the suite relies on, however it is started: the same examples, and interrupts that arrive."""
 
+import signal
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> Iterator[None]:
+    """In the background (`nohup`, `&`) a process ignores interrupts, and so would all that the tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -37,7 +37,7 @@ BIBTEX = """\
 }"""
 
 
-class Claim(Protocol):
+class ReportedClaim(Protocol):
     """A sentence that a number decides; anything with these attributes will do."""
 
     @property
@@ -71,7 +71,7 @@ class Section:
 
     title: str
     description: str
-    claims: Sequence[Claim] = ()
+    claims: Sequence[ReportedClaim] = ()
     figures: Sequence[tuple[str, Figure]] = ()
     table: pd.DataFrame | None = field(default=None, compare=False)
 
@@ -148,14 +148,14 @@ def render(
     return "\n".join(parts) + "\n"
 
 
-def _summary(claims: Sequence[Claim]) -> str:
+def _summary(claims: Sequence[ReportedClaim]) -> str:
     if not claims:
         return "No claims were checked."
     held = sum(bool(claim.holds) for claim in claims)
     return f"{held} of {len(claims)} {'claim holds' if len(claims) == 1 else 'claims hold'}."
 
 
-def _all_claims(claims: Sequence[tuple[int, Claim]], sections: Sequence[Section]) -> str:
+def _all_claims(claims: Sequence[tuple[int, ReportedClaim]], sections: Sequence[Section]) -> str:
     if not claims:
         return ""
     rows = [
@@ -171,7 +171,7 @@ def _all_claims(claims: Sequence[tuple[int, Claim]], sections: Sequence[Section]
     return f'<section id="claims"><h2>Claims</h2>{_table("claims", head, rows)}</section>'
 
 
-def _verdict(claim: Claim) -> str:
+def _verdict(claim: ReportedClaim) -> str:
     kind, word = ("holds", "holds") if claim.holds else ("fails", "does not hold")
     return f'<span class="verdict {kind}">{word}</span>'
 

@@ -46,11 +46,16 @@ def test_best_for_small_strengths(errors: Callable[..., Frames]) -> None:
     judged(sensor.best_for_small_strengths, errors(elsewhere), True)
 
 
-def test_alike_at_large_strength(errors: Callable[..., Frames]) -> None:
-    judged(sensor.alike_at_large_strength, errors({("sps", 5.0, 5e-4): 1.02}), True, "2.0%", "1.020")
+def test_alike_at_large_strength(made: Made) -> None:
+    def alike(values: dict[Setting, float]) -> Frames:
+        return made("sensor", val_error=lambda spec: values.get(_setting(spec), 0.5))
+
+    claim = sensor.alike_at_large_strength
+    judged(claim, alike({("sps", 5.0, 5e-4): 0.51}), True, "2.0%", "0.510")
     for method in ("prox-sps", "sps", "sgd"):
-        judged(sensor.alike_at_large_strength, errors({(method, 5.0, 5e-4): 1.1}), False, "10.0%", "1.100")
-    judged(sensor.alike_at_large_strength, errors({("sps", 10.0, 5e-4): 9.0, ("sps", 5.0, 1e-4): 9.0}), True, "0.0%")
+        judged(claim, alike({(method, 5.0, 5e-4): 0.55}), False, "10.0%", "0.550")
+    judged(claim, alike({("sps", 10.0, 5e-4): 9.0, ("sps", 5.0, 1e-4): 9.0}), True, "0.0%")
+    judged(claim, made("sensor"), False, "0.0% (1.000, 1.000, 1.000)")  # no better than the mean
 
 
 def test_sgd_best_at_large_strength(errors: Callable[..., Frames]) -> None:
@@ -64,6 +69,15 @@ def test_best_overall(errors: Callable[..., Frames]) -> None:
     best = {("prox-sps", 5.0, 1e-4): 0.25}
     judged(sensor.best_overall, errors(best), True, "ProxSPS with alpha_0 = 5", "0.0001", "0.250")
     judged(sensor.best_overall, errors({**best, ("sgd", 1.0, 5e-4): 0.125}), False, "SGD", "0.125")
+
+
+def test_methods_that_share_the_least_error_have_no_winner(errors: Callable[..., Frames]) -> None:
+    tie = {("prox-sps", 5.0, lam): 0.25 for lam in sensor.LAMBDAS} | {("sgd", 1.0, lam): 0.25 for lam in sensor.LAMBDAS}
+    for claim in (sensor.best_for_small_strengths, sensor.best_overall, sensor.sgd_best_at_large_strength):
+        judged(claim, errors(tie), False, "none")
+        judged(claim, errors({}), False, "none")
+    two = {("prox-sps", lr, lam): 0.25 for lr in (5.0, 10.0) for lam in sensor.LAMBDAS}  # of one method: no matter
+    judged(sensor.best_overall, errors(two), True, "ProxSPS", "0.250")
 
 
 def test_a_method_that_diverged_is_not_the_best(errors: Callable[..., Frames]) -> None:

@@ -13,6 +13,7 @@ from proxsps.core.models import truncated_model
 from proxsps.experiments.theory import (
     BOUNDS,
     CHECKS,
+    caps,
     claim,
     evaluate,
     find_check,
@@ -92,12 +93,32 @@ def test_methods_by_hand():
     np.testing.assert_allclose(dec(first, i, np.full(3, alpha))[0], second)
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_matched_steps_end_at_their_cap_or_where_the_model_meets_its_bound(name):
+    problem = PROBLEMS[name]()
+    x = steps.visited(problem, 0.5)[1:20]
+    values, gradients = problem.losses(x), problem.gradients(x)
+    seen = set()
+    for cap in (0.01, 1e3):
+        y, tau = caps.all_matched_steps(problem, x, cap)
+        linear = values + np.einsum("kin,kin->ki", gradients, y - x[:, None]) - problem.lower_bound
+        assert (linear >= -1e-13).all()  # sums of numbers up to about 10 are rounded
+        inside = (tau < cap) & (values > problem.lower_bound)
+        np.testing.assert_allclose(linear[inside], 0, atol=1e-9)
+        for k, i in np.ndindex(tau.shape):
+            expected = problem.phi.prox(x[k] - tau[k, i] * gradients[k, i], max(tau[k, i], 1e-300))
+            np.testing.assert_allclose(y[k, i], expected, atol=1e-14)
+        seen |= set(inside.ravel().tolist())
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("method", [runs.prox_sps, caps.matched])
 @pytest.mark.parametrize("make", [ridge, robust_regression])
-def test_iterates_do_not_leave_their_ball(make):
+def test_iterates_do_not_leave_their_ball(make, method):
     """Whatever the steps are: the region on which the constants are computed."""
     problem = make()
     rng = np.random.default_rng(0)
-    path = runs.run(problem, runs.prox_sps(problem), lambda k: 10 ** rng.uniform(-3, 3), 500, seeds=20)
+    path = runs.run(problem, method(problem), lambda k: 10 ** rng.uniform(-3, 3), 500, seeds=20)
     largest = np.linalg.norm(path.points, axis=-1).max()
     assert problem.constants.radius / 5 < largest <= problem.constants.radius
 
@@ -184,6 +205,16 @@ MUTATIONS = [
     ("envelope-recursion", "envelope_recursion", {"beta": 0.5}, True),
     ("envelope-recursion", "envelope_recursion", {"rho": 0.5}, False),
     ("envelope-recursion", "envelope_recursion", {"lam": 2.0}, True),
+    ("matched-inequality", "matched_inequality", {"lam": 2.0}, True),
+    ("matched-inequality", "matched_inequality", {"tau": 0.5}, True),
+    ("matched-recursion", "matched_recursion", {"L": 0.5}, True),
+    ("matched-recursion", "matched_recursion", {"lam": 2.0}, True),
+    ("matched-recursion", "matched_recursion", {"target_gap": 0.5}, True),
+    ("matched-recursion", "matched_recursion", {"penalty": 0.5}, True),
+    ("matched-neighbourhood", "matched_neighbourhood", {"sigma_sq": 0.5}, False),
+    ("matched-neighbourhood", "matched_neighbourhood", {"sigma_sq": 0.5, "D_sq": 0.5, "penalty": 0.5}, True),
+    ("distance-bound", "raised_bound", {"radius": 0.5}, True),
+    ("distance-bound", "raised_bound", {"radius": 2.0}, True),
 ]
 
 

@@ -1,11 +1,13 @@
 """Stability panels: lines, gap, divergence, labels."""
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from proxsps.figures import frames, stability, style
+from proxsps.figures import frames, lambda_path, per_lambda, stability, style
 
 
 def crosses(axes):
@@ -155,3 +157,22 @@ def test_every_tick_of_a_log_axis_is_labelled(limits, words):
 )
 def test_numbers(value, power, text):
     assert style.number(value, power) == text
+
+
+@pytest.mark.parametrize("draw", [stability, per_lambda, lambda_path])
+def test_curves_that_coincide_are_both_seen(stability_data, draw):
+    """ProxSPS and SPS with the same values: pixels of both colours, many of them, where there is one curve."""
+    own = stability_data[(stability_data["method"] == "prox-sps") & (stability_data["schedule"] == "sqrt")]
+    own = own[own["lr"] == own["lr"].max()]
+    if draw is lambda_path:  # over two strengths
+        own = pd.concat([own, own.assign(weight_decay=0.01, run=own["run"] + "-strong")])
+    runs = pd.concat([own, own.assign(method="sps", run=own["run"] + "-sps")], ignore_index=True)
+    figure = draw(runs, "val_error")
+    for legend in figure.legends:
+        legend.remove()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3].reshape(-1, 3).astype(float)
+    for name in ("prox-sps", "sps"):
+        colour = 255 * np.array(to_rgb(style.method(name).colour))
+        assert (np.abs(pixels - colour).max(axis=1) < 12).sum() > 250, name

@@ -122,6 +122,16 @@ def dtype_of(number, dtype):
     return torch.tensor(number, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", [(0,), (1,), None])
+def test_zeros_are_exact_and_have_no_sign(dtype, dims):
+    xs, ds = pairs([(70, 67)], dtype)
+    at = rows.memory([xs], [ds], [dims])
+    rows.write(at, constant(at.groups, l1=1e3), np.full(at.groups, 0.7), 0.5)
+    assert (xs[0] == 0).all()
+    assert not xs[0].signbit().any()
+
+
 def test_blocks_have_dims_and_constants_of_their_own():
     xs, ds = pairs([(9, 20), (30, 7), (4, 3, 2, 2)], torch.float64)
     blocks = [[xs[0]], [], [xs[1]], [xs[2]]], [[ds[0]], [], [ds[1]], [ds[2]]], [(1,), (1,), (0,), (1, 2, 3)]

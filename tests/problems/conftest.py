@@ -35,7 +35,7 @@ def sensor_file(tmp_path: Path) -> Callable[[np.ndarray | None], Path]:
 @pytest.fixture
 def no_cache() -> Iterator[None]:
     """Data read during the test is forgotten, before and after."""
-    caches = (completion._split, linear._read_labelled)
+    caches = (completion._split, completion._start, completion._month_digest, linear._read_labelled)
     for cache in caches:
         cache.cache_clear()
     yield

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from proxsps.problems import MatrixCompletion, datasets
+from proxsps.problems import MatrixCompletion, completion, datasets
 from proxsps.problems.completion import split_measurements
-from proxsps.problems.datasets import find_sensors, parse_sensors, synthetic_sensors
+from proxsps.problems.datasets import DataError, find_sensors, parse_sensors, synthetic_sensors
+from proxsps.sweep.spec import RunSpec
 
 SEED = 12345678
 
@@ -104,3 +105,65 @@ def test_the_real_file(no_cache):
     assert (len(value), len(problem.validation_data(0)[2])) == (44926, 11232)
     # The first standardised values, which the published code states.
     np.testing.assert_allclose(value[:5], [-0.6056, -0.4624, 0.2748, -0.5206, -0.6135], atol=1e-4)
+
+
+# A file of another month
+
+
+def month(path, sensors=12, hours=48, measured=300):
+    """A file of the published format, with other numbers of sensors and hours."""
+    rng = np.random.RandomState(0)
+    table = np.zeros(sensors * hours)
+    table[rng.permutation(table.size)[:measured]] = 10 + rng.rand(measured)
+    lines = [",".join(["", *map(str, range(hours))])]
+    lines += [",".join([str(i), *map(str, row)]) for i, row in enumerate(table.reshape(sensors, hours))]
+    path.write_text("\n".join(lines) + "\n")
+    return table.reshape(sensors, hours)
+
+
+def test_a_file_of_another_month(tmp_path, monkeypatch, no_cache):
+    table = month(tmp_path / "month2.csv")
+    problem = MatrixCompletion(data=str(tmp_path / "month2.csv"), batch_size=32)
+    assert {name: tuple(value.shape) for name, value in problem.start().items()} == {
+        "U": (12, 24),
+        "V": (48, 24),
+        "bias_U": (12,),
+        "bias_V": (48,),
+    }
+    both = zip(problem.train_data(), problem.validation_data(0), strict=True)
+    sensor, hour, value = (torch.cat(parts) for parts in both)
+    assert len(problem.train_data()[0]) == 240
+    found = np.corrcoef(table[sensor.numpy(), hour.numpy()], value.numpy())[0, 1]
+    assert found == pytest.approx(1.0), "every measurement once, at its place"
+    assert len(set(zip(sensor.tolist(), hour.tolist(), strict=True))) == 300
+    assert problem.loss(problem.start(), *problem.train_data()).isfinite()
+    monkeypatch.setenv("PROXSPS_DATA", str(tmp_path))
+    by_name = MatrixCompletion(data="month2.csv", batch_size=32)
+    torch.testing.assert_close(by_name.train_data(), problem.train_data())
+
+
+def test_runs_on_another_month_are_told_apart_by_its_content(tmp_path, no_cache):
+    ids = []
+    for measured in (300, 310):
+        month(tmp_path / "month2.csv", measured=measured)
+        completion._month_digest.cache_clear()  # as in another process
+        problem = MatrixCompletion(data=str(tmp_path / "month2.csv"), batch_size=32)
+        ids.append(RunSpec(problem, "prox-sps", "constant", 1.0, 1e-4, 0, 1).id)
+    assert ids[0] != ids[1]
+    assert MatrixCompletion().fingerprint(0) is None, "stores of the published file stay valid"
+
+
+def test_files_that_are_no_month(tmp_path, no_cache):
+    month(tmp_path / "short.csv", measured=30)
+    with pytest.raises(DataError, match="holds 30 measurements, four fifths of which have to fill a batch of 32"):
+        MatrixCompletion(data=str(tmp_path / "short.csv"), batch_size=32).train_data()
+    (tmp_path / "torn.csv").write_text(",1,2\n0,1.5\n1,2,3\n")
+    with pytest.raises(DataError, match=r"torn.csv, line 2: got 2 columns instead of 3. Expected a header with"):
+        MatrixCompletion(data=str(tmp_path / "torn.csv"), batch_size=2).train_data()
+    (tmp_path / "one.csv").write_text(",1,2\n0,1,2\n")
+    with pytest.raises(DataError, match="shape 1 x 2"):
+        MatrixCompletion(data=str(tmp_path / "one.csv"), batch_size=1).train_data()
+    with pytest.raises(DataError, match="cannot be read"):
+        MatrixCompletion(data=str(tmp_path / "none.csv")).start()
+    with pytest.raises(ValueError, match=r"'real', 'synthetic' or the name of a .csv file, got 'reel'"):
+        MatrixCompletion(data="reel")

@@ -7,8 +7,10 @@ import io
 import os
 import pickle
 import re
+import struct
 import sys
 import tarfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 
 from proxsps.problems import DataError, images, vision
 from proxsps.problems.datasets import data_folder
-from proxsps.problems.images import find_cifar10, find_imagenet32, load_images, read_parquet, synthetic_images
+from proxsps.problems.images import _loaded, find_cifar10, find_imagenet32, load_images, read_parquet, synthetic_images
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -34,7 +36,7 @@ def folder(tmp_path, monkeypatch):
     (data / "imagenet32").mkdir()
     monkeypatch.setenv("PROXSPS_DATA", str(data))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    caches = (load_images, vision._data)
+    caches = (_loaded, vision._data)
     for cache in caches:
         cache.cache_clear()
     yield data
@@ -83,7 +85,7 @@ def write_archive(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def refusal(name: str = "cifar10") -> str:
-    load_images.cache_clear()
+    _loaded.cache_clear()
     with pytest.raises(DataError) as caught:
         load_images(name)
     message = str(caught.value)
@@ -108,7 +110,7 @@ def test_archive(folder, monkeypatch):
     pixels, labels = write_archive(file)
     assert "is not the published archive: its md5 is" in refusal()
     monkeypatch.setattr(images, "CIFAR10_MD5", hashlib.md5(file.read_bytes()).hexdigest())
-    load_images.cache_clear()
+    _loaded.cache_clear()
     train, validation = load_images("cifar10")
     np.testing.assert_array_equal(np.concatenate([train.images, validation.images]), pixels)
     np.testing.assert_array_equal(np.concatenate([train.labels, validation.labels]), labels)
@@ -151,14 +153,26 @@ def cached() -> Path:
 
 def test_images_are_decoded_once(folder):
     write_hub(folder / "cifar10")
-    pixel = int(load_images("cifar10")[0].images[0, 0, 0, 0])
-    with (cached() / "train.images").open("r+b") as stream:
-        stream.write(bytes([255 - pixel]))
-    load_images.cache_clear()
+    load_images("cifar10")
+    before = {file.name: file.stat().st_ino for file in cached().iterdir()}
+    _loaded.cache_clear()
     train, _ = load_images("cifar10")
-    assert train.images[0, 0, 0, 0] == 255 - pixel
-    train.images[0, 0, 0, 0] = pixel  # in memory only
-    assert (cached() / "train.images").read_bytes()[0] == 255 - pixel
+    assert {file.name: file.stat().st_ino for file in cached().iterdir()} == before
+    pixel = int(train.images[0, 0, 0, 0])
+    train.images[0, 0, 0, 0] = 255 - pixel  # in memory only
+    assert (cached() / "train.images").read_bytes()[0] == pixel
+
+
+def test_images_are_those_of_the_folder_that_is_named_now(folder, tmp_path, monkeypatch):
+    write_hub(folder / "cifar10")
+    (tmp_path / "other" / "cifar10").mkdir(parents=True)
+    write_hub(tmp_path / "other" / "cifar10", count=60)
+    problem = vision.ImageClassification(depth=8)
+    first = problem.data_digest(), len(problem.train_data()[0])
+    monkeypatch.setenv("PROXSPS_DATA", str(tmp_path / "other"))
+    second = problem.data_digest(), len(problem.train_data()[0])
+    assert first[0] != second[0]
+    assert (first[1], second[1]) == (40, 60)
 
 
 @pytest.mark.parametrize("damage", ["counts.json", "train.images", "validation.labels"])
@@ -167,9 +181,51 @@ def test_a_damaged_cache_is_made_again(folder, damage):
     load_images("cifar10")
     file = cached() / damage
     file.write_bytes(file.read_bytes()[:-3])
-    load_images.cache_clear()
-    np.testing.assert_array_equal(load_images("cifar10")[0].images, parts["train"][0])
+    assert_made_again(parts)
+
+
+def assert_made_again(parts: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    _loaded.cache_clear()
+    for found, (pixels, labels) in zip(load_images("cifar10"), parts.values(), strict=True):
+        np.testing.assert_array_equal(found.images, pixels)
+        np.testing.assert_array_equal(found.labels, labels)
     assert len(list(cached().parent.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["train.images", "train.labels", "validation.images", "validation.labels"])
+@pytest.mark.parametrize("kind", ["zeros", "bit"])
+def test_damage_that_keeps_the_size_is_found(folder, name, kind):
+    parts = write_hub(folder / "cifar10")
+    load_images("cifar10")
+    file = cached() / name
+    content = bytearray(file.read_bytes())
+    if kind == "zeros":
+        content = bytearray(len(content))
+    else:
+        content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    assert_made_again(parts)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"[]",
+        b"7",
+        b"\xff\xfe",
+        b"[" * 5000,
+        b'{"train": 40, "validation": 20}',
+        b'{"train": {"count": -1, "sha256": ""}, "validation": {"count": 20, "sha256": ""}}',
+        b'{"train": {"count": 1e300, "sha256": ""}, "validation": {"count": 20, "sha256": ""}}',
+        b'{"train": {"count": null, "sha256": ""}, "validation": {"count": 20, "sha256": ""}}',
+        b'{"train": {"count": 10, "sha256": ""}, "validation": {"count": 20, "sha256": ""}}',
+    ],
+)
+def test_an_index_with_other_content_is_made_again(folder, index):
+    parts = write_hub(folder / "cifar10")
+    load_images("cifar10")
+    (cached() / "counts.json").write_bytes(index)
+    assert_made_again(parts)
 
 
 def test_other_files_have_another_cache(folder):
@@ -178,7 +234,7 @@ def test_other_files_have_another_cache(folder):
     write_parquet(
         folder / "cifar10" / "test-00000-of-00001.parquet", [compressed(drawn(10, 9)[0][0])] * 10, np.arange(10)
     )
-    load_images.cache_clear()
+    _loaded.cache_clear()
     assert len(load_images("cifar10")[1].labels) == 10
 
 
@@ -233,6 +289,22 @@ def test_a_damaged_image(folder, content, reason):
     message = refusal()
     assert reason in message
     assert "train-00000-of-00001.parquet" in message
+
+
+def bomb(side: int) -> bytes:
+    """A PNG file of some bytes that says it has side x side pixels."""
+    content = compressed(np.zeros((3, 32, 32), np.uint8))
+    header = b"IHDR" + struct.pack(">II", side, side) + content[24:29]
+    return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
+
+
+@pytest.mark.parametrize(("side", "found"), [(10_000, "got 10000 x 10000"), (60_000, "got hundreds of millions")])
+def test_an_image_with_too_many_pixels_is_not_decoded(folder, side, found):
+    pixels, labels = drawn(20, 0)
+    contents = [compressed(p) for p in pixels]
+    write_parquet(folder / "cifar10" / "test-00000-of-00001.parquet", contents, labels)
+    write_parquet(folder / "cifar10" / "train-00000-of-00001.parquet", [bomb(side), *contents[1:]], labels)
+    assert f"row 0: expected an image of 32 x 32 pixels, {found}" in refusal()
 
 
 @pytest.mark.parametrize(
@@ -302,6 +374,31 @@ def test_other_npz_files(folder, arrays):
     assert "is not a batch of ImageNet32" in refusal("imagenet32")
     (folder / "imagenet32" / "train_data_batch_1.npz").write_bytes(b"no zip")
     assert "is not a batch of ImageNet32" in refusal("imagenet32")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_npz_files(tmp_path, save):
+    """Flipped bits and missing ends: an error in one line, or what was written (a flip in a date, for instance)."""
+    rng = np.random.RandomState(0)
+    data, labels = rng.randint(0, 256, (5, 3072), dtype=np.uint8), rng.randint(1, 1001, 5)
+    file = tmp_path / "batch.npz"
+    save(file, data=data, labels=labels)
+    good = file.read_bytes()
+    damaged = [good[:cut] for cut in range(0, len(good), len(good) // 40)]
+    places = [*rng.randint(0, len(good), 150), *range(len(good) - 150, len(good)), *range(60)]
+    damaged += [good[:i] + bytes([good[i] ^ (1 << rng.randint(8))]) + good[i + 1 :] for i in places]
+    refusals = []
+    for content in damaged:
+        file.write_bytes(content)
+        try:
+            found = images.read_npz(file)
+        except DataError as error:
+            refusals.append(str(error))
+        else:
+            np.testing.assert_array_equal(found[0].reshape(5, 3072), data)
+            np.testing.assert_array_equal(found[1], labels - 1)
+    assert len(refusals) > len(damaged) // 2
+    assert not any("\n" in refusal for refusal in refusals)
 
 
 def test_the_conversion_of_the_documentation(folder):

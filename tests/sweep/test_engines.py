@@ -127,7 +127,7 @@ def test_batches_do_not_depend_on_what_is_done(kit: Any, monkeypatch: pytest.Mon
     specs = small_grid(kit.tiny())
     seen: list[list[RunSpec]] = []
 
-    def record(batch: list[RunSpec], advance: Callable[[int], None]) -> list[RunResult]:
+    def record(batch: list[RunSpec], advance: Callable[[int], None], saved: None) -> list[RunResult]:
         seen.append(list(batch))
         return [RunResult(spec, np.ones((2, 5)), np.ones((2, 3))) for spec in batch]
 

@@ -307,6 +307,36 @@ def test_wrong_addresses_get_one_line_at_once_and_a_right_one_is_joined(kit: Any
     assert joined == "1"  # run and epoch
 
 
+LOCAL = """
+import os, sys
+from proxsps.cli import app
+
+# Ray's files: below a file, and in a folder whose sockets have too long a path
+for folder in sys.argv[1:]:
+    os.environ["RAY_TMPDIR"] = folder
+    try:
+        app(["run", "matrix-fac1", "--seeds", "1", "--epochs", "1", "--engine", "ray"])
+    except SystemExit as end:
+        print(end.code)
+"""
+
+
+def test_a_cluster_of_our_own_that_does_not_come_up_gets_one_line(kit: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    folders = [tmp_path / "file", tmp_path / ("x" * 120)]
+    process = kit.script(tmp_path / "local.py", LOCAL, *folders)
+    try:
+        output, errors = process.communicate(timeout=60)
+    finally:
+        gone(process.pid)
+    assert output.split() == ["2", "2"], errors
+    assert "Traceback" not in errors
+    lines = [line for line in errors.splitlines() if line.startswith("Error:")]
+    assert len(lines) == 2
+    assert all("Ray did not come up on this machine (" in line and "RAY_TMPDIR" in line for line in lines)
+    assert all(str(folder) in line for folder, line in zip(folders, lines, strict=True))
+
+
 # The command
 
 

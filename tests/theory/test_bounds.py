@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from proxsps import theory
+from proxsps.optim import reference
 from proxsps.theory import AssumptionError
 
 K = np.arange(1, 400)
@@ -116,6 +118,22 @@ def test_sps_max_and_dec_sps_sum_up_their_recursions():
         exact = (D_sq / np.minimum(1 / (2 * c * L_max), c_0 * bounded / c) + np.cumsum(sigma_sq / c)) / K
         assert (rate >= exact * (1 - 1e-12)).all()
         assert rate[-1] == pytest.approx(exact[-1], rel=0.05)
+
+
+def test_matched_cap_sums_up_its_recursion():
+    L_max, sigma_sq, penalty, D_sq = 2.0, 0.3, 0.1, 1.5
+    for cap in (0.05, 0.25, 10.0):
+        # What the proof minimises over q in [0, 1]: gain of a capped step for f(x) - C = 1; a step inside gains 1/(2L).
+        q = np.linspace(0, 1, 100_001)
+        theta = min(((1 - q) ** 2 / (2 * L_max) + 2 * cap * q).min(), 1 / (2 * L_max))
+        assert theory.matched_progress(cap=cap, L=L_max) == pytest.approx(theta, rel=1e-8)
+        bound = theory.matched_neighbourhood(K, cap=cap, L_max=L_max, sigma_sq=sigma_sq, penalty=penalty, D_sq=D_sq)
+        np.testing.assert_allclose(bound, (D_sq + K * 2 * cap * (sigma_sq + penalty)) / (theta * K), rtol=1e-8)
+
+
+def test_a_raised_bound_never_lies_below_the_other():
+    assert theory.raised_bound(value=2.0, C=0.5, slope=3.0, radius=0.1) == pytest.approx(1.7)
+    assert theory.raised_bound(value=2.0, C=0.5, slope=3.0, radius=1.0) == 0.5
 
 
 def test_dec_sps_never_leaves_its_radius():
@@ -229,6 +247,14 @@ REFUSALS = {
         lambda: theory.dec_sps_radius(mu=0.0, gamma_b=1.0, worst_gap=1.0, D_sq=1.0),
         "Strong convexity of every f_i: needs 0 < mu",
     ),
+    "a matched cap of zero": (
+        lambda: theory.matched_neighbourhood(10, cap=0.0, L_max=1.0, sigma_sq=1.0, penalty=0.0, D_sq=1.0),
+        "Cap on the step: needs 0 < cap",
+    ),
+    "no smoothness with a matched cap": (
+        lambda: theory.matched_neighbourhood(10, cap=1.0, L_max=math.inf, sigma_sq=1.0, penalty=0.0, D_sq=1.0),
+        "Smoothness of every f_i: needs 0 < L_max < inf",
+    ),
     "theta not above 1": (lambda: theory.smooth_alpha(L=1.0, theta=1.0), "needs theta > 1, got theta = 1"),
     "no steps": (lambda: theory.smooth_convex(0, alpha=0.1, L=1.0, beta=1.0, D_sq=1.0), "needs K >= 1, got K = 0"),
     "a negative step among others": (
@@ -269,6 +295,28 @@ def test_published_weakly_convex_theorem_fails_without_the_further_condition():
     constants = {"L": 0.0, "rho": 0.0, "lam": lam, "eta": eta, "beta": 0.0, "Delta": 1.0}
     with pytest.raises(AssumptionError, match=r"1/\(1/eta \+ 2 lam - rho\)"):
         theory.envelope_sum([alpha], theta=theta, **constants)
+
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@pytest.mark.parametrize(("t", "fails_from"), [(0.5, None), (0.617, None), (0.62, 7), (0.7, 3), (0.9, 2), (1.01, 1)])
+@pytest.mark.parametrize("eta", [1.0, 30.0])
+def test_published_weakly_convex_theorem_fails_for_alpha_lam_above_the_golden_section(t, fails_from, eta):
+    """f = 0: the quotient of both sides is t after one step, and grows to (1 + t)^2 / (2 + t)."""
+    alpha = 0.9 * eta  # allowed as published, with L = 0 and theta = 10
+    lam = t / alpha
+    left, right, _ = np.transpose([shrinkage(0.0, lam, eta, alpha, steps) for steps in range(1, 200)])
+    ratio = left / right
+    assert ratio[0] == pytest.approx(t)
+    assert ratio[-1] == pytest.approx((1 + t) ** 2 / (2 + t))
+    failing = np.flatnonzero(ratio > 1)
+    assert (failing[0] + 1 if len(failing) else None) == fails_from
+    assert (fails_from is not None) == (t > GOLDEN)
+    assert theory.repair_alpha(eta=eta, lam=lam, rho=0.0) * lam < 0.5
+    one, flat = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    x = reference.prox_sps_l2(one, flat, 0.0, alpha, lam)
+    assert float(x) == pytest.approx(1 / (1 + t))  # what is summed up are steps of ProxSPS
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -16,7 +16,7 @@ from proxsps.cli import app
 from proxsps.cli.experiments import _chosen
 from proxsps.cli.training import _Bar
 from proxsps.experiments import EXPERIMENTS, deep
-from proxsps.problems.images import load_images
+from proxsps.problems.images import _loaded
 from proxsps.training import Watch, train
 
 TINY = ["--width=2", "--size=8", "--images=80", "--validation-images=30", "--batch-size=16", "--device=cpu"]
@@ -100,7 +100,7 @@ def test_divergence_is_said(call):
 )
 def test_wrong_words_get_one_line(call, tmp_path, monkeypatch, words, message):
     monkeypatch.setenv("PROXSPS_DATA", "")  # restored afterwards: --data sets it
-    load_images.cache_clear()
+    _loaded.cache_clear()
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.pt").write_text("text")
     result = call(*words)
@@ -185,12 +185,15 @@ def test_all_leaves_out_what_takes_a_gpu():
     assert "cifar10-resnet110-twin" in chosen
     assert not chosen & {"cifar10-resnet110", "cifar10-resnet56", "imagenet32-resnet110"}
     assert [experiment.name for experiment in _chosen(["cifar10-resnet110"])] == ["cifar10-resnet110"]
+    more = [experiment.name for experiment in _chosen(["all", "cifar10-resnet110", "flow"])]
+    assert set(more) == chosen | {"cifar10-resnet110"}
+    assert len(more) == len(set(more))
 
 
 def test_an_experiment_without_its_data_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROXSPS_DATA", "")
-    load_images.cache_clear()
+    _loaded.cache_clear()
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(app, ["run", "imagenet32-resnet110", "--data", "empty"])
     assert result.exit_code == 2

@@ -26,8 +26,9 @@ class Stop(Watch):
 
 def test_runs_side_by_side_are_those_of_one_process(kit, tmp_path):
     specs = [kit.spec(method=method, seed=seed) for method in ("prox-sps", "adamw") for seed in (0, 1)]
-    cut, done = specs[1], specs[3]
     engine, heard, results = Training(tmp_path, workers=2), [], []
+    specs = engine.identified(specs)
+    cut, done = specs[1], specs[3]
     with pytest.raises(KeyboardInterrupt):
         train(cut, engine._file(cut), watch=Stop())
     for batch in engine.run(specs, {done.id}, heard.append):
@@ -42,7 +43,7 @@ def test_runs_side_by_side_are_those_of_one_process(kit, tmp_path):
 
 
 def test_nothing_to_run(kit, tmp_path):
-    spec = kit.spec()
+    (spec,) = Training(tmp_path).identified([kit.spec()])
     assert list(Training(tmp_path).run([spec], {spec.id}, lambda epochs: None)) == []
 
 
@@ -76,7 +77,7 @@ def test_one_process_is_alone():
         assert ranks.first
 
 
-@pytest.mark.parametrize("device", ["cuda", "nonsense"])
+@pytest.mark.parametrize("device", ["cuda", "nonsense", "meta"])
 def test_a_device_that_is_not_there(device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -1,11 +1,61 @@
-"""`proxsps` on the command line: experiments, training, theory."""
+"""`proxsps` on the command line: experiments, training, theory.
 
-from proxsps.cli import theory
-from proxsps.cli.console import DEFAULT_OUT, one_line_errors
-from proxsps.cli.experiments import app
-from proxsps.cli.training import train
+Loading all that the commands need takes seconds. It is left to `main`, so that an interrupt meanwhile is one line.
+"""
 
-app.command()(one_line_errors(DEFAULT_OUT)(train))
-app.add_typer(theory.app, name="theory")
+from __future__ import annotations
 
-__all__ = ["app"]
+import os
+import signal
+import sys
+from typing import Any
+
+INTERRUPTED = 130  # exit code, as shells have it
+
+
+def main() -> None:
+    """Run the command that was typed."""
+    # A process that was started in the background ignores interrupts, and is left to do so.
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds:
+        signal.signal(signal.SIGINT, _end_start)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a path may have letters that the terminal has not
+    from proxsps.cli.commands import app
+
+    if heeds:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        app()
+    except SystemExit as end:
+        _settle_output(end)
+        raise
+
+
+def _end_start(*_: object) -> None:
+    # At once: an exception in the middle of an import may be caught there, and turned into another.
+    os.write(2, b"Interrupted before anything was run.\n")
+    os._exit(INTERRUPTED)
+
+
+def _settle_output(end: SystemExit) -> None:
+    """Write out what is still held back; where that fails, say so here rather than let Python do it at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not end.code and not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"Error: The output cannot be written ({error.strerror}).\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        end.code = end.code or 2
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from proxsps.cli.commands import app
+
+        return app
+    raise AttributeError(f"module 'proxsps.cli' has no attribute {name!r}")
+
+
+__all__ = ["app", "main"]

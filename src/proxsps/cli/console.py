@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +17,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer.core import TyperGroup
 
 from proxsps.experiments import Claim
 from proxsps.problems.datasets import DataError
 from proxsps.sweep.engines import EngineError
 from proxsps.sweep.store import StoreError
 
-out = Console()
-err = Console(stderr=True)
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
 Format = StrEnum("Format", {name: name for name in ("svg", "png", "pdf")})
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -41,19 +43,77 @@ def progress(name: str, total: int, unit: str = "epochs") -> Iterator[Any]:
         yield lambda count: progress.advance(task, count)
 
 
+def say(text: str) -> None:
+    """A line on the standard error, as it is: brackets and colons in a path are no markup."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def show(text: str) -> None:
+    """A line on the standard output, as it is."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+EXPECTED = (EngineError, StoreError, DataError, ValueError, OSError, OverflowError, MemoryError)
+
+
 @contextmanager
-def one_line_errors(folder: Path) -> Iterator[None]:
+def one_line_errors(folder: Path | None = None) -> Iterator[None]:
     """What a user can mend is said in one line; an interrupt says what was kept."""
     try:
         yield
-    except (EngineError, StoreError, DataError, ValueError) as error:
-        err.print(f"[bold red]Error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+    except BrokenPipeError:  # nobody reads on
+        raise
+    except EXPECTED as error:
+        _complain(error)
+        raise typer.Exit(2) from None
+    except RuntimeError as error:
+        if "allocate memory" not in str(error) and "out of memory" not in str(error):  # torch's word for MemoryError
+            raise
+        _complain(MemoryError(error))
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        err.print(
-            f"Interrupted. What was finished is in {folder}; the same command goes on from there.", highlight=False
-        )
+        kept = f" What was finished is in {folder}; the same command goes on from there." if folder else ""
+        say(f"Interrupted.{kept}")
         raise typer.Exit(130) from None
+
+
+class Commands(TyperGroup):
+    """Commands whose errors are one line, whatever part of them fails."""
+
+    def make_context(self, *words: Any, **options: Any) -> Any:
+        """Read what was typed; help and version are shown here."""
+        with one_line_errors():
+            return super().make_context(*words, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was named."""
+        with one_line_errors():
+            return super().invoke(ctx)
+
+
+def _complain(error: Exception) -> None:
+    err.print("[bold red]Error:[/bold red]", end=" ")
+    say(printable(_explained(error)))
+
+
+def _explained(error: Exception) -> str:
+    text = " ".join(line.strip() for line in str(error).splitlines())
+    match error:
+        case MemoryError():
+            return f"There is not enough memory for this ({text or 'no more is known'}). Choose smaller numbers."
+        case OverflowError():
+            return f"A number is too large ({text}). Choose a smaller one."
+        case OSError() if not isinstance(error, ValueError):
+            reason = error.strerror or text
+            if error.filename is None:  # as errors while writing are
+                return f"The output cannot be written ({reason}). Make room, or choose another place."
+            return f"{os.fsdecode(error.filename)} cannot be used ({reason}). Choose another place."
+    return text
+
+
+def printable(text: str) -> str:
+    """Text in one line that leaves the terminal as it is, whatever letters are in a path."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def print_json(value: Any) -> None:
@@ -80,7 +140,9 @@ def show_claims(judged: dict[str, list[Claim]], as_json: bool) -> None:
         table = Table("the paper says", "measured", "verdict", title=name, title_justify="left", box=box.SIMPLE_HEAD)
         for claim in found:
             verdict = "[green]holds[/green]" if claim.holds else "[bold red]does not hold[/bold red]"
-            table.add_row(claim.gist, f"{claim.measured}\n[dim]wanted: {escape(claim.rule)}[/dim]", verdict)
+            table.add_row(
+                escape(claim.gist), f"{escape(str(claim.measured))}\n[dim]wanted: {escape(claim.rule)}[/dim]", verdict
+            )
         out.print(table)
     total = [claim.holds for found in judged.values() for claim in found]
     out.print(f"{sum(total)} of {len(total)} claims hold.", highlight=False)

@@ -10,30 +10,35 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from proxsps import figures
+from proxsps.cli.checks import at_most, check_files, check_folder, check_steps
 from proxsps.cli.console import (
     DEFAULT_FORMAT,
     DEFAULT_OUT,
     AsJson,
+    Commands,
     Format,
     duration,
-    err,
     one_line_errors,
     out,
     print_json,
+    printable,
     progress,
+    say,
+    show,
     show_claims,
 )
 from proxsps.cli.training import Data
 from proxsps.experiments import EXPERIMENTS, Claim, Experiment, find
+from proxsps.experiments.variants import variants
 from proxsps.problems.datasets import DataError, data_folder, find_sensors
 from proxsps.problems.images import find_cifar10, find_imagenet32
 from proxsps.report import Section, describe_environment, write_report
 from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine
 from proxsps.sweep.ray import Ray
+from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store, StoreError
 from proxsps.training import Training
 
@@ -42,6 +47,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
+    cls=Commands,
 )
 EngineName = StrEnum("EngineName", {name: name for name in (*ENGINES, "ray")})
 
@@ -49,8 +55,12 @@ Names = Annotated[list[str], typer.Argument(metavar="EXPERIMENT...", help="Names
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Folder of results; each experiment has its own in it.")
 ]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each setting; default: as published.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs of each run; default: as published.")]
+Seeds = Annotated[
+    int | None, typer.Option(min=1, callback=at_most(10**4), help="Runs of each setting; default: as published.")
+]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, callback=at_most(10**6), help="Epochs of each run; default: as published.")
+]
 EngineChoice = Annotated[
     EngineName,
     typer.Option(help="batched: all runs as one tensor program; single: one by one; processes; ray: on a cluster."),
@@ -62,9 +72,19 @@ PerBatch = Annotated[
     int | None,
     typer.Option("--runs-per-batch", min=1, help=f"Runs in one tensor program (batched, ray); default: {BATCH}."),
 ]
+Convention = Annotated[
+    str,
+    typer.Option(
+        metavar="published|text",
+        help="Loss and data of matrix-fac and sensor: as in the published figures, or as the paper's text says.",
+    ),
+]
+Sensors = Annotated[str, typer.Option(metavar="FILE", help="For sensor: a file of another month, in the same format.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim does not hold.")]
 
+REPORT = "report.html"
 DEFAULT_ENGINE = EngineName("batched")
+PUBLISHED = "published"
 
 
 @app.command("list")
@@ -105,12 +125,16 @@ def run(
     address: Address = None,
     per_batch: PerBatch = None,
     data: Data = None,
+    convention: Convention = PUBLISHED,
+    sensors: Sensors = "",
     as_json: AsJson = False,
 ) -> None:
     """Run experiments; what is already in the folder is not run again."""
     with one_line_errors(folder):
         runner = _engine(engine, address, per_batch)
-        summaries = [_run(experiment, folder, seeds, epochs, runner) for experiment in _chosen(names)]
+        summaries = [
+            _run(experiment, folder, seeds, epochs, runner) for experiment in _chosen(names, convention, sensors)
+        ]
     if as_json:
         print_json(summaries)
 
@@ -120,30 +144,50 @@ def draw_figures(
     names: Names,
     folder: Out = DEFAULT_OUT,
     kind: Annotated[Format, typer.Option("--format", help="Kind of file.")] = DEFAULT_FORMAT,
+    data: Data = None,
+    convention: Convention = PUBLISHED,
+    sensors: Sensors = "",
 ) -> None:
     """Draw the figures of experiments that were run."""
     with one_line_errors(folder):
-        for experiment in _chosen(names):
-            frames = _frames(experiment, folder)
+        for experiment in _chosen(names, convention, sensors):
+            frames = experiment.frames(folder)
+            place = folder / experiment.name / "figures"
+            check_folder(place)
             for drawing in experiment.drawings:
-                path = folder / experiment.name / "figures" / f"{drawing.name}.{kind}"
-                out.print(str(figures.save(drawing.draw(frames), path)), highlight=False)
+                show(str(figures.save(drawing.draw(frames), place / f"{drawing.name}.{kind}")))
 
 
 @app.command()
-def claims(names: Names, folder: Out = DEFAULT_OUT, as_json: AsJson = False, strict: Strict = False) -> None:
+def claims(
+    names: Names,
+    folder: Out = DEFAULT_OUT,
+    data: Data = None,
+    convention: Convention = PUBLISHED,
+    sensors: Sensors = "",
+    as_json: AsJson = False,
+    strict: Strict = False,
+) -> None:
     """Decide the paper's claims on experiments that were run."""
     with one_line_errors(folder):
-        judged = {e.name: e.judge(_frames(e, folder)) for e in _chosen(names)}
+        judged = {e.name: e.judge(e.frames(folder)) for e in _chosen(names, convention, sensors)}
     show_claims(judged, as_json)
     _exit_if_failing(judged, strict)
 
 
 @app.command()
-def report(names: Names, folder: Out = DEFAULT_OUT) -> None:
+def report(
+    names: Names,
+    folder: Out = DEFAULT_OUT,
+    data: Data = None,
+    convention: Convention = PUBLISHED,
+    sensors: Sensors = "",
+) -> None:
     """Write one HTML file with claims and figures of experiments that were run."""
     with one_line_errors(folder):
-        _write_report(_chosen(names), folder, {})
+        chosen = _chosen(names, convention, sensors)
+        check_files(folder, REPORT)
+        _write_report(chosen, folder, {})
 
 
 @app.command()
@@ -156,23 +200,22 @@ def reproduce(
     address: Address = None,
     per_batch: PerBatch = None,
     data: Data = None,
+    convention: Convention = PUBLISHED,
+    sensors: Sensors = "",
     strict: Strict = False,
 ) -> None:
     """Run, draw, decide and report in one go; `all` leaves out what has no data, and what takes a GPU."""
     with one_line_errors(folder):
-        runner, chosen = _engine(engine, address, per_batch), _chosen(names)
+        runner, chosen = _engine(engine, address, per_batch), _chosen(names, convention, sensors)
+        check_files(folder, REPORT)
         speed = {}
         for experiment in list(chosen):
             try:
                 summary = _run(experiment, folder, seeds, epochs, runner)
             except DataError as error:
-                if names != ["all"]:
+                if (experiment.words or (experiment.name,))[0] in names:
                     raise
-                err.print(
-                    f"[yellow]Left out:[/yellow] {experiment.name}. {escape(str(error))}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
+                say(f"Left out: {experiment.name}. {printable(str(error))}")
                 chosen.remove(experiment)
                 continue
             if summary["ran"]:
@@ -185,24 +228,24 @@ def reproduce(
 def data() -> None:
     """Show where data sets are looked for, and which are there."""
     folder = data_folder()
-    out.print(f"PROXSPS_DATA: {folder if folder else 'not set'}", highlight=False)
+    show(f"PROXSPS_DATA: {folder if folder else 'not set'}")
     with one_line_errors(DEFAULT_OUT):
         place, cifar10, imagenet32 = find_sensors(), find_cifar10(), find_imagenet32()
-    out.print(
-        f"sensor: {place or 'not there; `proxsps run sensor` downloads it and checks its sha256'}", highlight=False
-    )
+    show(f"sensor: {place or 'not there; `proxsps run sensor` downloads it and checks its sha256'}")
     for name, source in (("cifar10", cifar10), ("imagenet32", imagenet32)):
         lacking = "not there; a run that needs it says what to get" + (" and tries to" if name == "cifar10" else "")
-        out.print(f"{name}: {', '.join(map(str, source.files)) if source else lacking}", highlight=False)
+        show(f"{name}: {', '.join(map(str, source.files)) if source else lacking}")
 
 
 # What the commands are made of
 
 
-def _chosen(names: list[str]) -> list[Experiment]:
-    if names == ["all"]:
-        return [experiment for experiment in EXPERIMENTS.values() if not experiment.heavy]
-    return [find(name) for name in names]
+def _chosen(names: list[str], convention: str = PUBLISHED, sensors: str = "") -> list[Experiment]:
+    """Experiments by name, each once; `all` stands for those that take no GPU, and may have others beside it."""
+    light = [experiment for experiment in EXPERIMENTS.values() if not experiment.heavy]
+    groups = [light if name == "all" else [find(name)] for name in names]
+    chosen = {experiment.name: experiment for group in groups for experiment in group}
+    return variants(chosen.values(), convention, sensors)
 
 
 def _engine(name: EngineName, address: str | None, per_batch: int | None) -> Engine:
@@ -224,15 +267,21 @@ def _run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | 
     if experiment.specs is None:
         return {"experiment": experiment.name, "runs": 0, "ran": 0, "diverged": 0, "seconds": 0.0}
     specs = experiment.specs(seeds or experiment.seeds, epochs or experiment.epochs)
+    check_folder(folder / experiment.name)
     store = Store(folder / experiment.name, experiment.name)
-    missing = sum(spec.id not in store.done for spec in specs)
+    if experiment.engine is not None:
+        specs = _identified(experiment.engine(store.folder), specs, store)
+    missing = len(store.lacking(specs))
+    if missing:
+        check_steps(missing, specs[0].epochs, specs[0].problem.steps_per_epoch)
     share = missing * specs[0].epochs / (len(experiment.specs(experiment.seeds, 1)) * experiment.epochs)
     if experiment.engine is not None and not isinstance(engine, Batched):
-        err.print(f"{experiment.name} trains networks: --engine is not used.", highlight=False, soft_wrap=True)
-    runner = engine if experiment.engine is None else experiment.engine(store.folder)
+        say(f"{experiment.name} trains networks: --engine is not used.")
+    runner = engine.saving(store.folder) if isinstance(engine, Batched) else engine
+    runner = runner if experiment.engine is None else experiment.engine(store.folder)
     known = missing and isinstance(runner, Batched | Training)
     guess = f", about {duration(experiment.seconds * share)} on {experiment.hardware}" if known else ""
-    err.print(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}", highlight=False)
+    say(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}")
     started = time.perf_counter()
     with (
         progress(experiment.name, missing * specs[0].epochs) as advance,
@@ -251,40 +300,38 @@ def _run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | 
     }
 
 
-def _frames(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """The tables that drawings and claims are made from."""
-    if experiment.tables is not None:
-        return experiment.tables()
-    store = Store(folder / experiment.name, experiment.name)
-    if not store.done:
-        raise StoreError(
-            f"{folder / experiment.name} has no runs of {experiment.name}. Run it first: proxsps run {experiment.name}"
-        )
-    lengths = store.runs.groupby("run")["epoch"].max()
-    if lengths.nunique() > 1:
-        raise StoreError(
-            f"{store.folder} holds runs of {lengths.min()} and of {lengths.max()} epochs, which cannot be compared. "
-            "Use a folder of its own for each (--out)."
-        )
-    return {"runs": store.runs, "steps": store.steps}
+def _identified(engine: Engine, specs: list[RunSpec], store: Store) -> list[RunSpec]:
+    """Training runs with ids that depend on data and device. One store cannot hold the same settings on two of them."""
+    if not isinstance(engine, Training):
+        return specs
+    specs = engine.identified(specs)
+    ids, settings = {spec.id for spec in specs}, {(*spec.columns().values(), spec.epochs) for spec in specs}
+    if len(store.runs):
+        others = store.runs[~store.runs["run"].isin(ids)].groupby([*specs[0].columns(), "run"])["epoch"].max()
+        if settings & {(*key[:-1], epochs) for key, epochs in others.items()}:
+            raise StoreError(
+                f"{store.folder} holds runs with the same settings on other data, on another device or by another "
+                "version. Use a folder of its own for each (--out)."
+            )
+    return specs
 
 
 def _write_report(chosen: list[Experiment], folder: Path, speed: dict[str, str]) -> dict[str, list[Claim]]:
     judged, sections = {}, []
     for experiment in chosen:
-        frames = _frames(experiment, folder)
+        frames = experiment.frames(folder)
         judged[experiment.name] = experiment.judge(frames)
-        drawn = [(drawing.caption, drawing.draw(frames)) for drawing in experiment.drawings]
+        drawn = [(drawing.caption_for(frames), drawing.draw(frames)) for drawing in experiment.drawings]
         sections.append(Section(experiment.title, experiment.description, judged[experiment.name], drawn))
     show_claims(judged, as_json=False)
     path = write_report(
-        folder / "report.html",
+        folder / REPORT,
         sections,
         title="Stochastic proximal Polyak step sizes",
         environment=describe_environment(),
         speed=speed,
     )
-    out.print(f"Report: {path}", highlight=False, soft_wrap=True)
+    show(f"Report: {path}")
     return judged
 
 

@@ -14,15 +14,17 @@ from rich import box
 from rich.table import Table
 
 from proxsps import figures, theory
+from proxsps.cli.checks import at_most, check_files
 from proxsps.cli.console import (
     DEFAULT_FORMAT,
     AsJson,
     Format,
-    err,
     one_line_errors,
     out,
     print_json,
     progress,
+    say,
+    show,
     show_claims,
 )
 from proxsps.experiments import Claim, Experiment
@@ -40,7 +42,9 @@ Names = Annotated[
     list[str] | None, typer.Argument(metavar="CHECK", help="Names as in `proxsps theory list`; default: all.")
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of table, figures and report.")]
-Seeds = Annotated[int | None, typer.Option(min=2, help="Runs of each setting; default: 400 for the rates.")]
+Seeds = Annotated[
+    int | None, typer.Option(min=2, callback=at_most(100_000), help="Runs of each setting; default: 400 for the rates.")
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a bound does not hold.")]
 DEFAULT_OUT = Path("out/theory")
 
@@ -93,15 +97,18 @@ def verify(
     measured mean lies above the bound. One-step inequalities are evaluated in exact expectation, over every sample.
     """
     with one_line_errors(folder):
-        _check_folder(folder)
         wanted = list(dict.fromkeys(names or [*CHECKS, *STUDIES]))
         checks = [find_check(name, STUDIES) for name in wanted if name not in STUDIES]
+        studies = [STUDIES[name] for name in wanted if name in STUDIES]
+        drawn = [f"{drawing.name}.{kind}" for experiment in (BOUNDS, *studies) for drawing in experiment.drawings]
+        check_files(folder, *drawn, "checks.csv", "report.html")
+        folder.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
         try:
-            results = _measure(checks, [STUDIES[name] for name in wanted if name in STUDIES], seeds)
+            results = _measure(checks, studies, seeds)
             report = _write(results, folder, kind, {"All checks": f"{time.perf_counter() - started:.1f} s"})
         except KeyboardInterrupt:
-            err.print("Interrupted: no report was written.", highlight=False)
+            say("Interrupted: no report was written.")
             raise typer.Exit(130) from None
     claims = [found for result in results for found in result.claims]
     if as_json:
@@ -109,7 +116,7 @@ def verify(
         print_json(rows)
     else:
         _show(results)
-        out.print(f"Report: {report}", highlight=False, soft_wrap=True)
+        show(f"Report: {report}")
     if strict and not all(found.holds for found in claims):
         raise typer.Exit(1)
 
@@ -243,14 +250,6 @@ def _write(results: Sequence[Result], folder: Path, kind: str, speed: dict[str, 
         environment=describe_environment(),
         speed=speed,
     )
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written to before anything is run."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"Cannot use {folder}: {error.strerror}. Choose another folder with --out.") from None
 
 
 def _finite(value: Any) -> Any:

@@ -17,10 +17,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from torch import Tensor
 from torch.optim import Optimizer
 
+from proxsps.cli.checks import at_most, check_folder, check_steps
+from proxsps.cli.console import show
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.problems.vision import image_problem
 from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
 from proxsps.sweep.store import Store
+from proxsps.training.identity import identify
 from proxsps.training.loop import Watch
 from proxsps.training.loop import train as train_run
 from proxsps.training.ranks import joined
@@ -52,8 +55,8 @@ def train(
     schedule: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; default sqrt, for AdamW constant.")
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of shuffling and augmentation.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, callback=at_most(10**6), help="Passes over the images.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, callback=at_most(2**31), help="Of shuffling and augmentation.")] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, of all processes.")] = None,
     batch_norm: Annotated[Flag, typer.Option(help="Default: none, for ImageNet32 with.")] = None,
     width: Annotated[int, typer.Option(min=1, help="Channels of the first stage.")] = 16,
@@ -77,7 +80,7 @@ def train(
     torchrun --nproc-per-node 4 --no-python proxsps train cifar10-resnet56
 
     A checkpoint is written after every epoch; the same command goes on from it. A finished run is kept in the store
-    DIR/train/NAME, with the columns of a sweep.
+    DIR/train/NAME, with the columns of a sweep. On other data, on another device or with --amp it is another run.
     """
     method = {known.replace("-", ""): known for known in METHODS}.get(method, method)
     options = {"width": width, "size": size, "images": images, "validation_images": validation_images}
@@ -87,9 +90,12 @@ def train(
     schedule = schedule or ("constant" if method in CONSTANT else "sqrt")
     spec = RunSpec(problem, method, schedule, LRS.get(method, 1.0) if lr is None else lr, weight_decay, seed, epochs)
     place = folder / "train" / name
-    file = checkpoint or place / "checkpoints" / f"{spec.id}.pt"
+    check_folder(place)
     with joined(device) as ranks:
-        console = Console(stderr=True, quiet=not ranks.first)
+        console = Console(stderr=True, quiet=not ranks.first, emoji=False)
+        spec = identify(spec, ranks, amp)
+        check_steps(1, epochs, problem.steps_per_epoch)
+        file = checkpoint or place / "checkpoints" / f"{spec.id}.pt"
         if spec.id not in Store(place, name).done:
             with _interrupts(console, file), _Bar(console, spec) as bar:
                 result = train_run(spec, file, ranks, amp, bar)
@@ -106,16 +112,15 @@ def _summarise(store: Store, spec: RunSpec, file: Path, as_json: bool) -> None:
         plain = {key: None if value != value else value for key, value in row.items()}
         sys.stdout.write(json.dumps(plain, indent=2, default=lambda value: value.item()) + "\n")
         return
-    out = Console(highlight=False, soft_wrap=True)
     if row["status"] == "diverged":
-        out.print("Diverged: the loss is no longer finite. Try a smaller --lr.")
+        show("Diverged: the loss is no longer finite. Try a smaller --lr.")
     else:
-        out.print(
+        show(
             f"After {spec.epochs} epochs: accuracy {row['val_accuracy']:.2%}, loss {row['train_loss']:.4g}, "
             f"norm of the weights {row['model_norm']:.4g}."
         )
-        out.print(f"Weights: {file}")
-    out.print(f"Rows: {store.folder / 'runs.parquet'}")
+        show(f"Weights: {file}")
+    show(f"Rows: {store.folder / 'runs.parquet'}")
 
 
 @contextmanager
@@ -124,7 +129,8 @@ def _interrupts(console: Console, file: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = f"{file} has the last complete epoch" if file.exists() else "No epoch was complete yet"
-        console.print(f"Interrupted. {kept}; the same command goes on from there.", highlight=False, soft_wrap=True)
+        line = f"Interrupted. {kept}; the same command goes on from there."
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
 
 
@@ -188,4 +194,4 @@ class _Bar(Watch):
         return f"{self.count * self.spec.problem.batch_size / (time.perf_counter() - self.started):,.0f} images/s"
 
     def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)

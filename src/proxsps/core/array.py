@@ -11,9 +11,18 @@ import array_api_compat
 Array = Any
 
 
+_KNOWN: dict[type, ModuleType] = {}
+
+
 def array_namespace(*arrays: Array) -> ModuleType:
     """Array-API namespace of the arguments, with Python numbers ignored."""
-    return array_api_compat.array_namespace(*arrays)
+    # It depends on types alone, and finding out takes longer than most operations on a few numbers.
+    for array in arrays:
+        if type(array) in _KNOWN:
+            return _KNOWN[type(array)]
+    found = array_api_compat.array_namespace(*arrays)
+    _KNOWN.update((type(array), found) for array in arrays if hasattr(array, "dtype"))
+    return found
 
 
 def inner(a: Array, b: Array) -> Array:

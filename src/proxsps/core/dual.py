@@ -6,11 +6,14 @@ h is continuous and non-increasing. u = 1 if h(1) >= 0, u = 0 if h(0) <= 0, else
 What a search costs is passes over the parameters, and one pass can evaluate h at several points while the entries are
 at hand. So the search works in rounds: each evaluates h at a few points, narrows the bracket of the root, and
 interpolates the inverse of h between the points nearest to it, by Hermite's cubic where slopes are known and by
-Lagrange's where not. Where two rounds did not halve |h|, the next one divides the bracket evenly: with one point that is
-bisection, with more it is faster.
+Lagrange's where not. Where two rounds did not halve |h|, the next one divides the bracket evenly: with one point that
+is bisection, with more it is faster.
 
 A point u is good enough when its duality gap, (1 - u) h(u) where h > 0 and -u h(u) where h < 0, is: that is how far
 the model at y(u) can be from its minimum.
+
+The bracket is that of the lowest change of sign among all evaluated points, so that the search also serves functions
+that are positive at 0 and not monotone (`proxsps.core.caps`): it then ends at some zero, or at 1 if h(1) >= 0.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from proxsps.core.array import Array, array_namespace
 
@@ -32,6 +35,7 @@ NEAR = {True: 2, False: 4}  # points that are kept for interpolation, with their
 OFFSETS = (0.0, -1 / 8, 1 / 8, -1 / 64, 1 / 64, -1.0, 1.0, -1 / 512)
 
 Evaluate = Callable[[Array], tuple[Array, Array]]
+Certificate = Callable[[Array, Array], Array]  # (u, h(u)) -> how much u is off, 0 for an answer
 
 
 class Search(NamedTuple):
@@ -61,11 +65,24 @@ class Found(NamedTuple):
     done: Array
     low: Array
     high: Array
+    root: Array | None = None  # where h would reach zero beyond [0, 1], if the search has found that too
 
 
-Condition = Callable[[Search], Array]
-Body = Callable[[Search], Search]
-Loop = Callable[[Condition, Body, Search], Search]
+State = TypeVar("State", bound=tuple[Any, ...])  # a named tuple of arrays
+Condition = Callable[[Any], Array]
+Body = Callable[[Any], Any]
+Loop = Callable[[Condition, Body, Any], Any]
+
+
+def duality_gap(u: Array, h: Array) -> Array:
+    """How far the model at y(u) can be from its minimum; 0 at u = 1 with h > 0, u = 0 with h < 0."""
+    return array_namespace(u).where(h > 0, (1 - u) * h, -u * h)
+
+
+def height_off(u: Array, h: Array) -> Array:
+    """|h|, but 0 at u = 1 with h > 0, which is an answer whatever h is elsewhere."""
+    xp = array_namespace(u)
+    return xp.where((u >= 1) & (h > 0), xp.zeros_like(h), xp.abs(h))
 
 
 def search_dual(
@@ -79,13 +96,15 @@ def search_dual(
     start: Array | Sequence[float] = (1.0,),
     points: int = 1,
     slopes: bool = True,
+    certificate: Certificate = duality_gap,
+    at_zero: Array | None = None,
 ) -> Found:
     """Find u.
 
     Args:
         evaluate: points u, on the last axis -> (h(u), h'(u)); the slope is NaN where it is not known.
         like: a float array with the shape of the runs, which names library, dtype and device.
-        tolerance: the duality gap at which to stop.
+        tolerance: the duality gap, or other certificate, at which to stop.
         resolution: the width of the bracket, relative to u, at which to stop because h cannot tell points apart.
         limit: the number of evaluated points from which on there is no further round.
         loop: loop(condition, body, state): one of the loops below, or `jax.lax.while_loop`.
@@ -93,19 +112,25 @@ def search_dual(
         start: the points of the first round: numbers, or an array with a last axis of points.
         points: how many points each later round has, at most eight.
         slopes: False where no slope is ever known, for an interpolation that does without.
+        certificate: what is compared with the tolerance.
+        at_zero: h(0) > 0 where it is known, so that nobody evaluates it.
     """
     xp = array_namespace(like)
     one, zero, no = xp.ones_like(like), xp.zeros_like(like), xp.zeros_like(like, dtype=xp.bool)
     first = _ladder(xp, like, start) if isinstance(start, Sequence) else start
     inf = one * math.inf
     near = xp.stack([xp.stack([one * math.nan] * NEAR[slopes], axis=-1)] * 3)
-    state = Search(first, near, one, zero, one, no, no, inf, inf, zero, no)
+    seen = no
+    if at_zero is not None:
+        seen = ~no
+        near = xp.concat([xp.stack([zero, at_zero + zero, one * math.nan])[..., None], near[..., 1:]], axis=-1)
+    state = Search(first, near, one, zero, one, seen, no, inf, inf, zero, no)
 
     def unfinished(state: Search) -> Array:
         return ~state.done & (state.evaluations < limit)
 
     def advance(state: Search) -> Search:
-        return _advance(xp, state, *evaluate(state.next), tolerance, resolution, noise, points, slopes)
+        return _advance(xp, state, *evaluate(state.next), tolerance, resolution, noise, points, slopes, certificate)
 
     if first.shape[-1] != points:  # loops that compile want states of one shape
         state = advance(state)
@@ -114,14 +139,14 @@ def search_dual(
     return Found(u, h, slope, state.trial, state.evaluations, state.done, state.low, state.high)
 
 
-def eager_loop(condition: Condition, body: Body, state: Search) -> Search:
+def eager_loop(condition: Condition, body: Body, state: State) -> State:
     """The loop of a single run whose numbers may be looked at."""
     while condition(state):
         state = body(state)
     return state
 
 
-def shared_loop(condition: Condition, body: Body, state: Search) -> Search:
+def shared_loop(condition: Condition, body: Body, state: State) -> State:
     """The loop of several runs at once: until all have ended; those that have stay as they are."""
     while (busy := condition(state)).any():
         state = _masked(busy, body(state), state)
@@ -131,7 +156,7 @@ def shared_loop(condition: Condition, body: Body, state: Search) -> Search:
 def fixed_loop(count: int) -> Loop:
     """A loop that never looks at a number: `count` rounds, in which finished runs stay as they are."""
 
-    def loop(condition: Condition, body: Body, state: Search) -> Search:
+    def loop(condition: Condition, body: Body, state: State) -> State:
         for _ in range(count):
             state = _masked(condition(state), body(state), state)
         return state
@@ -139,13 +164,13 @@ def fixed_loop(count: int) -> Loop:
     return loop
 
 
-def _masked(busy: Array, new: Search, old: Search) -> Search:
-    """The new state of the runs that are busy; `next` is of no use to the others."""
+def _masked(busy: Array, new: State, old: State) -> State:
+    """The new state of the runs that are busy."""
     xp = array_namespace(busy)
     fields = []
-    for after, before in zip(new[1:], old[1:], strict=True):
+    for after, before in zip(new, old, strict=True):
         fields.append(xp.where(busy[..., None] if after.ndim > busy.ndim else busy, after, before))
-    return Search(new.next, *fields)
+    return type(old)(*fields)
 
 
 def stopping(gap: Array, products: Array, eps: float) -> tuple[Array, Array]:
@@ -163,6 +188,8 @@ def stopping(gap: Array, products: Array, eps: float) -> tuple[Array, Array]:
 
 def unclipped_root(found: Found) -> Array:
     """Where h would reach zero beyond [0, 1] if it went on with its last slope; inside, u itself."""
+    if found.root is not None:
+        return found.root
     xp = array_namespace(found.u)
     outside = ((found.u >= 1) & (found.h > 0)) | ((found.u <= 0) & (found.h < 0))
     beyond = found.u - _divide(xp, found.h, found.slope)
@@ -184,6 +211,7 @@ def _advance(
     noise: Array | float,
     points: int,
     slopes: bool,
+    certificate: Certificate,
 ) -> Search:
     """Take in h and h' at state.next, and choose the points of the next round."""
     u, below = state.next, h <= 0
@@ -193,13 +221,18 @@ def _advance(
     bracket = Bracket(low, high, state.low_seen | xp.any(~below, axis=-1), state.high_seen | xp.any(below, axis=-1))
 
     known = xp.concat([xp.stack([u, h, slope]), state.near], axis=-1)
-    order = xp.argsort(xp.abs(known[1]), axis=-1)[..., : NEAR[slopes]]  # NaN comes last
-    near = xp.take_along_axis(known, xp.broadcast_to(order, (3, *order.shape)), axis=-1)
+    # An end that is the answer comes first: where h is flat, rounding may make it smaller elsewhere. NaN comes last.
+    far = xp.where(certificate(known[0], known[1]) == 0, xp.zeros_like(known[1]), xp.abs(known[1]))
+    order = xp.argsort(far, axis=-1)[..., : NEAR[slopes]]
+    if order.ndim == 1:
+        near = known[:, order]
+    else:
+        near = xp.take_along_axis(known, xp.broadcast_to(order, (3, *order.shape)), axis=-1)
 
     nearest, height = near[0, ..., 0], near[1, ..., 0]
     size = xp.abs(height)
-    gap = xp.where(height > 0, (1 - nearest) * height, -nearest * height)  # 0 at u = 1 with h > 0, u = 0 with h < 0
-    done = (gap <= tolerance) | (size <= noise) | (bracket.closed & (high - low <= resolution * high))
+    close = (certificate(nearest, height) <= tolerance) | (size <= noise)
+    done = close | (bracket.closed & (high - low <= resolution * high))
     trial, spread = _estimate(xp, near, bracket, slopes)
     following = _round(xp, trial, spread, bracket, size > state.stale / 2, points)
     evaluations = state.evaluations + u.shape[-1]
@@ -277,8 +310,9 @@ def _inverse_lagrange(xp: ModuleType, u: Array, h: Array) -> Array:
 
 
 def _ladder(xp: ModuleType, like: Array, numbers: Sequence[float]) -> Array:
-    """Constants on a last axis behind those of `like`, each filled in on the device."""
-    return xp.stack([xp.full_like(like, number) for number in numbers], axis=-1)
+    """Constants on a last axis behind those of `like`."""
+    row = xp.asarray(numbers, dtype=like.dtype)
+    return row if like.ndim == 0 else xp.zeros_like(like)[..., None] + row
 
 
 def _divide(xp: ModuleType, a: Array | float, b: Array) -> Array:

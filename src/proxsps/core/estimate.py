@@ -1,10 +1,23 @@
 """From a loss and its gradient to the linear model of a step: its value m and its slope d.
 
 The plain estimate is the loss and its gradient. Methods that put the regulariser into the loss (SPS, DecSPS) add its
-value to the one and its gradient to the other.
+value to the one and its gradient to the other. With momentum, the model is the average of all linearisations so far,
+
+    m = fbar - gamma + <d, x>,    d, fbar, gamma = averages of g_i, f_i(x_i), <g_i, x_i>,
+
+evaluated at the current point x. Second moments of the gradient give Adam's metric D = sqrt(v) + eps.
+
+All averages are updated alike: new average = old w_old + new w_new, with weights that depend on the number k of steps
+before. The weights of the first step are 0 and 1, so that it does not matter what an average was before. Those of Adam
+contain its bias correction: an average from zeros that is divided by 1 - beta^(k+1) is the same as one with weights
+
+    w_new = (1 - beta) / (1 - beta^(k+1)),    w_old = 1 - w_new.
 """
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 from proxsps.core.array import Array, array_namespace
 
@@ -17,3 +30,88 @@ def coupled_value(m: Array, x_sq: Array, lam: Array) -> Array:
 def coupled_slope(g: Array, x: Array, lam: Array | float) -> Array:
     """g + lam x: the gradient of the loss with the squared l2 norm."""
     return g + lam * x
+
+
+class Weights(NamedTuple):
+    """How much of an average is old and how much is new; the two add up to 1."""
+
+    old: Array
+    new: Array
+
+
+def momentum_weights(k: Array, beta: Array | float) -> Weights:
+    """beta and 1 - beta, but 0 and 1 at the first step: an average that starts from its first value.
+
+    Args:
+        k: steps before this one, a float array of any shape.
+        beta: in [0, 1), a number or an array of no dims.
+    """
+    xp = array_namespace(k)
+    first = k <= 0
+    zero, one = xp.zeros_like(k), xp.ones_like(k)
+    return Weights(xp.where(first, zero, beta * one), xp.where(first, one, (1 - beta) * one))
+
+
+def corrected_weights(k: Array, beta: Array | float) -> Weights:
+    """The weights of an average from zeros with Adam's bias correction; arguments as in `momentum_weights`.
+
+    A tensor that gets its first gradient late should bring its own k for its second moments, as in Adam. For first
+    moments k counts the steps of the model, which is one for all tensors: before, it did not depend on that tensor.
+    """
+    xp = array_namespace(k)
+    # By expm1, because in single precision 1 - beta^(k+1) would lose four digits; powers need not be exact for k = 0.
+    new = (1 - beta) / -xp.expm1((k + 1) * _log(beta))
+    new = xp.where(k <= 0, xp.ones_like(k), new)
+    return Weights(1 - new, new)
+
+
+def averaged(old: Array, new: Array, weights: Weights) -> Array:
+    """The average with a new value; bitwise the new value at the first step and for beta = 0."""
+    return weights.old * old + weights.new * new
+
+
+class Averages(NamedTuple):
+    """The numbers of an averaged model, each of the shape of the runs."""
+
+    value: Array  # fbar, of the losses
+    offset: Array  # gamma, of <g, x>
+    taken: Array  # k, steps so far, without those that were skipped
+
+
+def start_averages(like: Array) -> Averages:
+    """Before the first step; `like` is a float array of the shape of the runs."""
+    zero = array_namespace(like).zeros_like(like)
+    return Averages(zero, zero, zero)
+
+
+def update_averages(averages: Averages, f: Array, g_dot_x: Array, weights: Weights) -> Averages:
+    """Take in the loss f and <g, x> over all tensors; a tensor without a gradient adds nothing to <g, x>."""
+    return Averages(
+        averaged(averages.value, f, weights), averaged(averages.offset, g_dot_x, weights), averages.taken + 1
+    )
+
+
+def averaged_value(f: Array, averages: Averages, d_dot_x: Array) -> Array:
+    """m = fbar - gamma + <d, x>, from averages that have taken in f already.
+
+    Written as f plus a correction, which is exactly 0 where d is g: with beta = 0 the model is bitwise the plain one,
+    provided that <d, x> and <g, x> were summed in the same order.
+    """
+    return f + ((averages.value - f) - (averages.offset - d_dot_x))
+
+
+def keep_averages(ok: Array, new: Averages, old: Averages) -> Averages:
+    """The new numbers where the step was taken, the old ones where it was skipped."""
+    xp = array_namespace(old.value)
+    return Averages(*(xp.where(ok, after, before) for after, before in zip(new, old, strict=True)))
+
+
+def metric(v: Array, eps: float) -> Array:
+    """Adam's metric D = sqrt(v) + eps, where v is the average of g^2 with `corrected_weights`."""
+    return array_namespace(v).sqrt(v) + eps
+
+
+def _log(beta: Array | float) -> Array | float:
+    if isinstance(beta, (int, float)):
+        return math.log(beta) if beta > 0 else -math.inf
+    return array_namespace(beta).log(beta)

@@ -1,8 +1,8 @@
 """How a method chooses its step: from a model of the loss, and a small memory, to the dual variable u.
 
 Every front end builds a `Model` and calls one of these functions. They differ only in what they hold against the cap:
-the truncated model's own root (ProxSPS), that of SPS_max with its constant c, that of DecSPS with its memory, or nothing
-(proximal SGD).
+the truncated model's own root (ProxSPS), that of SPS_max with its constant c, that of DecSPS with its memory, or
+nothing (proximal SGD).
 """
 
 from __future__ import annotations

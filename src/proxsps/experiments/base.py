@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 
 from proxsps.sweep.engines import Engine
 from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.store import Store, StoreError
 
 Frames = dict[str, pd.DataFrame]
 
@@ -32,8 +34,13 @@ class Drawing:
     """A figure and what it shows."""
 
     name: str
-    caption: str
+    caption: str  # "{runs}" in it stands for the number of runs of each setting
     draw: Callable[[Frames], Figure]
+
+    def caption_for(self, frames: Frames) -> str:
+        """The caption, with the number of runs that the figure is drawn from."""
+        count = frames["runs"]["seed"].nunique() if "runs" in frames else 0
+        return self.caption.replace("{runs}", "one run" if count == 1 else f"{count} runs")
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,40 @@ class Experiment:
     seconds: float = 0.0  # that the published grid takes, batched, on this hardware
     hardware: str = "two cores"
     engine: Callable[[Path], Engine] | None = None  # of a folder for checkpoints; else one of the sweep's
+    words: tuple[str, ...] = ()  # that name it on the command line, if not its name alone
 
     @property
     def heavy(self) -> bool:
         """Whether it is too much for two cores, and is run only when it is named."""
         return self.hardware != "two cores"
+
+    def frames(self, folder: Path) -> Frames:
+        """The tables that drawings and claims are made from; an error if the store in `folder` is not a whole sweep."""
+        if self.specs is None:
+            return {} if self.tables is None else self.tables()
+        store = Store(folder / self.name, self.name)
+        if not store.done:
+            raise StoreError(f"{store.folder} has no runs of {self.name}. Run it first: {self._command(folder)}")
+        lengths = store.runs.groupby("run")["epoch"].max()
+        if lengths.nunique() > 1:
+            raise StoreError(
+                f"{store.folder} holds runs of {lengths.min()} and of {lengths.max()} epochs, which cannot be "
+                "compared. Use a folder of its own for each (--out)."
+            )
+        seeds, epochs = int(store.runs["seed"].max()) + 1, int(lengths.iloc[0])
+        command = self._command(folder, seeds, epochs)
+        if seeds > len(lengths):  # every seed has at least one run in a whole sweep
+            total = seeds * len(self.specs(1, epochs))
+            raise StoreError(f"{total - len(lengths)} of {total} runs are missing in {store.folder}: run `{command}`.")
+        store.require(self.specs(seeds, epochs), command, by_id=self.engine is None)
+        return {"runs": store.runs, "steps": store.steps}
+
+    def _command(self, folder: Path, seeds: int | None = None, epochs: int | None = None) -> str:
+        """What runs the experiment, with the options that are not the defaults."""
+        words = ["proxsps", "run", *(self.words or (self.name,))]
+        words += ["--seeds", str(seeds)] if seeds not in (None, self.seeds) else []
+        words += ["--epochs", str(epochs)] if epochs not in (None, self.epochs) else []
+        return shlex.join(words + (["--out", str(folder)] if folder != Path("out") else []))
 
     def judge(self, frames: Frames) -> list[Claim]:
         """All claims, decided on these results."""

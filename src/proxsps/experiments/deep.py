@@ -16,8 +16,6 @@ from proxsps.experiments.deep_claims import (
     both_work,
     capped_far_above,
     competitive,
-    equally_well,
-    faster_start,
     faster_than_adamw,
     leaves_chance,
     less_sensitive,
@@ -25,6 +23,14 @@ from proxsps.experiments.deep_claims import (
     smaller_norm,
     stagnates,
     tiny_steps,
+)
+from proxsps.experiments.imagenet_claims import CHANCE as IMAGENET_CHANCE
+from proxsps.experiments.imagenet_claims import (
+    active_early,
+    different_norm,
+    equally_well,
+    faster_start,
+    similar_accuracies,
 )
 from proxsps.problems.vision import ImageClassification, image_problem
 from proxsps.sweep.spec import RunSpec, grid
@@ -62,19 +68,19 @@ def drawings(window: int, deviations: float) -> tuple[Drawing, ...]:
     return (
         Drawing(
             "accuracy",
-            f"Validation accuracy{median}, mean over runs{shaded}.",
+            f"Validation accuracy{median}, mean over {{runs}}{shaded}.",
             lambda f: figures.per_lambda(
                 relabelled(f)["runs"], "val_accuracy", window=window, deviations=deviations, scale="linear"
             ),
         ),
         Drawing(
             "norm",
-            f"Norm of all weights, mean over runs{shaded}.",
+            f"Norm of all weights, mean over {{runs}}{shaded}.",
             lambda f: figures.per_lambda(relabelled(f)["runs"], "model_norm", deviations=deviations),
         ),
         Drawing(
             "loss",
-            "Training loss after each epoch, mean over runs.",
+            "Training loss after each epoch, mean over {runs}.",
             lambda f: figures.per_lambda(relabelled(f)["runs"], "train_loss", scale="log"),
         ),
     )
@@ -144,7 +150,14 @@ IMAGENET32 = Experiment(
     "As published: 50 epochs in batches of 512, three strengths, one run of ProxSPS, SPS and SGD (sqrt schedule, "
     "alpha_0 = 1) and AdamW (1e-3).",
     PUBLISHED_DRAWINGS,
-    (equally_well, less_sensitive, faster_start),
+    (
+        equally_well,
+        similar_accuracies,
+        partial(less_sensitive, chance=IMAGENET_CHANCE),
+        different_norm,
+        active_early,
+        faster_start,
+    ),
     partial(specs, image_problem("imagenet32-resnet110"), LAMBDAS, (*POLYAK, "sgd")),
     seeds=1,
     epochs=50,
@@ -170,7 +183,7 @@ ADAPTIVE = Experiment(
     engine=Training,
 )
 EXPERIMENTS = (
-    _published(56, (*RESNET56_CLAIMS, stagnates, capped_far_above), hours=6),
+    _published(56, (*RESNET56_CLAIMS, less_sensitive, stagnates, capped_far_above), hours=6),
     _published(110, (partial(leaves_chance, sps_after=50), *RESNET110_CLAIMS), hours=12),
     IMAGENET32,
     _twin(56, RESNET56_CLAIMS, seeds=3, epochs=12, seconds=1570),

@@ -93,6 +93,7 @@ def _legend(methods: pd.Series) -> list[list[Artist]]:
     for name in style.in_order(methods):
         look, dark = style.method(name), style.shades(name, [0, 1])[1]
         dot = Line2D([], [], ls="none", marker=".", ms=6, color=look.colour, label=rf"{look.label} $\zeta_k$")
-        line = Line2D([], [], color=dark, marker=look.marker, ms=4.5, label=f"{look.label} median of the epoch")
+        line = Line2D([], [], color=dark, ls=style.line_style(name), marker=look.marker, ms=4.5)
+        line.set_label(f"{look.label} median of the epoch")
         handles += [[dot], [line]]
     return [*handles, [Line2D([], [], color=style.INK, lw=1.3, label=r"cap $\alpha_k$")]]

@@ -64,6 +64,8 @@ RC: dict[Any, Any] = {
     "ytick.labelsize": 10.5,
 }
 
+# Methods that often do the same as another one, dashed and drawn above it: where lines coincide, both are seen.
+DASHED = {"sps": (0.0, (3.2, 1.8))}
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -189,8 +191,14 @@ def marked(name: str, colour: Colour | str, points: int) -> dict[str, Any]:
         "markersize": 4.5,
         "markeredgecolor": "white",
         "markeredgewidth": 0.5,
-        "zorder": 3 + len(METHODS) - list(METHODS).index(name),
+        "linestyle": line_style(name),
+        "zorder": 3 + len(METHODS) - list(METHODS).index(name) + 2 * (name in DASHED),
     }
+
+
+def line_style(name: str) -> Any:
+    """Dashes of a method's lines; most are solid."""
+    return DASHED.get(name, "-")
 
 
 def cross(axes: Axes, x: float, y: float, colour: Colour | str) -> None:
@@ -248,7 +256,10 @@ def alpha_columns(lines: dict[str, dict[float, Colour]], diverged: bool) -> list
     for name, colours in lines.items():
         look = method(name)
         head = Line2D([], [], ls="none", color=look.colour, marker=look.marker, markersize=6.5, label=look.label)
-        tail = [Line2D([], [], color=shade, lw=2.4, label=alpha_label(lr)) for lr, shade in colours.items()]
+        tail = [
+            Line2D([], [], color=shade, ls=line_style(name), lw=2.4, label=alpha_label(lr))
+            for lr, shade in colours.items()
+        ]
         columns.append([head, *tail])
     if diverged:
         columns[-1].append(cross_handle())

@@ -110,7 +110,7 @@ def floor(curves: pd.DataFrame, floors: pd.DataFrame) -> Figure:
     for (name, steps), group in curves.groupby(["method", "steps"], sort=False):
         colour = style.method(str(name)).colour
         group = group.sort_values("K")
-        options = style.marked(str(name), colour, len(group)) | {"ls": DASHED if steps == "constant" else "-"}
+        options = style.marked(str(name), colour, len(group)) | {"linestyle": DASHED if steps == "constant" else "-"}
         left.plot(group["K"], group["gap"], label=f"{_floor_name(str(name))}, {steps}", **options)
         low = np.maximum(group["gap"] - group["std"], group["gap"] / 10)
         left.fill_between(group["K"], low, group["gap"] + group["std"], color=colour, alpha=0.15, lw=0)

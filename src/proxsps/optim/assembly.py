@@ -23,14 +23,14 @@ from proxsps.core.step import (
     relax,
     relaxation,
 )
-from proxsps.optim.blocks import LINES, ORDER, Block
+from proxsps.optim.blocks import LINES, ORDER, PROXES, UNITS, Block
 from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts import Curve, Lines, Part, Sums, make_curve, make_lines
 from proxsps.optim.reduce import Ranks
+from proxsps.optim.refine import POINTS
 
-SAMPLE = 16  # a search starts from what every so-manieth piece of memory says
+SAMPLE = 16  # a search starts from what one in so many entries says
 WORTH = 1 << 20  # entries from which on a pass over a sample is worth its while
-POINTS = 3  # of a round over entries, whose pass hardly takes longer for it
 
 
 class Assembly:
@@ -50,21 +50,24 @@ class Assembly:
         self.blocks, self.numbers, self._coupled = blocks, numbers, coupled
         self._ranks = ranks
         self._fused = fused
-        kinds: dict[tuple[str, float], list[int]] = defaultdict(list)
-        sharded = any(block.sharded for block in blocks if block.kind != LINES)
-        for i, block in enumerate(blocks):
+        kinds = [block.kind for block in blocks]
+        self._affine = [kind == LINES for kind in kinds]
+        self._sharded = any(block.sharded for block, affine in zip(blocks, self._affine, strict=True) if not affine)
+        members: dict[tuple[str, float, int], list[int]] = defaultdict(list)
+        for i, kind in enumerate(kinds):
             # Whole tensors count on every rank, shards on one: sums over the ranks weigh them.
-            kinds[block.kind, block.share if sharded and block.kind != LINES else 1.0].append(i)
-        self._sharded = sharded
+            share = blocks[i].share if self._sharded and kind != LINES else 1.0
+            members[kind, share, i if kind == UNITS else 0].append(i)
         self.lines: Lines | None = None
-        self.curves: list[tuple[str, float, Curve]] = []
-        for (kind, share), places in sorted(kinds.items(), key=lambda item: ORDER[item[0][0]]):
+        self.curves: list[Curve] = []
+        for (kind, share, _), places in sorted(members.items(), key=lambda item: ORDER[item[0][0]]):
             own = [blocks[i] for i in places]
             if kind == LINES:
                 self.lines = make_lines(numbers, own, places, fused, coupled)
             else:
-                self.curves.append((kind, share, make_curve(kind, numbers, own, places, fused)))
-        self._start: Array | Sequence[float] | None = None
+                self.curves.append(make_curve(kind, numbers, own, places, fused))
+                self.curves[-1].share = share
+        self._start: Array | None = None
 
     def sums(self, points: bool, gap: Array | None = None) -> Sums:
         """The sums of all blocks, in their order.
@@ -74,7 +77,6 @@ class Assembly:
             gap: m - C where it is known already and a search will follow, infinity where the step will be the cap: then
                 the pass over entries that makes the sums is also the first round of the search.
         """
-        xp = array_namespace(self.numbers.scalar(0.0))
         columns: list[Array] = [None] * len(self.blocks)
 
         def take(part: Part) -> Array:
@@ -85,15 +87,18 @@ class Assembly:
 
         if self.lines is not None:
             take(self.lines)
-        for i, (kind, share, curve) in enumerate(self.curves):
-            if gap is not None and curve.entries and isinstance(self.numbers, Host):
+        host = isinstance(self.numbers, Host)
+        for i, curve in enumerate(self.curves):
+            if host and gap is not None and curve.entries:
                 curve.ahead = self._start = self._guess(self._known_line(columns, gap))
-            found = take(curve)
-            if isinstance(self.numbers, Host) and not _ordinary(found[0]):
-                exact = make_curve(kind, self.numbers, curve.blocks, curve.places, self._fused, exact=True)
-                self.curves[i] = (kind, share, exact)
-                take(exact)
-        return Sums(*xp.stack(columns, axis=1))
+            d_sq = take(curve)[0]
+            if host and not _ordinary(d_sq):
+                self.curves[i] = make_curve(
+                    curve.kind, self.numbers, curve.blocks, curve.places, self._fused, exact=True
+                )
+                self.curves[i].share = curve.share
+                take(self.curves[i])
+        return Sums(*array_namespace(columns[0]).stack(columns, axis=1))
 
     def _known_line(self, columns: Sequence[Array | None], gap: Array) -> Line:
         """The line of the affine blocks, before the other blocks are summed."""
@@ -108,70 +113,90 @@ class Assembly:
         if not self.curves:
             line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
             return Model(gap, sums.d_sq, alpha, line)
-        self._affine = self.numbers.vector([float(block.kind == LINES) for block in self.blocks])
-        line = l2_line(gap, sums.d_sq, sums.d_dot_x, self._affine * alpha, lam)
+        if self.lines is None:
+            line = Line(gap, self.numbers.scalar(0.0))
+        else:
+            affine = self.numbers.vector([float(affine) for affine in self._affine])
+            line = l2_line(gap, sums.d_sq, sums.d_dot_x, affine * alpha, lam)
         return Model(gap, sums.d_sq, alpha, line, self._find, self._top)
 
     def _heights(self, line: Line, u: Array, every: int = 1) -> tuple[Array, Array]:
         """h and h' of the whole step; from a sample for `every` above 1."""
         height = slope = 0.0
-        for _, share, curve in self.curves:
+        for curve in self.curves:
             own, bend = curve.heights(u) if every == 1 else curve.sampled(u, every)
-            height, slope = height + share * own, slope + share * bend
+            height, slope = height + curve.share * own, slope + curve.share * bend
         if self._sharded:
             height, slope = self._ranks.sum(height, slope)
         start, fall = line_heights(line, u)
         return start + height, fall + slope
 
+    def _values(self, line: Line, u: Array) -> Array:
+        """h of the whole step alone, in few operations."""
+        values = [curve.heights(u)[0] for curve in self.curves]
+        if self._sharded:
+            shares = [curve.share for curve in self.curves]
+            values = self._ranks.sum(sum(share * h for share, h in zip(shares, values, strict=True)))
+        return sum(values, start=line.start if self.lines is None else line.start - line.fall * u)
+
     def _top(self, line: Line) -> Array:
         """h(1)."""
-        return self._heights(line, self.numbers.vector([1.0]))[0][0]
+        return self._values(line, self.numbers.vector([1.0]))[0]
 
     def _find(self, line: Line) -> Found:
         """The dual variable."""
-        eps = max(curve.eps for *_, curve in self.curves)
-        products = sum(share * curve.products_sq() for _, share, curve in self.curves)
+        if isinstance(self.numbers, Device):
+            return self.numbers.refine(lambda u: self._values(line, u), line.start, self._points)
+        eps = max(curve.eps for curve in self.curves)
+        products = sum(curve.share * curve.products_sq() for curve in self.curves)
         if self._sharded:
             (products,) = self._ranks.sum(products)
         tolerance, noise = stopping(line.start, products**0.5, eps)
         start, points = self._start, 1
         if start is None:
-            start, points = self._guess(line), min(curve.points for *_, curve in self.curves)
+            start = self._guess(line)
+            points = self._points if len(start) == self._points else 1
         return self.numbers.find(lambda u: self._heights(line, u), line.start, tolerance, noise, eps, start, points)
+
+    @property
+    def _points(self) -> int:
+        """Of a round of the search; over shards the same on all ranks, whatever each of them holds."""
+        if self._sharded and isinstance(self.numbers, Device):
+            return POINTS
+        if self._sharded:
+            return 1 if any(curve.kind == PROXES for curve in self.curves) else 3
+        return min(curve.points for curve in self.curves)
 
     def _guess(self, line: Line) -> Array:
         """Points for the first round: where a sample of the entries says that the root is, or all over [0, 1]."""
-        if isinstance(self.numbers, Device) or line.start == math.inf:
+        if line.start == math.inf:
             return np.ones(1)
-        entries = sum(curve.entries for *_, curve in self.curves)
-        if entries < WORTH or any(curve.points == 1 for *_, curve in self.curves):
-            return np.array(geometric(min(curve.points for *_, curve in self.curves)))
-        found = search_dual(
-            lambda u: self._heights(line, u, SAMPLE),
-            line.start,
-            1e-4 * abs(line.start),
-            1e-3,
-            24,
-            eager_loop,
-            0.0,
-            geometric(4),
-            4,
-        )
-        if not 0 < found.u < 1:
-            return np.array([found.u])
-        spread = min(0.05, 3 * math.sqrt(SAMPLE / entries))
-        return np.minimum(found.u * np.array([1 - spread, 1.0, 1 + spread]), 1.0)
+        entries = sum(curve.entries for curve in self.curves)
+        if self._sharded or entries < WORTH or any(curve.kind == PROXES for curve in self.curves):
+            return np.array(geometric(self._points))
+        noise = 3 * math.sqrt(SAMPLE / entries) * abs(line.start)  # about what the sample can tell of h
+
+        def evaluate(u: Array) -> tuple[Array, Array]:
+            return self._heights(line, u, SAMPLE)
+
+        found = search_dual(evaluate, line.start, noise / 100, 1e-3, 8, eager_loop, 0.0, geometric(4), 4)
+        u = found.u if found.done else found.estimate
+        if self._points == 1 or not 0 < u < 1:
+            return np.array([u])
+        spread = np.minimum(-noise / found.slope, u / 4) if found.slope < 0 else u / 4
+        return np.minimum(u + spread * np.array([-1.0, 0.0, 1.0]), 1.0)
 
     def write(self, u: Array, sums: Sums, alpha: Array, lam: Array, ok: Array, max_move: float | None) -> Array | float:
         """Move all blocks; the factor on the move that `max_move` asks for."""
-        update = (coupled_coefficients if self._coupled else prox_coefficients)(u, alpha, lam)
         s: Array | float = 1.0
+        if self.lines is not None or max_move is not None:
+            update = (coupled_coefficients if self._coupled else prox_coefficients)(u, alpha, lam)
         if max_move is not None:
             s = relaxation(self._moves_sq(update, u, sums), max_move)
             update = relax(update, s)
         if self.lines is not None:
-            self.lines.move(Affine(*(part[self.lines.places] for part in update)), ok)
-        for *_, curve in self.curves:
+            self.lines.move(Affine(*(self.numbers.chosen(part, self.lines.places) for part in update)), ok)
+        for curve in self.curves:
             curve.write(u, self.numbers.factor(s), ok)
         return s
 
@@ -181,10 +206,11 @@ class Assembly:
             return coupled_move_sq(update, sums.d_sq)
         if not self.curves:
             return prox_move_sq(update, *sums)
-        total = sum(share * curve.moves_sq(u) for _, share, curve in self.curves)
+        total = sum(curve.share * curve.moves_sq(u) for curve in self.curves)
         if self._sharded:
             (total,) = self._ranks.sum(total)
-        return total + prox_move_sq(update, *(self._affine * part for part in sums))
+        affine = self.numbers.vector([float(affine) for affine in self._affine])
+        return total + prox_move_sq(update, *(affine * part for part in sums))
 
 
 def _ordinary(d_sq: Array) -> bool:

@@ -18,10 +18,9 @@ PLAIN = (Tensor, torch.nn.Parameter)
 FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
-
-LINES, ROWS, ENTRIES, PROXES = "lines", "rows", "entries", "proxes"
-KINDS = {Quadratic: LINES, Rows: ROWS, Entries: ENTRIES}
-ORDER = {PROXES: 0, LINES: 1, ROWS: 2, ENTRIES: 3}  # of the passes: what is known exactly helps the search over entries
+LINES, ROWS, UNITS, ENTRIES, PROXES = "lines", "rows", "units", "entries", "proxes"
+# Of the passes: what is known exactly helps the search over entries.
+ORDER = {kind: place for place, kind in enumerate((PROXES, UNITS, LINES, ROWS, ENTRIES))}
 
 
 @dataclass
@@ -50,28 +49,38 @@ class Block:
 
     @property
     def structures(self) -> list[Structure | None]:
-        """What the regulariser says of itself, tensor by tensor; only rows depend on the shape."""
+        """What the regulariser says of itself, tensor by tensor."""
         if not self.params:
             return []
-        first = self.phi.at(self.indices[0]).structure(self.params[0].shape)
-        if not isinstance(first, Rows):
+        first = self._structure(0)
+        if not isinstance(first, Rows) and self._uniform:  # only rows depend on the shape
             return [first] * len(self.params)
-        return [self.phi.at(i).structure(x.shape) for i, x in zip(self.indices, self.params, strict=True)]
+        return [first, *(self._structure(i) for i in range(1, len(self.params)))]
+
+    @property
+    def _uniform(self) -> bool:
+        """Whether the regulariser is the same for all tensors."""
+        return getattr(type(self.phi), "at", None) is Regularizer.at
+
+    def _structure(self, i: int) -> Structure | None:
+        return self.phi.at(self.indices[i]).structure(self.params[i].shape)
 
     @property
     def kind(self) -> str:
         """What the block can answer of h; nothing to do is a line, and so is a block whose cap is known to be 0."""
-        if not self.params or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
+        if not self.params or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
-        structure = self.phi.at(self.indices[0]).structure(self.params[0].shape)
-        if self.phi.joint and not isinstance(structure, (Entries, Quadratic)):
-            return PROXES
-        return KINDS.get(type(structure), PROXES)
+        first = self._structure(0)
+        if self.phi.joint and not isinstance(first, Entries):
+            return UNITS
+        if isinstance(first, Entries):
+            return ENTRIES if self._uniform or all([other == first for other in self.structures]) else PROXES
+        return ROWS if isinstance(first, Rows) else PROXES
 
     @property
     def quadratic(self) -> bool:
         """Whether the regulariser is none or the squared l2 norm."""
-        return isinstance(self.phi.at(self.indices[0]).structure(self.params[0].shape), Quadratic)
+        return isinstance(self.phi, L2) or isinstance(self._structure(0), Quadratic)
 
     @property
     def lam(self) -> float:
@@ -115,7 +124,10 @@ def plain(*lists: Sequence[Tensor]) -> bool:
 
 def stored(tensors: Sequence[Tensor]) -> bool:
     """Whether tensors with entries have memory for them; zeros that torch does not store, and wrappers, have none."""
-    return all([t.data_ptr() != 0 or t.numel() == 0 for t in tensors])
+    try:
+        return all([t.data_ptr() != 0 or t.numel() == 0 for t in tensors])
+    except RuntimeError:  # inside torch.func transforms
+        return False
 
 
 def same_order(xs: Sequence[Tensor], gs: Sequence[Tensor]) -> bool:

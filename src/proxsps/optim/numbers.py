@@ -1,23 +1,26 @@
 """Where the numbers of a step live: on the host, as NumPy doubles, or on the device, as tensors never read back.
 
-Optimizers and parts do not know which of the two they have: both make scalars, add up, and search for the dual variable.
+Optimizers hardly know which of the two they have: both make scalars, add up, and search for the dual variable.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array
+from proxsps.core.array import Array, array_namespace
 from proxsps.core.dual import Evaluate, Found, eager_loop, search_dual
-from proxsps.core.refine import refine_dual
 from proxsps.optim.blocks import Block
+from proxsps.optim.refine import POINTS, refine_dual
+
+array_namespace(torch.empty(0))  # so that a compiled step finds it known, and is compiled once
 
 LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
+ROUNDS = {False: 4, True: 7}  # of a search on a device, in single and in double precision
 
 
 class Numbers(ABC):
@@ -52,17 +55,8 @@ class Numbers(ABC):
         """A truth value as an array."""
 
     @abstractmethod
-    def find(
-        self,
-        evaluate: Evaluate,
-        gap: Array,
-        tolerance: Array,
-        noise: Array,
-        eps: float,
-        start: Array | Sequence[float],
-        points: int,
-    ) -> Found:
-        """The dual variable by a search; see `search_dual` for the arguments."""
+    def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
+        """Some of the numbers on one axis."""
 
     def assign(self, xs: Sequence[Tensor], ys: Sequence[Tensor], ok: Array) -> None:
         """x <- y where `ok`."""
@@ -119,8 +113,12 @@ class Host(Numbers):
         start: Array | Sequence[float],
         points: int,
     ) -> Found:
-        """A search that stops at its tolerance."""
+        """The dual variable by a search that stops at its tolerance; see `search_dual` for the arguments."""
         return search_dual(evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, start, points)
+
+    def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
+        """An array of doubles."""
+        return values[places]
 
     def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
         """Looked at once for the whole step."""
@@ -134,7 +132,7 @@ class Device(Numbers):
         params = [x for block in blocks for x in block.params]
         self._device = device
         self.dtype = torch.float32 if self._device.type == "mps" else torch.float64  # mps has no doubles
-        self._rounds = 6 if any(x.dtype is torch.float64 for x in params) else 3
+        self._rounds = ROUNDS[any(x.dtype is torch.float64 for x in params)]
         for block in blocks:
             block.alpha = self.scalar(block.alpha) if isinstance(block.alpha, Tensor) else block.alpha
 
@@ -146,6 +144,8 @@ class Device(Numbers):
 
     def vector(self, values: Sequence[Tensor | Array | float]) -> Array:
         """A tensor with one dim."""
+        if not any(isinstance(value, Tensor) for value in values) and len(set(values)) == 1:
+            return torch.full((len(values),), values[0], dtype=self.dtype, device=self._device)
         return torch.stack([self.scalar(value) for value in values])
 
     def column(self, values: Tensor) -> Array:
@@ -158,7 +158,9 @@ class Device(Numbers):
 
     def total(self, parts: Sequence[Tensor]) -> Array:
         """A 0-d tensor."""
-        return torch.stack(list(parts)).to(self.dtype).sum() if parts else self.scalar(0.0)
+        if len(parts) == 1:
+            return self.scalar(parts[0])
+        return torch.stack(list(parts)).sum(dtype=self.dtype) if parts else self.scalar(0.0)
 
     def refuses(self, ok: Array) -> bool:
         """Never look."""
@@ -168,18 +170,14 @@ class Device(Numbers):
         """As it is; admissible steps are tensors already."""
         return ok
 
-    def find(
-        self,
-        evaluate: Evaluate,
-        gap: Array,
-        tolerance: Array,
-        noise: Array,
-        eps: float,
-        start: Array | Sequence[float],
-        points: int,
-    ) -> Found:
-        """A fixed number of rounds."""
-        return refine_dual(evaluate, gap, self._rounds)
+    def refine(self, evaluate: Callable[[Array], Array], like: Array, points: int) -> Found:
+        """The dual variable by a fixed number of rounds, the first of which has so many points."""
+        fewer = (points > 4 * POINTS) + (points > 32 * POINTS)
+        return refine_dual(evaluate, like, self._rounds - fewer, points)
+
+    def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
+        """One by one, because a list of places would have to be copied to the device."""
+        return [values[i] for i in places]
 
     def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
         """Chosen entry by entry on the device."""

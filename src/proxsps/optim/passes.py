@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import Block
+from proxsps.optim.blocks import Block, stored
 
 DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on the CPU
 
@@ -35,11 +36,11 @@ def _vector(x: Tensor) -> Tensor:
     return x if x.dim() == 1 else x.ravel()
 
 
-def pieces(a: Tensor, b: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Two vectors, cut alike into pieces that one dot product takes."""
-    if a.numel() <= DOT or not a.is_cpu:
-        return [(a, b)]
-    return zip(a.split(DOT), b.split(DOT), strict=True)
+def pieces(*parts: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Vectors, cut alike into pieces that one dot product takes."""
+    if parts[0].numel() <= DOT or not parts[0].is_cpu:
+        return [parts]
+    return zip(*(part.split(DOT) for part in parts), strict=True)
 
 
 def dots(a: Tensor, b: Tensor) -> list[Tensor]:
@@ -47,22 +48,21 @@ def dots(a: Tensor, b: Tensor) -> list[Tensor]:
     return [torch.dot(p, q) for p, q in pieces(a, b)]
 
 
-def displaced(block: Block, coupled: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs (x - center, d) of a block."""
-    for x, d, c in zip(block.params, block.slopes, block.centers, strict=True):
-        if c is not None:
-            x = widened(x) - widened(c)
-        yield x, torch.add(widened(d), widened(x), alpha=block.lam) if coupled and block.lam else d
-
-
 def square(d: Tensor) -> Tensor:
     """||d||^2 of a vector."""
     return torch.dot(d, d)
 
 
-def pair_sums(
-    pairs: Iterable[tuple[Tensor, Tensor]], points: bool, square: Callable[[Tensor], Tensor] = square
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def vectors(block: Block, coupled: bool, small: int, bucket: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs (x - center, d) of a block as vectors, small tensors joined; d = g + lam (x - center) if `coupled`."""
+    centers = (block.centers,) if block.centered else ()
+    for x, d, *center in bucketed(zip(block.params, block.slopes, *centers, strict=True), small, bucket):
+        if center:
+            x = x - center[0]
+        yield x, torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
+
+
+def pair_sums(pairs: Iterable[tuple[Tensor, Tensor]], points: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """||d||^2, <d, x> and, for `points`, ||x||^2 of each pair (x, d) of vectors."""
     d_sq, d_dot_x, x_sq = [], [], []
     for x, d in pairs:  # <d, x> reads two streams at once, and leaves d in the cache for its square
@@ -73,20 +73,44 @@ def pair_sums(
     return d_sq, d_dot_x, x_sq
 
 
-def bucketed(pairs: Iterable[tuple[Tensor, Tensor]], small: int, bucket: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same pairs as vectors, those of at most `small` entries joined: one product beats hundreds of tiny ones."""
-    waiting: list[tuple[Tensor, Tensor]] = []
-    dtypes, size = None, 0
+def wide_sums(
+    pairs: Iterable[tuple[Tensor, Tensor]], points: bool, dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The same for f32 beyond the range of its squares, without a look at the result: an accelerator's way."""
+    d_sq, d_dot_x, x_sq = [], [], []
     for x, d in pairs:
-        entries = x.numel()
+        norm = torch.linalg.vector_norm(d, dtype=dtype)
+        scale = scale_of(norm)
+        d_sq.append(norm.square())
+        d_dot_x.append(torch.dot(d / scale, x) * scale)
+        if points:
+            x_sq.append(torch.linalg.vector_norm(x, dtype=dtype).square())
+    return d_sq, d_dot_x, x_sq
+
+
+def scale_of(norm: Tensor) -> Tensor:
+    """A norm that f32 can be divided by: where it is tiny or infinite, the nearest number of f32."""
+    single = torch.finfo(torch.float32)
+    return norm.clamp(single.tiny, single.max)
+
+
+def bucketed(items: Iterable[tuple[Tensor, ...]], small: int, bucket: int) -> Iterator[tuple[Tensor, ...]]:
+    """Tuples of tensors of one shape as vectors, those of at most `small` entries joined with others.
+
+    One product of long vectors beats hundreds of tiny ones.
+    """
+    waiting: list[tuple[Tensor, ...]] = []
+    dtypes, size = None, 0
+    for item in items:
+        entries = item[0].numel()
         if entries > small:
-            yield from pieces(flat(x), flat(d))
+            yield from pieces(*map(flat, item))
             continue
-        before, dtypes = dtypes, (x.dtype, d.dtype)
+        before, dtypes = dtypes, [x.dtype for x in item]
         if waiting and (size + entries > bucket or dtypes != before):
             yield tuple(map(joined, zip(*waiting, strict=True)))
             waiting, size = [], 0
-        waiting.append((x, d))
+        waiting.append(item)
         size += entries
     if waiting:
         yield tuple(map(joined, zip(*waiting, strict=True)))
@@ -99,20 +123,38 @@ def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Ten
         yield y if c is None else y + pull * widened(c)
 
 
+def update(block: Block, keep: float, move: float) -> None:
+    """x <- keep x + move d on the host, in one pass over memory where that is safe."""
+    # As a factor on x the decay is a quotient, lam / u, which leaves the range of f32 for huge slopes.
+    decay = (keep - 1) / move if move else math.inf
+    if abs(decay) < 1e30 and stored(block.params) and stored(block.slopes):
+        _fused_sgd(block, -move, decay, None)
+        return
+    if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
+        dtype = torch.float64 if block.double else torch.float32
+        torch._foreach_mul_(block.params, torch.tensor(keep, dtype=dtype))
+    if move != 0:
+        torch._foreach_add_(block.params, block.slopes, alpha=move)
+
+
 def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
-    """x <- keep x + move g in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
+    """x <- keep x + move d in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
     torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
+    _fused_sgd(block, -move, 0.0, 1 - ok.float())
+
+
+def _fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: Tensor | None) -> None:
     torch._fused_sgd_(
         block.params,
         block.slopes,
         [],
-        weight_decay=0.0,  # as a factor on x it would be a quotient, lam / u, which leaves the range of f32
+        weight_decay=weight_decay,
         momentum=0.0,
-        lr=-move,
+        lr=lr,
         dampening=0.0,
         nesterov=False,
         maximize=False,
         is_first_step=True,
         grad_scale=None,
-        found_inf=1 - ok.float(),
+        found_inf=found_inf,
     )

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from proxsps.problems.fingerprint import fingerprint
+
 BASE_SEED = 12345678  # of the published experiments
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -53,6 +55,24 @@ class Problem(ABC):
     @abstractmethod
     def validation_error(self, params: dict[str, Tensor], *data: Tensor) -> Tensor:
         """Error on validation data, 0-d; smaller is better."""
+
+    def fingerprint(self, seed: int) -> str | None:
+        """A digest of what the options do not tell, and what therefore tells runs with this seed apart from others.
+
+        None for the problems of this package, whose options tell everything; for one of your own, its code, starting
+        parameters and data.
+        """
+        if type(self).__module__.startswith("proxsps."):
+            return None
+        common = self._digest(None, lambda: (type(self), self.start(), self.train_data()))
+        return common + self._digest(seed, lambda: (self.validation_data(seed),))
+
+    def _digest(self, key: int | None, parts: Callable[[], tuple[Any, ...]]) -> str:
+        """The digest of these parts, computed once for each key."""
+        known = vars(self).setdefault("_digests", {})
+        if key not in known:
+            known[key] = fingerprint(*parts())
+        return known[key]
 
     def module(self) -> nn.Module:
         """The problem as a module: named parameters that start at `start()`, `forward(*batch)` the loss."""
@@ -93,7 +113,7 @@ class _LossModule(nn.Module):
 class ModuleProblem(Problem):
     """Any `nn.Module` and loss function as a problem; see `from_module`.
 
-    Its options cannot be read off a module, so that a name of its own has to tell it from other problems.
+    Results are filed under a digest of the model, its starting parameters, the data and the loss.
     """
 
     reentrant = False  # functional_call puts parameters into the model and takes them out again
@@ -155,6 +175,10 @@ class ModuleProblem(Problem):
         """The given error of the model's outputs and the targets."""
         return self._error(functional_call(self._model, params, data[:-1]), data[-1])
 
+    def fingerprint(self, seed: int) -> str:
+        """A digest of model, starting parameters, loss, error and data."""
+        return self._digest(None, lambda: (self._model, self._loss, self._error, self._train, self._validation))
+
     def __repr__(self) -> str:
         return f"ModuleProblem({self.name!r}, {type(self._model).__name__}, batch_size={self.batch_size})"
 
@@ -171,7 +195,7 @@ def from_module(
     """A problem from a model of your own.
 
     Args:
-        name: what results are filed under; two problems must not share one.
+        name: what results are filed under, together with a digest of all that follows.
         model: any module whose forward is pure: no running statistics, no dropout. It is copied, not changed.
         loss: loss(outputs, targets), the mean over the batch, 0-d, for instance `nn.functional.cross_entropy`.
         train: input arrays and, last, the targets; samples on the first axis.

@@ -8,6 +8,7 @@ mean and standard deviation of the training part.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -18,7 +19,14 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from proxsps.problems.base import BASE_SEED, DTYPES, Problem, check_batch_size, check_choice, check_sizes
-from proxsps.problems.datasets import SENSOR_SHAPE, load_sensors, synthetic_sensors
+from proxsps.problems.datasets import (
+    SENSOR_SHAPE,
+    DataError,
+    load_sensors,
+    parse_sensors,
+    read_month,
+    synthetic_sensors,
+)
 from proxsps.problems.matrix import as_tensor, linear_weight
 
 DENSE = 4096  # measurements above which the whole matrix is quicker than its entries one by one
@@ -28,8 +36,10 @@ DENSE = 4096  # measurements above which the whole matrix is quicker than its en
 class MatrixCompletion(Problem):
     """Predict held-out measurements of 130 sensors over 720 hours; loss: mean squared error.
 
-    `data` is "real" (see `datasets.load_sensors` for where it is looked for) or "synthetic", a stand-in of the same
-    shape and number of measurements. An incomplete last batch is dropped, as the published loader did in every
+    `data` is "real" (see `datasets.load_sensors` for where it is looked for), "synthetic", a stand-in of the same shape
+    and number of measurements, or a CSV file of another month in the same format: its path, or its name in the folder
+    PROXSPS_DATA. Such a file may have other numbers of sensors and hours; its runs are told apart by its content. An
+    incomplete last batch is dropped, as the published loader did in every
     experiment: 350 steps make an epoch.
 
     `convention` chooses the validation error: "published" (default, as the reference figures were made so) is the mean
@@ -52,9 +62,14 @@ class MatrixCompletion(Problem):
     def __post_init__(self) -> None:
         check_sizes(r=self.r)
         check_batch_size(self.batch_size)
-        check_choice("data", self.data, ("real", "synthetic"))
+        if self.data not in ("real", "synthetic") and not self.data.endswith(".csv"):
+            raise ValueError(f"data must be 'real', 'synthetic' or the name of a .csv file, got {self.data!r}.")
         check_choice("convention", self.convention, ("published", "text"))
         check_choice("dtype", self.dtype, tuple(DTYPES))
+
+    def fingerprint(self, seed: int) -> str | None:
+        """A digest of a file of another month; None for the data of this package, which its name tells."""
+        return _month_digest(self.data) if self.data.endswith(".csv") else super().fingerprint(seed)
 
     def start(self) -> dict[str, Tensor]:
         """Torch's default initialisation of linear layers for U and V, standard normal biases."""
@@ -96,7 +111,7 @@ class MatrixCompletion(Problem):
 
 @lru_cache(maxsize=8)
 def _start(problem: MatrixCompletion) -> dict[str, Tensor]:
-    sensors, hours = SENSOR_SHAPE
+    sensors, hours = _table(problem).shape if problem.data.endswith(".csv") else SENSOR_SHAPE
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(problem.data_seed)
         start = {
@@ -110,8 +125,28 @@ def _start(problem: MatrixCompletion) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=8)
 def _split(problem: MatrixCompletion) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    table = load_sensors() if problem.data == "real" else synthetic_sensors(problem.data_seed)
-    return split_measurements(table, problem.data_seed, DTYPES[problem.dtype])
+    return split_measurements(_table(problem), problem.data_seed, DTYPES[problem.dtype])
+
+
+def _table(problem: MatrixCompletion) -> np.ndarray:
+    match problem.data:
+        case "real":
+            return load_sensors()
+        case "synthetic":
+            return synthetic_sensors(problem.data_seed)
+    table = parse_sensors(read_month(problem.data), problem.data, published=False)
+    known = np.count_nonzero(table)
+    if int(0.8 * known) < problem.batch_size or np.ptp(table[table != 0]) == 0:
+        raise DataError(
+            f"{problem.data} holds {known} measurements, four fifths of which have to fill a batch of "
+            f"{problem.batch_size} and differ. Give the file of a whole month."
+        )
+    return table
+
+
+@lru_cache(maxsize=8)
+def _month_digest(name: str) -> str:
+    return hashlib.sha256(read_month(name)).hexdigest()
 
 
 def split_measurements(

@@ -1,4 +1,4 @@
-"""Files of images: CIFAR-10 and ImageNet32, checked, decoded once, and mapped into memory from then on.
+"""Files of images, CIFAR-10 and ImageNet32: where they are, and what is in them.
 
 | set | what is read | where it is looked for in the folder PROXSPS_DATA |
 | --- | --- | --- |
@@ -7,47 +7,31 @@
 | imagenet32 | the published batches in NumPy's npz format | `imagenet32/**/{train_data_batch_*,val_data}.npz` |
 | synthetic | nothing: drawn from a fixed seed | |
 
-The decoded pixels go to a cache named after the sha256 of their files. It is written beside its place and renamed when
-it is complete, so that a kill leaves nothing half done.
+The decoded pixels go to a cache (`image_cache`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
-import shutil
 import tarfile
-import tempfile
-import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from proxsps.problems.datasets import DataError, data_folder, download, find_file, one_line
+from proxsps.problems.image_cache import SIZE, Chunk, ImageSet, cached
 
 CIFAR10_FILE = "cifar-10-binary.tar.gz"
 CIFAR10_URL = f"https://www.cs.toronto.edu/~kriz/{CIFAR10_FILE}"
 CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 IMAGENET32_URL = "https://image-net.org/download-images"
-SIZE = 32  # pixels of a side
 CLASSES = {"cifar10": 10, "imagenet32": 1000, "synthetic": 10}
 PUBLISHED = {"cifar10": 50_000, "imagenet32": 1_281_167, "synthetic": 2_000}  # training images
-CACHE_FORMAT = "1"
-
-Chunk = tuple[np.ndarray, np.ndarray]  # images (n, 3, 32, 32) in uint8 and labels (n,)
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """Images (N, 3, 32, 32) in uint8 and their labels (N,) in int64; the images may be mapped from a file."""
-
-    images: np.ndarray
-    labels: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -64,9 +48,14 @@ class Source:
         return tuple(dict.fromkeys((*self.train, *self.validation)))
 
 
-@lru_cache(maxsize=4)
 def load_images(name: str) -> tuple[ImageSet, ImageSet]:
     """Training and validation images of "cifar10", "imagenet32" or "synthetic"."""
+    return _loaded(name, data_folder())
+
+
+@lru_cache(maxsize=4)
+def _loaded(name: str, folder: Path | None) -> tuple[ImageSet, ImageSet]:
+    """The images of a data set; those of another folder are others."""
     if name == "synthetic":
         return synthetic_images(PUBLISHED[name], 0), synthetic_images(PUBLISHED[name] // 4, 1)
     source = find_imagenet32() if name == "imagenet32" else find_cifar10()
@@ -76,7 +65,8 @@ def load_images(name: str) -> tuple[ImageSet, ImageSet]:
             f"{IMAGENET32_URL} (free, after a registration), unpack both into imagenet32/ in a folder, and set "
             "PROXSPS_DATA to that folder."
         )
-    return _cached(source or _downloaded_cifar10())
+    source = source or _downloaded_cifar10()
+    return cached(source.name, source.files, partial(read_chunks, source))
 
 
 # Where files are
@@ -129,17 +119,25 @@ def _listed(part: str, pattern: str) -> tuple[Path, ...]:
 
 
 def read_chunks(source: Source, part: str) -> Iterator[Chunk]:
-    """The images of a part, "train" or "validation", file by file."""
+    """The images of a part, "train" or "validation", file by file; at the end, their labels have been checked."""
+    labels = []
     for file in source.train if part == "train" else source.validation:
         try:
-            if file.suffix == ".parquet":
-                yield read_parquet(file)
-            elif file.suffix == ".npz":
-                yield read_npz(file)
-            else:
-                yield from read_archive(file, part)
+            for images, chunk in _read_file(file, part):
+                labels.append(chunk)
+                yield images, chunk
         except OSError as error:
             raise DataError(f"{file} cannot be read ({error.strerror or one_line(error)}). Get it again.") from None
+    check_labels(source.name, part, np.concatenate(labels))
+
+
+def _read_file(file: Path, part: str) -> Iterator[Chunk]:
+    if file.suffix == ".parquet":
+        yield read_parquet(file)
+    elif file.suffix == ".npz":
+        yield read_npz(file)
+    else:
+        yield from read_archive(file, part)
 
 
 def read_archive(file: Path, part: str) -> Iterator[Chunk]:
@@ -185,28 +183,34 @@ def _decode(content: bytes | None, where: str) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(content or b"")) as image:
-            pixels = np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises, by format
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the size that is checked below
+            image = Image.open(io.BytesIO(content or b""))  # reads the size, no pixels
+        with image:
+            size = image.size
+            pixels = np.asarray(image.convert("RGB")) if size == (SIZE, SIZE) else None
+    except Image.DecompressionBombError:
+        raise DataError(f"{where}: expected an image of {SIZE} x {SIZE} pixels, got hundreds of millions.") from None
+    except Exception as error:  # of many kinds: each of Pillow's readers fails in its own ways
         reason = "cut short" if "truncated" in str(error) else "not an image that Pillow knows"
         raise DataError(f"{where}: the image is damaged ({reason}). Get the file again.") from None
-    if pixels.shape != (SIZE, SIZE, 3):
-        raise DataError(f"{where}: expected an image of {SIZE} x {SIZE} pixels, got {pixels.shape[1]} x {len(pixels)}.")
+    if pixels is None:
+        raise DataError(f"{where}: expected an image of {SIZE} x {SIZE} pixels, got {size[0]} x {size[1]}.")
     return pixels.transpose(2, 0, 1)
 
 
 def read_npz(file: Path) -> Chunk:
     """Images of a batch of ImageNet32: `data` (n, 3072) in uint8 and `labels` from 1 to 1000. Nothing is unpickled."""
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             data, labels = arrays["data"], arrays["labels"]
         if data.dtype != np.uint8 or labels.dtype.kind not in "iu":
             raise ValueError(f"data is {data.dtype} and labels {labels.dtype}")
         return data.reshape(len(labels), 3, SIZE, SIZE), labels.astype(np.int64) - 1
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of many kinds: from the archive, its compression, the headers of its arrays
         raise DataError(
             f"{file} is not a batch of ImageNet32: expected data, (n, 3072) in uint8, and labels, (n,) from 1 to 1000 "
-            f"({one_line(error)}). Get it again."
+            f"({one_line(error) or type(error).__name__}). Get it again."
         ) from None
 
 
@@ -229,84 +233,3 @@ def synthetic_images(count: int, seed: int) -> ImageSet:
     labels = rng.permutation(count) % 10
     noise = rng.normal(0, 25, (count, 3, SIZE, SIZE)) + rng.normal(0, 20, (count, 1, 1, 1))
     return ImageSet(np.clip(patterns[labels] + noise, 0, 255).astype(np.uint8), labels)
-
-
-# The cache
-
-
-def _cached(source: Source) -> tuple[ImageSet, ImageSet]:
-    """The images of a source, decoded if no run before this one has done so."""
-    folder = _cache_folder() / f"{source.name}-{_fingerprint(source.files)}"
-    found = _mapped(folder)
-    if found is None:
-        try:
-            _fill(folder, source)
-        except OSError as error:
-            raise DataError(
-                f"The decoded images cannot be kept in {folder} ({error.strerror}). "
-                "Make room there, or set XDG_CACHE_HOME to another folder."
-            ) from None
-        found = _mapped(folder)
-        assert found is not None
-    return found
-
-
-def _cache_folder() -> Path:
-    import pooch
-
-    return Path(pooch.os_cache("proxsps")) / "images"
-
-
-def _fingerprint(files: Sequence[Path]) -> str:
-    total = hashlib.sha256(CACHE_FORMAT.encode())
-    for file in files:
-        try:
-            with file.open("rb") as stream:
-                total.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
-        except OSError as error:
-            raise DataError(f"{file} cannot be read ({error.strerror}). Get it again.") from None
-    return total.hexdigest()[:16]
-
-
-def _fill(folder: Path, source: Source) -> None:
-    """Decode all images into a folder beside, then give it its name."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        counts = {}
-        for part in ("train", "validation"):
-            labels = []
-            with (beside / f"{part}.images").open("wb") as stream:
-                for images, chunk in read_chunks(source, part):
-                    stream.write(np.ascontiguousarray(images).data)
-                    labels.append(chunk)
-            joined = np.concatenate(labels)
-            check_labels(source.name, part, joined)
-            joined.astype("<i8").tofile(beside / f"{part}.labels")
-            counts[part] = len(joined)
-        (beside / "counts.json").write_text(json.dumps(counts))
-        if _mapped(folder) is None:  # else another process was quicker
-            shutil.rmtree(folder, ignore_errors=True)  # damaged
-            with suppress(FileExistsError):
-                beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def _mapped(folder: Path) -> tuple[ImageSet, ImageSet] | None:
-    """What is in a folder of the cache; None if it is not there, or not complete."""
-    try:
-        counts = json.loads((folder / "counts.json").read_text())
-        train, validation = (_map_part(folder, part, counts[part]) for part in ("train", "validation"))
-    except (OSError, ValueError, KeyError):
-        return None
-    return train, validation
-
-
-def _map_part(folder: Path, part: str, count: int) -> ImageSet:
-    # Copy on write: torch wants arrays that can be written to, and the file must not change.
-    images = np.memmap(folder / f"{part}.images", np.uint8, "c", shape=(count, 3, SIZE, SIZE))
-    labels = np.fromfile(folder / f"{part}.labels", "<i8")
-    if len(labels) != count:
-        raise ValueError
-    return ImageSet(images, labels.astype(np.int64))

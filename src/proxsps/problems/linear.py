@@ -109,7 +109,7 @@ class LogisticRegression(Problem):
     Synthetic by default: normal features, labels by the side of a random plane through the origin, a share `flip` of
     them wrong; validation takes fresh samples in each run. With `file`, the data is a LIBSVM file (see
     `datasets.load_libsvm`) with two labels, of which the larger counts as 1; a fifth is held out for validation, and N,
-    n and flip are not used. The options hold the file's name, not its content.
+    n and flip are not used. The options hold the file's name; results are filed under a digest of its content as well.
 
     Parameters: x (n,). Data: features (N, n), labels (N,).
     """
@@ -142,6 +142,10 @@ class LogisticRegression(Problem):
     def validation_data(self, seed: int) -> tuple[Tensor, Tensor]:
         """Fresh samples for each seed, or the part of the file that was held out."""
         return _read_labelled(self)[1] if self.file else _draw_labelled(self, self.data_seed + 2 + seed)
+
+    def fingerprint(self, seed: int) -> str | None:
+        """A digest of the content of a file."""
+        return self._digest(None, lambda: _read_labelled(self)) if self.file else None
 
     def loss(self, params: dict[str, Tensor], *batch: Tensor) -> Tensor:
         """Mean logistic loss."""

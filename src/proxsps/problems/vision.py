@@ -8,9 +8,11 @@ alone, so that a run can be taken up again at any epoch, on any device and in an
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from proxsps.problems.base import BASE_SEED, Problem, check_batch_size, check_choice, check_sizes
-from proxsps.problems.datasets import DataError
+from proxsps.problems.datasets import DataError, data_folder
 from proxsps.problems.images import CLASSES, PUBLISHED, SIZE, load_images
 from proxsps.problems.resnet import ResNet, check_depth
 
@@ -28,8 +30,10 @@ from proxsps.problems.resnet import ResNet, check_depth
 MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
 STD = 255 * torch.tensor([0.229, 0.224, 0.225])
 
+Part = tuple[Tensor, Tensor]  # images and labels
+DEEPEST, WIDEST = 1202, 1024  # the deepest one published; wider ones do not fit into memory
 DEPTHS = (20, 32, 44, 56, 110)
-NAME = re.compile(rf"({'|'.join(CLASSES)})-resnet([0-9]+)")
+NAME = re.compile(rf"({'|'.join(CLASSES)})-resnet([0-9]{{1,9}})")
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,10 @@ class ImageClassification(Problem):
         check_sizes(width=self.width)
         check_batch_size(self.batch_size)
         check_depth(self.depth)
+        if self.depth > DEEPEST or self.width > WIDEST:
+            raise ValueError(
+                f"depth is at most {DEEPEST} and width at most {WIDEST}, got {self.depth} and {self.width}."
+            )
         if self.size not in (32, 16, 8):
             raise ValueError(f"size must be 32, 16 or 8, got {self.size!r}.")
         if not 0 <= self.images <= PUBLISHED[self.data] or self.validation_images < 0:
@@ -110,11 +118,16 @@ class ImageClassification(Problem):
 
     def train_data(self) -> tuple[Tensor, Tensor]:
         """Images (N, 3, size, size) in uint8 and labels (N,)."""
-        return _data(self.data, self.size, self.images, self.validation_images)[0]
+        return _data(self.data, data_folder(), self.size, self.images, self.validation_images)[0]
 
     def validation_data(self, seed: int) -> tuple[Tensor, Tensor]:
         """Images and labels of the validation set, the same for every seed."""
-        return _data(self.data, self.size, self.images, self.validation_images)[1]
+        return _data(self.data, data_folder(), self.size, self.images, self.validation_images)[1]
+
+    def data_digest(self) -> str:
+        """Sixteen digits that stand for the content of the data set, training and validation images."""
+        text = "".join(part.digest for part in load_images(self.data))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def loss(self, params: dict[str, Tensor], *batch: Tensor) -> Tensor:
         """Mean cross-entropy of images as they are; batch normalisation uses the statistics of this batch."""
@@ -190,7 +203,7 @@ def _shell(problem: ImageClassification) -> ResNet:
 
 
 @lru_cache(maxsize=4)
-def _data(name: str, size: int, *counts: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _data(name: str, folder: Path | None, size: int, *counts: int) -> tuple[Part, Part]:
     train, validation = (
         _part(part.images, part.labels, size, count, f"{name} has {len(part.labels)} {kind} images")
         for part, count, kind in zip(load_images(name), counts, ("training", "validation"), strict=True)

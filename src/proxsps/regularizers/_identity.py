@@ -41,8 +41,10 @@ def identity(value: Any) -> Hashable:
         return value
     if array_api_compat.is_array_api_obj(value):
         content = digest(value)
-        place = type(value).__module__.partition(".")[0]
-        return (id(value),) if content is None else (place, value.device, _dtype(value), tuple(value.shape), content)
+        if content is None:
+            return (id(value),)
+        place = type(value).__module__.partition(".")[0], array_api_compat.device(value)
+        return (*place, _dtype(value), tuple(value.shape), content)
     if isinstance(value, (list, tuple)):
         return tuple(map(identity, value))
     if isinstance(value, dict):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._identity import Identified
 from proxsps.regularizers._support import with_checked_steps
-from proxsps.regularizers.structure import Entries, Structure
+from proxsps.regularizers.structure import Entries, Structure, Units
 
 DIAGONAL = "Zero, L2, L1, ElasticNet, GroupLasso, SparseGroupLasso, NonNegative, Box and LInfBall"
 
@@ -23,9 +23,9 @@ DIAGONAL = "Zero, L2, L1, ElasticNet, GroupLasso, SparseGroupLasso, NonNegative,
 class Regularizer(Identified, ABC):
     """A closed convex function phi with a known proximal operator.
 
-    Subclasses are frozen dataclasses that implement `value` and `prox`. `prox_jvp` makes the search for the step
-    cheaper, `subgradient` lets `SPS` put phi inside the loss, `prox_diagonal` takes one step size per entry; all three
-    are optional. A prox may return its argument itself.
+    Subclasses are frozen dataclasses that implement `value` and `prox`. `structure` makes steps fast, `prox_jvp` the
+    search for them cheaper, `subgradient` lets `SPS` put phi inside the loss, `prox_diagonal` takes one step size per
+    entry; all four are optional. A prox may return its argument itself.
 
     Two regularisers are equal if they have the same type and hold the same numbers and arrays, down to the last bit.
     """
@@ -36,10 +36,17 @@ class Regularizer(Identified, ABC):
     traceable: ClassVar[bool] = True
     # Whether phi is a sum over single entries, so that any piece of a tensor stands for itself.
     separable: ClassVar[bool] = False
+    # Whether torch.func.vmap may apply prox and prox_jvp to several tensors of one shape at once: no look at a number,
+    # no change of an array in place. A step then takes hundreds of small tensors in a few calls.
+    batches: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         with_checked_steps(cls)
+        # What is inherited of these is of another prox.
+        for name in ("structure", "joint_structure", "batches") if "prox" in vars(cls) else ():
+            if name not in vars(cls):
+                setattr(cls, name, vars(Regularizer)[name])
 
     @property
     def strong_convexity(self) -> float:
@@ -87,9 +94,14 @@ class Regularizer(Identified, ABC):
     def structure(self, shape: tuple[int, ...]) -> Structure | None:
         """What a step may use of phi on a tensor of this shape; None where it is to be evaluated by its prox.
 
-        Separable regularisers act on each entry, so that a step may cut tensors into pieces and join them.
+        Separable regularisers act on each entry, so that a step may cut tensors into pieces and join them. A subclass
+        with a prox of its own does not inherit the structure of another class.
         """
         return Entries(self) if self.separable else None
+
+    def joint_structure(self, shapes: Sequence[tuple[int, ...]]) -> Units | None:
+        """What a step may use of a joint phi on all tensors of a group, of these shapes; None for its prox alone."""
+        return None
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise ValueError where phi does not fit a tensor of this shape."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._support import check_weight, clip, guarded, repeat, sign, where_or_zero, wide, widened
@@ -184,6 +184,7 @@ class SparseGroupLasso(Regularizer):
     lam: float
     dims: Dims = None
     scale_by_size: bool = False
+    batches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_weight(self, l1=self.l1, lam=self.lam)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._support import check_weight, wide, widened
@@ -42,6 +43,7 @@ class NuclearNorm(Regularizer):
     """
 
     lam: float
+    batches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_weight(self, lam=self.lam)

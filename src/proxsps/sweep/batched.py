@@ -1,11 +1,12 @@
 """Many runs as one tensor program: parameters carry a leading axis of runs, and one step moves all of them.
 
-The losses of all runs are one `vmap`, their gradients one backward pass, and the step is that of `proxsps.core`, whose
-functions take a leading axis of runs anyway. Runs share nothing: one that diverges does not touch its neighbours.
+The losses of all runs are one `vmap`, their gradients one backward pass, and the step is that of `proxsps.runs`,
+written in place. Runs share nothing: one that diverges does not touch its neighbours.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -15,21 +16,28 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from proxsps.core.step import Dual, dec_sps_dual, l2_dual, prox_coefficients, sps_dual
+from proxsps import runs
+from proxsps.core.estimate import coupled_value
+from proxsps.core.rules import Decision, Memory, Model, dec_sps, linear, sps_max, start_memory, truncated
+from proxsps.core.step import prox_coefficients
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
+from proxsps.sweep.saved import SavedBatch, State
 from proxsps.sweep.spec import RunSpec
 
 COUPLED = ("sps", "sgd", "dec-sps")  # the regulariser is part of the loss
 BOUNDED = ("prox-sps", "sps", "dec-sps")  # a step with a loss below its bound is left out
+RULES = {"prox-sps": truncated, "sps": sps_max}  # DecSPS has a memory besides; all others step by their cap
 GUARDED = ("prox-sps", "sps", "dec-sps", "prox-sgd")  # a step with a loss or gradient that is not finite is left out
 SAMPLES = 32_768  # of all runs together that are evaluated at a time: intermediate arrays stay in the cache
 LARGE = 200_000  # entries of all runs together from which several threads share the work of an operation
 BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
 
 
-def run_batched(specs: Sequence[RunSpec], advance: Callable[[int], None] = lambda runs: None) -> list[RunResult]:
+def run_batched(
+    specs: Sequence[RunSpec], advance: Callable[[int], None] = lambda runs: None, saved: SavedBatch | None = None
+) -> list[RunResult]:
     """Run all specs, which share problem and epochs, together; `advance` hears of every finished epoch of all runs."""
-    with closing(batched_epochs(specs)) as epochs:
+    with closing(batched_epochs(specs, saved)) as epochs:
         while True:
             try:
                 advance(next(epochs))
@@ -37,11 +45,17 @@ def run_batched(specs: Sequence[RunSpec], advance: Callable[[int], None] = lambd
                 return end.value
 
 
-def batched_epochs(specs: Sequence[RunSpec]) -> Generator[int, None, list[RunResult]]:
-    """The same, epoch by epoch: yields the number of runs after each, and returns the results."""
+def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) -> Generator[int, None, list[RunResult]]:
+    """The same, epoch by epoch: yields the number of runs after each, and returns the results.
+
+    With `saved`, the state is saved now and then, and a state that was saved before is gone on from.
+    """
     if len({(spec.problem, spec.epochs) for spec in specs}) != 1:
         raise ValueError("Runs of one batch must share their problem and number of epochs.")
     program = _Program(specs)
+    first, step = program.restore(saved.load() if saved else None)
+    if first:
+        yield first * len(specs)
     threads = torch.get_num_threads()
     # Small arrays gain nothing from several threads, so that one trains while another one evaluates.
     share = threads if is_large(specs) else 1
@@ -49,10 +63,19 @@ def batched_epochs(specs: Sequence[RunSpec]) -> Generator[int, None, list[RunRes
     try:
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(share,)) as evaluator:
             records: list[Future[None]] = []
-            for epoch in range(specs[0].epochs):
-                program.run_epoch(epoch)
+
+            def save(epoch: int, step: int) -> None:
+                if saved is not None and saved.is_due():
+                    for record in records:
+                        record.result()
+                    saved.save(program.state(epoch, step))
+
+            for epoch in range(first, specs[0].epochs):
+                program.run_epoch(epoch, step if epoch == first else 0, save)
                 records.append(evaluator.submit(program.record, epoch, program.x.clone()))
-                records[epoch - 1 if program.problem.reentrant and epoch else epoch].result()  # an error is raised here
+                for record in records[:-1] if program.problem.reentrant and len(records) > 1 else records:
+                    record.result()  # an error is raised here
+                del records[:-1]
                 yield len(specs)
             records[-1].result()
     finally:
@@ -85,9 +108,8 @@ class _Program:
         self.seed_of = torch.tensor([self.seeds.index(spec.seed) for spec in specs])
         validation = zip(*(self.problem.validation_data(seed) for seed in self.seeds), strict=True)
         self.validation = [torch.stack(arrays)[self.seed_of] for arrays in validation]
-        self.memory = torch.full((count,), torch.inf, dtype=self.dtype)  # c_{k-1} gamma_{k-1} of DecSPS
+        self.memory = start_memory(self.lam[:, None])  # of DecSPS
         self.adam = _Adam(self) if "adamw" in self.is_method else None
-        self.taken = torch.zeros(count, dtype=self.dtype)  # steps, without those that were left out
         self.metrics = np.full((epochs, count, len(METRICS)), np.nan)
         self.zetas = np.full((epochs, steps, count), np.nan, dtype=np.float32)
 
@@ -98,15 +120,43 @@ class _Program:
         """Which runs use one of the methods."""
         return torch.tensor([spec.method in methods for spec in self.specs])
 
-    def run_epoch(self, epoch: int) -> None:
-        """All steps of an epoch."""
+    def state(self, epoch: int, step: int) -> State:
+        """All that later steps and results depend on, after so many epochs and steps of the next one."""
+        moments = {} if self.adam is None else vars(self.adam)
+        return {
+            "epoch": epoch,
+            "step": step,
+            "x": self.x,
+            **{f"memory.{name}": part for name, part in self.memory._asdict().items()},
+            **{f"adam.{name}": moments[name] for name in ("first", "second", "count") if moments},
+            "metrics": torch.from_numpy(self.metrics[:epoch]),
+            "zetas": torch.from_numpy(self.zetas[: epoch + 1]),
+        }
+
+    def restore(self, state: State | None) -> tuple[int, int]:
+        """Take up a state; the number of epochs, and of steps of the next one, that it has."""
+        if state is None:
+            return 0, 0
+        epoch, step = state["epoch"], state["step"]
+        self.x.copy_(state["x"])
+        self.memory = Memory(*(state[f"memory.{name}"] for name in Memory._fields))
+        if self.adam is not None:
+            self.adam.first.copy_(state["adam.first"])
+            self.adam.second.copy_(state["adam.second"])
+            self.adam.count = state["adam.count"]
+        self.metrics[:epoch], self.zetas[: epoch + 1] = state["metrics"].numpy(), state["zetas"].numpy()
+        return epoch, step
+
+    def run_epoch(self, epoch: int, first: int, save: Callable[[int, int], None]) -> None:
+        """The steps of an epoch from `first` on; `save` is called after each."""
         alpha = self._column([alpha_of_epoch(spec, epoch, self.zetas[:, :, i]) for i, spec in enumerate(self.specs)])
         orders = [batches(self.problem, seed, epoch) for seed in self.seeds]
         data = self.problem.train_data()
-        for step, indices in enumerate(zip(*orders, strict=True)):
+        for step, indices in itertools.islice(enumerate(zip(*orders, strict=True)), first, None):
             by_seed = torch.from_numpy(np.stack(indices))  # (seeds, batch size)
             batch = [array[by_seed][self.seed_of] for array in data]
             self.zetas[epoch, step] = self._step(batch, alpha).numpy()
+            save(epoch, step + 1)
 
     def _step(self, batch: Sequence[Tensor], alpha: Tensor) -> Tensor:
         """One step of every run; the adaptive steps zeta, NaN for methods without."""
@@ -119,19 +169,16 @@ class _Program:
         d_sq, d_dot_x = inner(d, d), inner(d, x)
         gap = values - self.problem.lower_bound
         if self.any_coupled:
-            gap = gap + lam / 2 * inner(x, x)
-        dual = self._dual(gap, d_sq, d_dot_x, alpha)
-        keep, move, _ = prox_coefficients(dual.u, alpha, self.lam - lam)
+            gap = coupled_value(gap, inner(x, x)[:, None], lam[:, None])
         bad = self.guarded & ~torch.isfinite(gap + d_sq) | self.bounded & (gap < 0)
         ok = ~(bad | self.adam_rows)
+        root, u, _, _ = self._decide(runs.line_model(gap, d_sq, d_dot_x, alpha, self.lam - lam), ok)
+        keep, move, _ = prox_coefficients(u, alpha, self.lam - lam)
         keep, move = torch.where(ok, keep, 1.0), torch.where(ok, move, 0.0)
         if bad.any():
             d.masked_fill_(bad[:, None], 0.0)  # 0 * NaN would be NaN
         x.mul_(keep[:, None]).addcmul_(move[:, None], d)
-        if "dec-sps" in self.is_method:
-            self.memory = torch.where(ok, (self.taken + 1).sqrt() * alpha * dual.u, self.memory)
-            self.taken += ok
-        return torch.where(ok, alpha * dual.root.clamp_min(0.0), torch.nan)
+        return torch.where(ok & self.bounded, alpha * root.clamp_min(0.0), torch.nan)
 
     def _value_and_grad(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Loss and gradient of every run on its batch: losses by vmap, gradients by one backward pass of their sum."""
@@ -145,31 +192,21 @@ class _Program:
         parts = x.split([shape.numel() for shape in self.shapes.values()], dim=1)
         return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def _dual(self, gap: Tensor, d_sq: Tensor, d_dot_x: Tensor, alpha: Tensor) -> Dual:
-        """The dual variable of every run by its own method; u = 1, and no zeta, for those without a lower bound."""
-        root, u = torch.full_like(gap, torch.nan), torch.ones_like(gap)
-        blocks = (d_sq[:, None], alpha[:, None])
-        duals = {}
-        if "prox-sps" in self.is_method:
-            duals["prox-sps"] = l2_dual(gap, blocks[0], d_dot_x[:, None], blocks[1], self.lam[:, None])
-        if "sps" in self.is_method:
-            duals["sps"] = sps_dual(gap, *blocks)
+    def _decide(self, model: Model, ok: Tensor) -> Decision:
+        """The decision of every run by the rule of its own method: those without a lower bound step by their cap."""
+        decisions = {method: rule(model) for method, rule in RULES.items() if method in self.is_method}
         if "dec-sps" in self.is_method:
-            c = (self.taken + 1).sqrt()
-            duals["dec-sps"] = dec_sps_dual(gap, *blocks, c, self.memory[:, None])
-        for method, dual in duals.items():
-            mask = self.is_method[method]
-            root, u = torch.where(mask, dual.root, root), torch.where(mask, dual.u, u)
-        return Dual(root, u)
+            decisions["dec-sps"], self.memory = dec_sps(model, self.memory, ok)
+        return runs.select([self.is_method[method] for method in decisions], list(decisions.values()), linear(model))
 
     def record(self, epoch: int, x: Tensor) -> None:
         """The metrics of every run after an epoch that ended at x."""
         data, params = self.problem.train_data(), self._named(x)
-        runs = max(1, SAMPLES // len(data[0]))
-        train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)), chunk_size=runs)(params, *data)
-        error = vmap(self.problem.validation_error, chunk_size=runs)(params, *self.validation)
+        chunk = max(1, SAMPLES // len(data[0]))
+        train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)), chunk_size=chunk)(params, *data)
+        error = vmap(self.problem.validation_error, chunk_size=chunk)(params, *self.validation)
         square = inner(x, x)
-        objective = train + self.lam / 2 * square
+        objective = coupled_value(train, square[:, None], self.lam[:, None])
         zeta = median_zeta(self.zetas[epoch])
         rows = np.stack([*(t.double().numpy() for t in (objective, train, error, square.sqrt())), zeta], axis=1)
         gone = ~np.isfinite(rows[:, 0])

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from proxsps.sweep.batched import run_batched
+from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
+from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
+from proxsps.sweep.saved import EVERY, SavedBatch
 from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import RunSpec
 
@@ -25,10 +28,6 @@ Advance = Callable[[int], None]  # hears how many epochs of single runs were fin
 
 BATCH = 300  # runs; more of them hardly run faster
 MEMORY = 512 * 2**20  # bytes of parameters and data that the runs of a batch may hold
-
-
-class EngineError(RuntimeError):
-    """An engine cannot run, or cannot go on. The message is one line that says what to do."""
 
 
 class Engine(Protocol):
@@ -39,15 +38,30 @@ class Engine(Protocol):
 
 
 class Batched:
-    """Hundreds of runs as one tensor program."""
+    """Hundreds of runs as one tensor program.
 
-    def __init__(self, size: int = BATCH) -> None:
-        self.size = size
+    Args:
+        size: runs in a batch, at most.
+        folder: where the state of a running batch is saved, so that a kill costs no more than the time since; without
+            a folder it is not.
+        every: seconds between two saves.
+    """
+
+    def __init__(self, size: int = BATCH, folder: Path | None = None, every: float | None = None) -> None:
+        self.size, self.folder, self.every = size, folder, EVERY if every is None else every
+
+    def saving(self, folder: Path) -> Batched:
+        """The same engine, which saves the state of running batches beside the store in `folder`."""
+        return Batched(self.size, folder / "batches", self.every)
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
         """One batch after the other."""
-        for batch in self.missing(specs, done):
-            yield [result for result in run_batched(batch, advance) if result.spec.id not in done]
+        for batch in self.batches(specs):
+            saved = SavedBatch(self.folder, batch, self.every) if self.folder else None
+            if any(spec.id not in done for spec in batch):
+                yield [result for result in run_batched(batch, advance, saved) if result.spec.id not in done]
+            if saved:
+                saved.remove()  # the consumer has kept the results by now
 
     def missing(self, specs: Sequence[RunSpec], done: Collection[str]) -> Iterator[list[RunSpec]]:
         """The batches that are not done, each as a whole."""
@@ -87,19 +101,24 @@ class Processes:
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
         """Runs in the order in which they finish; an interrupt keeps what was finished."""
-        missing = [spec for spec in specs if spec.id not in done]
-        context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
-        # Leaving the block, by an error or an interrupt too, ends the workers at once.
-        with context.Pool(min(self.workers, len(missing) or 1), start_worker) as pool:
-            for result in pool.imap_unordered(run_single, missing):
-                advance(result.spec.epochs)
+        tasks = [(spec, run_name(spec)) for spec in specs if spec.id not in done]
+        # Leaving the block, by an error or an interrupt too, ends the processes at once.
+        with closing(run_tasks(_run_single, tasks, self.workers, advance)) as results:
+            for result in results:
                 yield [result]
 
 
-def start_worker() -> None:
-    """Make a process of a pool ready."""
+def _run_single(spec: RunSpec, tell: Tell) -> RunResult:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    return run_single(spec, tell)
+
+
+def run_name(spec: RunSpec) -> str:
+    """A run in words, for messages."""
+    return (
+        f"run {spec.id} ({spec.method}, {spec.schedule}, lr {spec.lr:g}, weight decay {spec.weight_decay:g}, "
+        f"seed {spec.seed})"
+    )
 
 
 ENGINES: dict[str, type[Batched] | type[Single] | type[Processes]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -168,7 +169,14 @@ def _cluster(address: str | None) -> Iterator[ModuleType]:
 def _connect(ray: ModuleType, address: str | None) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
-        ray.init("local", include_dashboard=False, **quiet)
+        try:
+            ray.init("local", include_dashboard=False, **quiet)
+        except Exception as error:  # of many kinds: Ray starts several programs, on files and ports of their own
+            raise EngineError(
+                f"Ray did not come up on this machine ({_first_line(error)}). Its files are in {_ray_files()}: is "
+                "there room, and may you write there? RAY_TMPDIR names another folder, with a short path; --engine "
+                "batched does without Ray."
+            ) from None
         return
     try:
         if address != "auto":  # Ray would knock for minutes
@@ -182,5 +190,9 @@ def _connect(ray: ModuleType, address: str | None) -> None:
         ) from None
 
 
+def _ray_files() -> str:
+    return os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+
+
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -49,8 +49,14 @@ class RunSpec:
 
     @cached_property
     def id(self) -> str:
-        """Sixteen digits that stand for all of the above, equal on every machine."""
+        """Sixteen digits that stand for all of the above, equal on every machine.
+
+        For models and data of your own they stand for their content, and depend on the minor version of Python.
+        """
         facts = {**self.columns(), "epochs": self.epochs, "problem": describe(self.problem)}
+        content = self.problem.fingerprint(self.seed)
+        if content is not None:
+            facts["content"] = content
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -17,28 +17,30 @@ Experiments on images have columns of their own before alpha: the validation acc
 
 `steps.parquet`, a row per iteration of the runs with seed 0: run, method, schedule, lr, weight_decay, seed, step,
 epoch, zeta, alpha. Files are replaced as a whole, so that a kill leaves the old or the new ones, never a torn one.
+
+Several commands may add to one store: each takes its lock, reads what others have added, and adds its own. A store that
+is damaged, incomplete within a run or of another experiment is not opened.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 
+from proxsps.sweep.checks import check_against, check_runs, check_steps, check_whole
+from proxsps.sweep.files import PARTIAL
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch
+from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.tables import StoreError as StoreError  # part of this module's interface
+from proxsps.sweep.tables import read_table, write_table
 
-VERSION = b"1"
-KEY = b"proxsps.store"
-
-
-class StoreError(RuntimeError):
-    """A store that cannot be read or written; nothing in it was changed."""
+PATIENCE = 60.0  # seconds to wait for another command that is writing
 
 
 class Store:
@@ -46,65 +48,95 @@ class Store:
 
     def __init__(self, folder: Path, experiment: str) -> None:
         self.folder, self.experiment = folder, experiment
-        self.runs = self._read("runs")
-        steps = self._read("steps")
-        # runs.parquet is written last: steps of a run that it does not know are from a write that was cut short.
-        self.steps = steps[steps["run"].isin(self.done)] if len(steps) else steps
+        self._read()
 
     @property
     def done(self) -> set[str]:
         """Ids of the runs that are here."""
         return set(self.runs["run"]) if len(self.runs) else set()
 
-    def add(self, results: Iterable[RunResult]) -> None:
-        """Take in finished runs."""
+    def lacking(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
+        """The specs without a run here; an error if a run is here that is not what its spec says."""
         done = self.done
-        fresh = list({result.spec.id: result for result in results if result.spec.id not in done}.values())
-        if not fresh:
+        if done:
+            check_against(self.runs, specs, self.folder)
+        return [spec for spec in specs if spec.id not in done]
+
+    def require(self, specs: Sequence[RunSpec], command: str, by_id: bool = True) -> None:
+        """Raise an error unless exactly the runs of these specs are here.
+
+        Args:
+            specs: of a whole sweep.
+            command: what would run it, for messages.
+            by_id: whether ids count, or settings alone (where ids take large data to compute).
+        """
+        check_whole(self.runs, specs, self.folder, command, by_id)
+
+    def add(self, results: Iterable[RunResult]) -> None:
+        """Take in finished runs, beside what other commands may have added meanwhile."""
+        results = list(results)
+        if not results:
             return
-        steps = _joined(self.steps, [_step_rows(result) for result in fresh if result.spec.seed == 0])
-        runs = _joined(self.runs, [_epoch_rows(result, self.experiment) for result in fresh])
-        self._write("steps", steps)
-        self._write("runs", runs)
-        self.steps, self.runs = steps, runs
+        with self._locked():
+            if self._stamps != self._look():
+                self._read()
+            done = self.done
+            fresh = list({result.spec.id: result for result in results if result.spec.id not in done}.values())
+            if not fresh:
+                return
+            steps = _joined(self.steps, [_step_rows(result) for result in fresh if result.spec.seed == 0])
+            runs = _joined(self.runs, [_epoch_rows(result, self.experiment) for result in fresh])
+            write_table(self._path("steps"), steps)
+            write_table(self._path("runs"), runs)
+            self.steps, self.runs, self._stamps = steps, runs, self._look()
 
-    def _read(self, name: str) -> pd.DataFrame:
-        path = self.folder / f"{name}.parquet"
-        try:
-            # At once into memory: another process may replace the file while it is read.
-            table = pq.read_table(pa.BufferReader(path.read_bytes()))
-        except (FileNotFoundError, NotADirectoryError):
-            return pd.DataFrame()
-        except OSError as error:
-            reason = error.strerror or error
-            raise StoreError(f"Cannot read {path}: {reason}. Choose another folder with --out.") from None
-        except pa.ArrowException as error:
-            reason = str(error).splitlines()[0]
-            raise StoreError(f"{path} cannot be read ({reason}). Move it away to start again, or restore it.") from None
-        version = (table.schema.metadata or {}).get(KEY)
-        if version != VERSION:
-            found = "no version" if version is None else f"version {version.decode()}"
-            raise StoreError(
-                f"{path} was written by another version (it has {found}, this is version {VERSION.decode()}). "
-                "Choose another folder with --out, or move the file away."
-            )
-        return table.to_pandas()
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.parquet"
 
-    def _write(self, name: str, frame: pd.DataFrame) -> None:
-        path = self.folder / f"{name}.parquet"
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-        table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: VERSION})
-        partial = path.with_suffix(f".{os.getpid()}.partial")
+    def _read(self) -> None:
+        self._stamps = self._look()
+        self.runs = read_table(self._path("runs"))
+        steps = read_table(self._path("steps"))
+        if len(self.runs):
+            check_runs(self.runs, self._path("runs"), self.experiment)
+        # runs.parquet is written last: steps of a run that it does not know are from a write that was cut short.
+        self.steps = steps[steps["run"].isin(self.done)] if "run" in steps.columns else steps
+        if len(self.runs):
+            check_steps(self.steps, self.runs, self._path("steps"))
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        """What tells whether another command has replaced a file."""
+        stamps: list[tuple[int, ...] | None] = []
+        for name in ("runs", "steps"):
+            try:
+                found = os.stat(self._path(name))
+                stamps.append((found.st_ino, found.st_size, found.st_mtime_ns))
+            except OSError:
+                stamps.append(None)
+        return stamps
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The store for this command alone."""
+        lock = FileLock(self.folder / ".lock", timeout=PATIENCE)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            pq.write_table(table, partial, compression="zstd")
-            os.replace(partial, path)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
+            lock.acquire()
+        except Timeout:
             raise StoreError(
-                f"Cannot write {path}: {error.strerror or error}. Choose another folder with --out."
+                f"Another command has been writing to {self.folder} for {PATIENCE:.0f} seconds. What is in the store "
+                "is kept; run the same command again when the other one is done."
             ) from None
+        except (OSError, NotImplementedError) as error:  # the latter where a file system has no locks
+            reason = getattr(error, "strerror", None) or error
+            raise StoreError(f"Cannot write to {self.folder}: {reason}. Choose another folder with --out.") from None
+        try:
+            for left in self.folder.glob(f"*.parquet.*{PARTIAL}"):  # of a command that was killed
+                with suppress(OSError):
+                    left.unlink()
+            yield
+        finally:
+            lock.release()
 
 
 def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:

@@ -17,6 +17,13 @@ from proxsps.theory.bounds import (
     smooth_convex,
     smooth_strongly_convex,
 )
+from proxsps.theory.caps import (
+    matched_inequality,
+    matched_neighbourhood,
+    matched_progress,
+    matched_recursion,
+    raised_bound,
+)
 from proxsps.theory.interpolation import (
     dec_sps_radius,
     dec_sps_rate,
@@ -73,10 +80,15 @@ __all__ = [
     "gradient_mapping",
     "gradient_mapping_range",
     "interpolation_constant",
+    "matched_inequality",
+    "matched_neighbourhood",
+    "matched_progress",
+    "matched_recursion",
     "moreau_envelope",
     "norm_identity",
     "prox_by_cuts",
     "prox_by_gradient",
+    "raised_bound",
     "repair_alpha",
     "smallest_theta",
     "smooth_alpha",

@@ -16,7 +16,9 @@ One step of the paper's proof of the weakly convex theorem is not right for lam 
 estimates 1 - alpha r / (1 + alpha lam) by 1 - alpha r from above. The prox inequality that the proof uses holds with
 r/2 ||x^{k+1} - prox(x^k)||^2 more, which gives 1 - 2 alpha r / (1 + alpha (lam + r)) instead; that is at most
 1 - alpha r if alpha (lam + r) <= 1. So the theorem holds under this further condition, alpha <= 1/(1/eta + 2 lam -
-rho), which is no restriction if 2 lam <= L + rho; without it it is false (f = 0, phi = lam/2 x^2, alpha lam > 1).
+rho), which is no restriction if 2 lam <= L + rho. Without it it is false: for f = 0, phi = lam/2 x^2 and a constant
+alpha, with t = alpha lam, the two sides have the quotient (1 + t)^2 / (2 + t) as K grows, which is above 1 for
+t > (sqrt(5) - 1)/2 = 0.618 (and t itself for K = 1). Under the further condition, t is below 1/2.
 """
 
 from __future__ import annotations

@@ -1,12 +1,18 @@
 """A run on disk: weights, optimizer and what was measured after its last complete epoch.
 
 Random numbers are drawn from the seed and the epoch, so that no state of a generator is needed to go on. A file is
-written beside its place and renamed: a kill leaves the last complete one. Only tensors and plain data are ever read.
+written beside its place and renamed: a kill leaves the last complete one. It is one of `torch.save`, which is a zip
+archive, and its comment holds the sha256 of all bytes before it. That is checked before anything is read, and then
+only tensors and plain data are.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
+import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,65 +20,78 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from proxsps.sweep.spec import RunSpec, describe
+from proxsps.training.identity import TrainingSpec
 
-FORMAT = 1
+FORMAT = 2
+MARK = b"proxsps sha256 "
+LENGTH = len(MARK) + 2 * hashlib.sha256().digest_size
 
 
 class CheckpointError(ValueError):
     """A checkpoint that this run cannot go on from. It was not changed."""
 
 
-def facts(spec: RunSpec) -> dict[str, Any]:
-    """What a checkpoint and a run must have in common; the number of epochs may differ."""
-    return {**spec.columns(), **{f"problem {key}": value for key, value in describe(spec.problem).items()}}
-
-
 def prepare(path: Path) -> None:
-    """Make the folder of a checkpoint, so that a run finds out before its first epoch if it cannot."""
+    """Make the folder of a checkpoint and write a file there, so that a run finds out at once if it cannot."""
+    beside = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(beside, bytes(4096))
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:
         raise _unwritable(path, error) from None
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is not a checkpoint but a folder or a device. Choose another place.")
 
 
-def _unwritable(path: Path, error: Exception) -> CheckpointError:
-    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-    return CheckpointError(f"The checkpoint {path} cannot be written ({reason}). Choose another place.")
-
-
-def save(path: Path, spec: RunSpec, model: nn.Module, optimizer: Optimizer, history: dict[str, Any]) -> None:
+def save(path: Path, spec: TrainingSpec, model: nn.Module, optimizer: Optimizer, history: dict[str, Any]) -> None:
     """Write a checkpoint; `history` is plain data and tensors."""
     content = {
         "format": FORMAT,
-        "run": facts(spec),
+        "run": spec.facts(),
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "history": history,
     }
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    stream = io.BytesIO()
+    torch.save(content, stream)
+    beside = _beside(path)
     try:
-        torch.save(content, beside)
+        _write(beside, sealed(stream.getvalue()))
         os.replace(beside, path)
-    except (OSError, RuntimeError) as error:  # torch raises the latter where a folder cannot be written to
+    except OSError as error:
         raise _unwritable(path, error) from None
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
 
 
-def load(path: Path, spec: RunSpec, device: torch.device) -> dict[str, Any]:
+def sealed(archive: bytes) -> bytes:
+    """A zip archive without a comment, with its digest as one."""
+    body = archive[:-2] + struct.pack("<H", LENGTH)  # an archive ends with the length of its comment
+    return body + _seal(body)
+
+
+def load(path: Path, spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
     """The content of a checkpoint of this run."""
     try:
-        content = torch.load(path, map_location=device, weights_only=True)
-        known = content["format"] == FORMAT
-        saved = content["run"]
-    except Exception:  # of many kinds: bytes that are no checkpoint lead torch's reader astray in many ways
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"The checkpoint {path} cannot be read ({error.strerror}).") from None
+    if MARK not in data[-LENGTH:]:
         raise CheckpointError(
-            f"{path} is not a checkpoint of a training run, or is damaged. Move it away, or choose another place."
-        ) from None
-    if not known:
-        raise CheckpointError(f"{path} was written by another version. Move it away, or choose another place.")
-    wanted = facts(spec)
+            f"{path} is not a checkpoint of a training run, is damaged, or was written by another version. "
+            "Delete it to start the run anew, or choose another place."
+        )
+    if _seal(data[:-LENGTH]) != data[-LENGTH:]:
+        raise CheckpointError(
+            f"The checkpoint {path} is damaged: its content does not have the digest it was written with. "
+            "Delete it to start the run anew, or restore it from a copy."
+        )
+    content = _read(path, data, device)
+    wanted, saved = spec.facts(), content["run"]
     differing = [key for key in {**wanted, **saved} if wanted.get(key) != saved.get(key)]
     if differing:
         pairs = ", ".join(f"{key} {saved.get(key)!r} instead of {wanted.get(key)!r}" for key in differing)
@@ -81,3 +100,44 @@ def load(path: Path, spec: RunSpec, device: torch.device) -> dict[str, Any]:
     if done > spec.epochs:
         raise CheckpointError(f"{path} has {done} epochs already, more than {spec.epochs}. Ask for more epochs.")
     return content
+
+
+def incomplete(path: Path) -> CheckpointError:
+    """For a checkpoint with other parts than those of a run."""
+    return CheckpointError(
+        f"The checkpoint {path} lacks parts of a run. Delete it to start the run anew, or choose another place."
+    )
+
+
+def _read(path: Path, data: bytes, device: torch.device) -> dict[str, Any]:
+    try:
+        content = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+        known = content["format"] == FORMAT
+    except Exception:  # of many kinds: bytes that are no checkpoint lead torch's reader astray in many ways
+        raise incomplete(path) from None
+    if not known:
+        raise CheckpointError(f"{path} was written by another version. Delete it, or choose another place.")
+    parts = {name: content.get(name) for name in ("run", "model", "optimizer", "history")}
+    if not all(isinstance(part, dict) for part in parts.values()) or "metrics" not in parts["history"]:
+        raise incomplete(path)
+    return content
+
+
+def _seal(body: bytes) -> bytes:
+    return MARK + hashlib.sha256(body).hexdigest().encode()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a file to the disk, not only to the system's memory: a power cut must not leave a renamed, empty file."""
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _unwritable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"The checkpoint {path} cannot be written ({error.strerror}). Choose another place.")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from proxsps.sweep.engines import Advance, start_worker
+from proxsps.sweep.engines import Advance, run_name
+from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.spec import RunSpec
+from proxsps.training.identity import identify
 from proxsps.training.loop import Watch, train
 from proxsps.training.ranks import Ranks
-
-PATIENCE = 0.5  # seconds between looks at what the processes have done
 
 
 class Training:
@@ -30,37 +28,32 @@ class Training:
         self.folder = folder
         self.workers = workers or os.cpu_count() or 1
 
+    def identified(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
+        """The runs that this engine makes of specs: their ids depend on the data, which is read, and on the device."""
+        ranks = Ranks(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return [identify(spec, ranks) for spec in specs]
+
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
         """Results as they are finished. A run that was cut off goes on from its last epoch."""
-        missing = [spec for spec in specs if spec.id not in done]
+        missing = [spec for spec in self.identified(specs) if spec.id not in done]
         for problem in {spec.problem for spec in missing}:
             problem.train_data()  # decoded once, and an error is raised here rather than in a process
         results = self._on_gpu(missing, advance) if torch.cuda.is_available() else self._in_processes(missing, advance)
-        for result in results:
-            yield [result]
-            self._file(result.spec).unlink(missing_ok=True)  # the consumer has kept it by now
+        with closing(results):  # which ends the processes
+            for result in results:
+                yield [result]
+                self._file(result.spec).unlink(missing_ok=True)  # the consumer has kept it by now
 
     def _file(self, spec: RunSpec) -> Path:
         return self.folder / "checkpoints" / f"{spec.id}.pt"
 
-    def _on_gpu(self, missing: Sequence[RunSpec], advance: Advance) -> Iterator[RunResult]:
+    def _on_gpu(self, missing: Sequence[RunSpec], advance: Advance) -> Generator[RunResult, None, None]:
         ranks = Ranks(torch.device("cuda"))
         return (train(spec, self._file(spec), ranks, watch=_Count(advance)) for spec in missing)
 
-    def _in_processes(self, missing: Sequence[RunSpec], advance: Advance) -> Iterator[RunResult]:
-        context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
-        news = context.SimpleQueue()
-        tasks = [(spec, self._file(spec)) for spec in missing]
-        # Leaving the block, by an error or an interrupt too, ends the workers at once.
-        with context.Pool(min(self.workers, len(missing) or 1), _start_worker, (news,)) as pool:
-            results, pending = pool.imap_unordered(_train, tasks), len(tasks)
-            while pending:
-                with suppress(multiprocessing.TimeoutError):
-                    result = results.next(PATIENCE)
-                    pending -= 1
-                    yield result
-                while not news.empty():
-                    advance(news.get())
+    def _in_processes(self, missing: Sequence[RunSpec], advance: Advance) -> Generator[RunResult, None, None]:
+        tasks = [((spec, self._file(spec)), run_name(spec)) for spec in missing]
+        return run_tasks(_train, tasks, self.workers, advance)
 
 
 class _Count(Watch):
@@ -76,15 +69,7 @@ class _Count(Watch):
         self.advance(1)
 
 
-_news: Any = None  # of a worker: where it tells of finished epochs
-
-
-def _start_worker(news: Any) -> None:
-    global _news
-    _news = news
-    start_worker()
-
-
-def _train(task: tuple[RunSpec, Path]) -> RunResult:
+def _train(task: tuple[RunSpec, Path], tell: Tell) -> RunResult:
+    torch.set_num_threads(1)
     spec, file = task
-    return train(spec, file, watch=_Count(_news.put))
+    return train(spec, file, watch=_Count(tell))

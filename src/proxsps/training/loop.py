@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 
 from proxsps.optim import ProxSGD
 from proxsps.optim.base import PolyakOptimizer
-from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, median_zeta
 from proxsps.sweep.single import make_optimizer
 from proxsps.sweep.spec import RunSpec
 from proxsps.training import checkpoint as checkpoints
+from proxsps.training.identity import identify
 from proxsps.training.loader import Batch, epoch_batches, plain_batches
 from proxsps.training.ranks import Ranks
 
@@ -50,9 +50,8 @@ class Run:
     """A network in training: its optimizer, and what was measured so far."""
 
     def __init__(self, spec: RunSpec, ranks: Ranks, amp: bool = False) -> None:
-        if not isinstance(spec.problem, ImageClassification):
-            raise ValueError(f"Only image classification is trained here, got the problem {spec.problem.name!r}.")
-        self.spec, self.problem, self.ranks, self.amp = spec, spec.problem, ranks, amp
+        self.spec = identify(spec, ranks, amp)
+        self.problem, self.ranks, self.amp = spec.problem, ranks, amp
         self.model = self.problem.network().to(ranks.device, memory_format=torch.channels_last)
         self.wrapped = ranks.wrap(self.model)
         self.optimizer = make_optimizer(spec, self.model)
@@ -150,12 +149,15 @@ class Run:
     def resume(self, path: Path) -> None:
         """Take the run up where a checkpoint ends."""
         content = checkpoints.load(path, self.spec, self.ranks.device)
-        history = {name: value.cpu().numpy() for name, value in content["history"].items()}
-        self.done = len(history["metrics"])
-        self.metrics[: self.done], self.extra[: self.done] = history["metrics"], history["extra"]
-        self.zetas[: self.done] = history["zetas"]
-        self.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
+        try:
+            history = {name: value.cpu().numpy() for name, value in content["history"].items()}
+            self.done = len(history["metrics"])
+            self.metrics[: self.done], self.extra[: self.done] = history["metrics"], history["extra"]
+            self.zetas[: self.done] = history["zetas"]
+            self.model.load_state_dict(content["model"])
+            self.optimizer.load_state_dict(content["optimizer"])
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError):  # parts that are not there, or others
+            raise checkpoints.incomplete(path) from None
 
 
 def train(
@@ -168,18 +170,18 @@ def train(
     """Run one spec of an `ImageClassification` problem.
 
     Args:
-        spec: what to run.
+        spec: what to run. That of the result says how it was run as well, and has its own id.
         checkpoint: file that is written after every epoch, and gone on from if it is there.
         ranks: device and processes, as `ranks.joined` gives them; by default this process on the CPU.
         amp: bfloat16 in the network's forward and backward passes; weights and steps stay in float32.
         watch: hears how it goes.
     """
     ranks, watch = ranks or Ranks(torch.device("cpu")), watch or Watch()
-    run = Run(spec, ranks, amp)
     if checkpoint is not None:
         checkpoints.prepare(checkpoint)
-        if checkpoint.exists():
-            run.resume(checkpoint)
+    run = Run(spec, ranks, amp)
+    if checkpoint is not None and checkpoint.exists():
+        run.resume(checkpoint)
     watch.start(run.done, run.zetas.shape[1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a run that diverges is a result, not a warning

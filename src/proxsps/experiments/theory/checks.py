@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from proxsps.experiments.base import Claim
-from proxsps.experiments.theory import rates, steps
+from proxsps.experiments.theory import caps, rates, steps
 
 SEEDS = 400
 ROUNDING, SMALL = 1e-9, 1e-12  # relative and absolute: some one-step inequalities are equations
@@ -21,10 +21,10 @@ ENVELOPE = r"$\mathbb{E}\,\|\nabla \mathrm{env}(x_\sim^K)\|^2$"
 
 @dataclass(frozen=True)
 class Check:
-    """An inequality of the paper: `measure(seeds)` gives its rows."""
+    """An inequality: `measure(seeds)` gives its rows."""
 
     name: str
-    place: str  # in the paper
+    place: str  # in the paper, or in the docs for those of the steps without a learning rate
     says: str  # quantity <= bound
     needs: str  # of the problem and of alpha_k
     measure: Callable[[int], pd.DataFrame]
@@ -196,6 +196,38 @@ CHECKS: dict[str, Check] = {
             "f_i strongly convex and L_i-smooth; c_k = c_0 sqrt(k+1), c_0 >= 1",
             rates.dec_sps_rate,
             GAP,
+        ),
+        Check(
+            "matched-inequality",
+            "Matched cap, basic inequality",
+            "(1 + tau lam) ||x+ - z||^2 <= ||x - z||^2 - ||x+ - x||^2 + 2 tau (psi_x(z) - psi_x(x+))",
+            "phi lam-strongly convex; any cap",
+            caps.matched_inequality,
+            exact=True,
+        ),
+        Check(
+            "matched-recursion",
+            "Matched cap, its recursion",
+            "(1 + tau lam) ||x+ - z||^2 + theta (f(x) - C) + 2 tau phi(x+) <= ||x - z||^2 + 2 tau (f(z) - C + phi(z))",
+            "f(.; s) convex and L_s-smooth; theta = 2A(1 - L_s A) for caps A <= 1/(2 L_s), else 1/(2 L_s)",
+            caps.matched_recursion,
+            exact=True,
+        ),
+        Check(
+            "matched-neighbourhood",
+            "Matched cap, its neighbourhood",
+            "E f(mean) - C <= ||x^0 - z||^2/(theta K) + 2 A/theta (E f(z) - C + phi(z))",
+            "f_i convex and L_i-smooth, phi >= 0; any cap A",
+            caps.matched_neighbourhood,
+            r"$\mathbb{E}\,f(\bar x^K) - C$",
+        ),
+        Check(
+            "distance-bound",
+            "A distance is a lower bound",
+            "the step with the bound max{C, m - r ||d||} is the best one within r, and that bound is below f(x*; s)",
+            "phi = 0; for the last part f(.; s) convex and r = ||x - x*||",
+            caps.distance_bound,
+            exact=True,
         ),
     )
 }

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from proxsps import theory
+from proxsps import runs, theory
 from proxsps.core import schedules
 from proxsps.core.models import truncated_model
 from proxsps.experiments.theory.rates import (
@@ -23,7 +23,7 @@ from proxsps.experiments.theory.rates import (
     smooth_envelope,
     soft_landing,
 )
-from proxsps.experiments.theory.runs import prox_sps, prox_sps_step, run
+from proxsps.experiments.theory.runs import prox_sps, run
 from proxsps.problems.composite import (
     PROBLEMS,
     Composite,
@@ -54,7 +54,7 @@ def all_steps(problem: Composite, x: np.ndarray, alpha: float) -> np.ndarray:
     gap = problem.losses(x) - problem.lower_bound
     rows = np.repeat(x, problem.size, axis=0)
     g = problem.gradients(x).reshape(rows.shape)
-    y, _ = prox_sps_step(rows, gap.ravel(), g, np.full(len(rows), alpha), problem.phi)
+    y = runs.step(rows, gap.ravel(), g, np.full(len(rows), alpha), problem.phi).points
     return y.reshape(*x.shape[:-1], problem.size, -1)
 
 
@@ -112,10 +112,10 @@ def _model_rows(
 def _models(problem: Composite, x: np.ndarray) -> np.ndarray:
     """f_x(y; s) for all pairs of points and all samples: (points x, points y, N)."""
     shape = (len(x), problem.size, x.shape[1])
-    return np.stack([_sample_models(problem, x, np.broadcast_to(y, shape)) for y in x], axis=1)
+    return np.stack([sample_models(problem, x, np.broadcast_to(y, shape)) for y in x], axis=1)
 
 
-def _sample_models(problem: Composite, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def sample_models(problem: Composite, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """f_x(y; s) with a point y of its own for each x and each sample: y (points, N, n) to (points, N)."""
     values, gradients = problem.losses(x), problem.gradients(x)
     models = [
@@ -138,7 +138,7 @@ def basic_inequality(seeds: int) -> pd.DataFrame:
         for alpha in _steps_to_try(problem):
             x = visited(problem, alpha)[::5]
             y = all_steps(problem, x, alpha)
-            next_model = _sample_models(problem, x, y) + problem.penalty(y)
+            next_model = sample_models(problem, x, y) + problem.penalty(y)
             parts += [
                 theory.basic_inequality(
                     alpha=alpha,
@@ -146,7 +146,7 @@ def basic_inequality(seeds: int) -> pd.DataFrame:
                     distance_sq=square(x - target)[:, None],
                     next_distance_sq=square(y - target),
                     move_sq=square(y - x[:, None]),
-                    model=_sample_models(problem, x, np.broadcast_to(target, y.shape)) + problem.penalty(target),
+                    model=sample_models(problem, x, np.broadcast_to(target, y.shape)) + problem.penalty(target),
                     next_model=next_model,
                 )
                 for target in (problem.solution, problem.start, x[-1])

@@ -6,7 +6,7 @@ moves with z are called inside. There y - x is computed without y, which may agr
     (1 + alpha l2) (x - y) = s d + clip(z, -alpha l1, alpha l1) + alpha l2 x      inside,
     x - y with y exactly 0, lower or upper                                        elsewhere.
 
-The loop over u stays within a run of entries, which the first of its rounds brings into the cache.
+Sums are taken in the type of the entries over a run of them, then in doubles.
 """
 
 from __future__ import annotations
@@ -59,45 +59,79 @@ def _change(x, d, s, psi):
     return s * d + c + curvature * x if inside else whole * (x - y), d if inside else zero
 
 
-@numba.njit(fastmath=REORDER)
-def _plain_sums(x, d, zero):
-    dd, dx, noise = zero, zero, zero
-    for k in range(len(x)):
-        product = d[k] * x[k]
-        dd += d[k] * d[k]
-        dx += product
-        noise += product * product
-    return dd, dx, noise
+def _loops(change):
+    """Loops over a run of entries: the plain sums with h and slope at one u, the same at three u, or one u alone.
+
+    One loop for all of a usual round overlaps arithmetic and waiting for memory; further u find the run in the cache.
+    """
+
+    @numba.njit(fastmath=REORDER)
+    def first(x, d, s, psi):
+        dd, dx, noise, h, slope = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
+        for k in range(len(x)):
+            product = d[k] * x[k]
+            dd += d[k] * d[k]
+            dx += product
+            noise += product * product
+            move, inside = change(x[k], d[k], s, psi)
+            h += d[k] * move
+            slope += inside * inside
+        return dd, dx, noise, h, slope
+
+    @numba.njit(fastmath=REORDER)
+    def three(x, d, s, t, v, psi):
+        dd, dx, noise = psi[-1], psi[-1], psi[-1]
+        h_s, h_t, h_v, slope_s, slope_t, slope_v = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
+        for k in range(len(x)):
+            product = d[k] * x[k]
+            dd += d[k] * d[k]
+            dx += product
+            noise += product * product
+            move, inside = change(x[k], d[k], s, psi)
+            h_s += d[k] * move
+            slope_s += inside * inside
+            move, inside = change(x[k], d[k], t, psi)
+            h_t += d[k] * move
+            slope_t += inside * inside
+            move, inside = change(x[k], d[k], v, psi)
+            h_v += d[k] * move
+            slope_v += inside * inside
+        return dd, dx, noise, h_s, h_t, h_v, slope_s, slope_t, slope_v
+
+    @numba.njit(fastmath=REORDER)
+    def one(x, d, s, psi):
+        h, slope = psi[-1], psi[-1]
+        for k in range(len(x)):
+            move, inside = change(x[k], d[k], s, psi)
+            h += d[k] * move
+            slope += inside * inside
+        return h, slope
+
+    @numba.njit
+    def add(x, d, steps, psi, out):
+        """Add the sums of a run to those of its chunk."""
+        points = len(steps)
+        done = 3 if points >= 3 else 1
+        if done == 3:
+            sums = three(x, d, steps[0], steps[1], steps[2], psi)
+            for p in range(3):
+                out[p] += sums[p]
+                out[3 + p] += sums[3 + p]
+                out[3 + points + p] += sums[6 + p]
+        else:
+            start = first(x, d, steps[0], psi)
+            for row in range(4):
+                out[row] += start[row]
+            out[3 + points] += start[4]
+        for p in range(done, points):
+            h, slope = one(x, d, steps[p], psi)
+            out[3 + p] += h
+            out[3 + points + p] += slope
+
+    return add
 
 
-@numba.njit(fastmath=REORDER)
-def _soft_sums(x, d, s, psi):
-    h, slope = psi[-1], psi[-1]
-    for k in range(len(x)):
-        change, inside = _soft_change(x[k], d[k], s, psi)
-        h += d[k] * change
-        slope += inside * inside
-    return h, slope
-
-
-@numba.njit(fastmath=REORDER)
-def _box_sums(x, d, s, psi):
-    h, slope = psi[-1], psi[-1]
-    for k in range(len(x)):
-        change, inside = _box_change(x[k], d[k], s, psi)
-        h += d[k] * change
-        slope += inside * inside
-    return h, slope
-
-
-@numba.njit(fastmath=REORDER)
-def _general_sums(x, d, s, psi):
-    h, slope = psi[-1], psi[-1]
-    for k in range(len(x)):
-        change, inside = _change(x[k], d[k], s, psi)
-        h += d[k] * change
-        slope += inside * inside
-    return h, slope
+_add_soft, _add_box, _add_general = _loops(_soft_change), _loops(_box_change), _loops(_change)
 
 
 @numba.njit(fastmath=REORDER)
@@ -111,30 +145,21 @@ def _change_sq(x, d, s, psi):
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _reduce(like, block, tensor, start, length, x_at, d_at, kinds, constants, steps, partial, first, last):
-    """The sums of `reduce` for each chunk, those of h and its slope without their common factors."""
-    points = len(steps)
+    """The sums of `reduce` as one row per chunk, those of h and its slope without their common factors."""
     for i in range(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
-        psi, kind = _typed(like, constants, b), kinds[b]
-        partial[:, i] = 0
+        psi, s, out = _typed(like, constants, b), steps[b].astype(like.dtype), partial[i]
+        out[:] = 0
         for low in range(0, n, RUN):
             xs, ds = x[low : low + RUN], d[low : low + RUN]
-            dd, dx, noise = _plain_sums(xs, ds, psi[-1])
-            partial[0, i] += dd
-            partial[1, i] += dx
-            partial[2, i] += noise
-            for p in range(points):
-                s = like.dtype.type(steps[p, b])
-                if kind == SOFT:
-                    h, slope = _soft_sums(xs, ds, s, psi)
-                elif kind == BOX:
-                    h, slope = _box_sums(xs, ds, s, psi)
-                else:
-                    h, slope = _general_sums(xs, ds, s, psi)
-                partial[3 + p, i] -= h
-                partial[3 + points + p, i] -= slope
+            if kinds[b] == SOFT:
+                _add_soft(xs, ds, s, psi, out)
+            elif kinds[b] == BOX:
+                _add_box(xs, ds, s, psi, out)
+            else:
+                _add_general(xs, ds, s, psi, out)
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
@@ -198,14 +223,16 @@ def reduce(at: Memory, psi: Psi, alpha: np.ndarray, u: np.ndarray, every: int = 
         every: above 1 only a sample of about one entry in `every` is read, and the sums are scaled up to estimates of
             those of whole blocks. Tensors of the same sizes give the same sample.
     """
+    if not len(u):
+        raise ValueError("u must have at least one point: the loops have no form without.")
     layout, scale = (at.layout, 1.0) if every == 1 else sampled(at.layout, every)
     points, chunks = len(u), layout.chunks
-    constants, steps = _constants(psi, alpha), np.multiply.outer(u, alpha)
-    partial = np.empty((3 + 2 * points, len(chunks.sizes)))
+    constants, steps = _constants(psi, alpha), np.multiply.outer(alpha, u)
+    partial = np.empty((len(chunks.sizes), 3 + 2 * points))
     args = (at.like, *chunks.columns, at.x_at, at.d_at, _kinds(psi), constants, steps, partial)
     run(_reduce, chunks, *args, weight=1.0 + points)
-    out = layout.per_block(partial * scale)
-    out[3:] /= constants[3]
+    out = layout.per_block(partial.T * scale)
+    out[3:] /= -constants[3]
     out[3 + points :] *= alpha
     return out
 

@@ -37,7 +37,7 @@ LIKE = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.fl
 
 # Sums may be reordered into vector lanes and multiply-adds contracted; NaN and infinity keep their meaning.
 REORDER = {"reassoc", "contract", "nsz"}
-# Single entries are computed as they are written: reordered, z - clip(z) would not be an exact zero.
+# Single entries are computed as they are written: reordered, z - clip(z) need not be an exact zero.
 ENTRYWISE = {"contract", "nsz"}
 
 

@@ -18,9 +18,10 @@ def _sum_two(like, block, tensor, start, length, x_at, g_at, partial, first, las
         gg, gx = 0.0, 0.0
         for low in range(0, n, RUN):
             a, b = like.dtype.type(0), like.dtype.type(0)
-            for k in range(low, min(low + RUN, n)):
-                a += g[k] * g[k]
-                b += g[k] * x[k]
+            xs, gs = x[low : low + RUN], g[low : low + RUN]  # an index that starts at 0 lets the loop be vectorised
+            for k in range(len(xs)):
+                a += gs[k] * gs[k]
+                b += gs[k] * xs[k]
             gg += a
             gx += b
         partial[0, i], partial[1, i] = gg, gx
@@ -37,11 +38,12 @@ def _sum_three(like, block, tensor, start, length, x_at, g_at, lam, partial, fir
         dd, dx, xx = 0.0, 0.0, 0.0
         for low in range(0, n, RUN):
             a, b, c = like.dtype.type(0), like.dtype.type(0), like.dtype.type(0)
-            for k in range(low, min(low + RUN, n)):
-                d = g[k] + coupling * x[k]
+            xs, gs = x[low : low + RUN], g[low : low + RUN]
+            for k in range(len(xs)):
+                d = gs[k] + coupling * xs[k]
                 a += d * d
-                b += d * x[k]
-                c += x[k] * x[k]
+                b += d * xs[k]
+                c += xs[k] * xs[k]
             dd += a
             dx += b
             xx += c

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.optim.blocks import Block
+from proxsps.optim.blocks import PROXES, Block
 from proxsps.optim.numbers import Numbers
 from proxsps.regularizers.structure import Scalar
 
@@ -41,6 +41,8 @@ class Part(ABC):
 class Curve(Part):
     """Blocks whose prox is not affine; all are held by the same number of ranks."""
 
+    kind = PROXES
+    share = 1.0  # what its sums count on this rank, where those of all ranks are added up
     points = 1  # of a round of the search: as many as cost little more than one
     entries = 0  # that a pass over a sample would save reading
     ahead: Array = np.empty(0)  # points to be answered in the pass that makes the sums
@@ -52,14 +54,17 @@ class Curve(Part):
         dtypes = {x.dtype for block in self.blocks for x in block.params}
         return max(torch.finfo(dtype if dtype is torch.float64 else torch.float32).eps for dtype in dtypes)
 
-    def heights(self, u: Array) -> tuple[Array, Array]:
-        """sum <d, y(u) - x> and its derivative at the points u; NaN for a derivative that is not known."""
+    def heights(self, u: Array) -> tuple[Array, Array | None]:
+        """sum <d, y(u) - x> and its derivative at the points u.
+
+        NaN for a derivative that is not known; None on a device, whose search does without.
+        """
         if self.answered is not None and np.array_equal(self.answered[0], u):
             return self.answered[1:]
         return self._heights(u)
 
     @abstractmethod
-    def _heights(self, u: Array) -> tuple[Array, Array]:
+    def _heights(self, u: Array) -> tuple[Array, Array | None]:
         """The same, calculated."""
 
     def sampled(self, u: Array, every: int) -> tuple[Array, Array]:
@@ -97,3 +102,9 @@ def resting(psi: Scalar, alpha: Tensor | float) -> Scalar:
 def relaxed(x: Tensor, y: Tensor, s: Tensor | float) -> Tensor:
     """x + s (y - x); y itself where s is the number 1."""
     return y if isinstance(s, float) and s == 1 else y + (1 - s) * (x - y)
+
+
+def masked(y: Tensor, x: Tensor, ok: Tensor, alpha: Tensor | float) -> Tensor:
+    """y where `ok` and the block moves, else x; a cap that is a number is known not to be 0."""
+    moves = ok & (alpha > 0) if isinstance(alpha, Tensor) else ok
+    return torch.where(moves, y, x)

@@ -1,8 +1,7 @@
 """Blocks whose regulariser acts on each entry, by torch alone: passes over pieces of memory.
 
-Entries are taken in buckets: slices of long tensors, and short ones joined. On the host a bucket fits into the cache, so
-that what is calculated from it never reaches memory. On a device it is as large as the memory for all points of a round
-allows, so that there are few launches.
+Entries are taken in buckets: slices of long tensors, and short ones joined. On the host a bucket fits into the cache,
+so that what is calculated from it never reaches memory.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.refine import POINTS
 from proxsps.optim.blocks import Block
+from proxsps.optim.lists import join, spread
 from proxsps.optim.numbers import Device, Numbers
 from proxsps.optim.parts.base import Curve, relaxed, resting, stepping
 from proxsps.optim.passes import widened
+from proxsps.optim.refine import POINTS
 from proxsps.regularizers.structure import Entries, Prox, Scalar
 
 BUCKET = 1 << 16  # entries on the host
@@ -36,8 +36,7 @@ class Bucket(NamedTuple):
 
     def vectors(self) -> tuple[Tensor, Tensor]:
         """All entries of x and of d as vectors, in f32 at least."""
-        x, d = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (self.xs, self.ds))
-        return widened(x), widened(d)
+        return widened(join(self.xs)), widened(join(self.ds))
 
 
 def buckets(block: Block, place: int, size: int) -> Iterator[Bucket]:
@@ -46,18 +45,17 @@ def buckets(block: Block, place: int, size: int) -> Iterator[Bucket]:
     ds: list[Tensor] = []
     room = size
     for x, d in zip(block.params, block.slopes, strict=True):
-        flat_x, flat_d = x.reshape(-1), d.reshape(-1)
-        start, length = 0, flat_x.numel()
-        if xs and (length > room or flat_x.dtype != xs[0].dtype or flat_d.dtype != ds[0].dtype):
+        length = x.numel()
+        if xs and (length > room or x.dtype != xs[0].dtype or d.dtype != ds[0].dtype):
             yield Bucket(place, xs, ds)
             xs, ds, room = [], [], size
-        while length - start > size:
-            yield Bucket(place, [flat_x[start : start + size]], [flat_d[start : start + size]])
-            start += size
-        if length > start:
-            xs.append(flat_x[start:])
-            ds.append(flat_d[start:])
-            room -= length - start
+        if length > size:
+            for pair in zip(x.reshape(-1).split(size), d.reshape(-1).split(size), strict=True):
+                yield Bucket(place, *([part] for part in pair))
+        elif length:
+            xs.append(x)
+            ds.append(d)
+            room -= length
     if xs:
         yield Bucket(place, xs, ds)
 
@@ -185,7 +183,7 @@ class EntriesOfTensors(Curve):
             if self._device:
                 moves = ok & (self.numbers.scalar(self.blocks[bucket.block].alpha) > 0)
                 y = torch.where(moves, y, x.to(y.dtype))
-            torch._foreach_copy_(bucket.xs, list(y.split([part.numel() for part in bucket.xs])))
+            spread(y, bucket.xs)
 
 
 def _plain(z: Tensor, x: Tensor, d: Tensor, psi: Prox, alpha: Tensor | float) -> tuple[Tensor, Tensor | float]:

@@ -11,7 +11,7 @@ from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block, stored
 from proxsps.optim.numbers import Device
 from proxsps.optim.parts.base import Part
-from proxsps.optim.passes import COPIES, LAUNCHES, bucketed, combined, displaced, pair_sums, update_masked
+from proxsps.optim.passes import COPIES, LAUNCHES, combined, pair_sums, update, update_masked, vectors, wide_sums
 
 
 class Lines(Part):
@@ -32,22 +32,17 @@ class Lines(Part):
         return sums
 
     def _torch_sums(self, block: Block, points: bool, exact: bool) -> list[Array]:
-        pairs = bucketed(displaced(block, self.coupled), *COPIES)
+        pairs = vectors(block, self.coupled, *COPIES)
         if exact:
             pairs = ((x.double(), d.double()) for x, d in pairs)
         return [self.numbers.total(parts) for parts in pair_sums(pairs, points)]
 
     def _device_sums(self, points: bool) -> Array:
-        dtype = self.numbers.dtype
-
-        def square(d: Tensor) -> Tensor:  # added up in doubles, in which it does not overflow
-            return torch.linalg.vector_norm(d, dtype=dtype).square()
-
-        rows = []
+        found = []
         for block in self.blocks:
-            parts = pair_sums(bucketed(displaced(block, self.coupled), *LAUNCHES), points, square)
-            rows.append(torch.stack([self.numbers.total(part) for part in parts]))
-        return torch.stack(rows, dim=1)
+            sums = wide_sums(vectors(block, self.coupled, *LAUNCHES), points, self.numbers.dtype)
+            found += [self.numbers.total(part) for part in sums]
+        return torch.stack(found).reshape(len(self.blocks), 3).T
 
     def move(self, update: Affine, ok: Array) -> None:
         """x <- keep x + move d + pull center where `ok`."""
@@ -64,11 +59,7 @@ class Lines(Part):
             for x, y in zip(block.params, combined(block, keep, move, pull), strict=True):
                 x.copy_(y)
             return
-        if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
-            dtype = torch.float64 if block.double else torch.float32
-            torch._foreach_mul_(block.params, torch.tensor(keep, dtype=dtype))
-        if move != 0:
-            torch._foreach_add_(block.params, block.slopes, alpha=move)
+        update(block, keep, move)
 
     def _move_masked(self, block: Block, keep: Tensor, move: Tensor, pull: Tensor, ok: Tensor) -> None:
         fuses = not block.centered and block.aligned and not block.double and not torch.compiler.is_compiling()

@@ -1,10 +1,11 @@
-"""Blocks of which only the prox is known: evaluated whole at one point after the other, tensors of one shape together."""
+"""Blocks of which only the prox is known: evaluated whole, and tensors of one shape together where that is allowed."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +14,61 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.optim.blocks import Block
 from proxsps.optim.numbers import Device, Numbers
-from proxsps.optim.parts.base import Curve, relaxed, stepping
-from proxsps.optim.passes import dots, flat, widened
-from proxsps.regularizers.base import prox_all, prox_jvp_all
+from proxsps.optim.parts.base import Curve, masked, relaxed, stepping
+from proxsps.optim.passes import dots, flat, scale_of, widened
+from proxsps.optim.refine import POINTS
+from proxsps.regularizers import Regularizer
+from proxsps.regularizers.base import flatten, unflatten
+
+
+class Pile(NamedTuple):
+    """Tensors of a block to which the prox is applied in one call, in f32 at least."""
+
+    block: int
+    phi: Regularizer
+    params: list[Tensor]
+    x: Tensor  # one tensor; several stacked; or all entries of a joint regulariser as one vector
+    d: Tensor
+    stacked: bool
+
+    def prox(self, z: Tensor, alpha: Tensor | float) -> Tensor:
+        """The prox of each tensor."""
+        return _each(self.phi.prox, self.stacked, z, alpha)
+
+    def tangent(self, z: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor | None:
+        """Its derivative along d, or None where that is not cheap."""
+        if self.stacked and type(self.phi).prox_jvp is Regularizer.prox_jvp:
+            return None
+        return _each(self.phi.prox_jvp, self.stacked, z, y, self.d, alpha)
+
+    def tensors(self, y: Tensor) -> list[Tensor]:
+        """The points of the parameters."""
+        if self.stacked:
+            return list(y.unbind())
+        return unflatten(y, self.params) if self.phi.joint else [y]
+
+
+def _each(formula: Callable[..., Tensor], stacked: bool, *args: Tensor | float) -> Tensor:
+    if not stacked:
+        return formula(*args)
+    return torch.func.vmap(formula, in_dims=(*[0] * (len(args) - 1), None))(*args)
+
+
+def piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterator[Pile]:
+    """The piles of a block."""
+    phi, params, slopes = block.phi, block.params, block.slopes
+    if phi.joint:
+        yield Pile(place, phi, params, *(flatten([wide(t) for t in ts]) for ts in (params, slopes)), False)
+        return
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for i, x in enumerate(params):
+        own = phi.at(block.indices[i])
+        found[(x.shape, x.dtype, slopes[i].dtype) if phi.batches and own is phi else (i,)].append(i)
+    for members in found.values():
+        xs, ds = ([tensors[i] for i in members] for tensors in (params, slopes))
+        stacked = len(members) > 1
+        x, d = (wide(torch.stack(ts) if stacked else ts[0]) for ts in (xs, ds))
+        yield Pile(place, phi.at(block.indices[members[0]]), xs, x, d, stacked)
 
 
 class Proxes(Curve):
@@ -24,62 +77,59 @@ class Proxes(Curve):
     def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], exact: bool = False) -> None:
         super().__init__(numbers, blocks, places)
         self._device = isinstance(numbers, Device)
-        self._exact = exact
-        self._xs, self._ds = ([self._wide(part) for part in parts] for parts in _lists(blocks))
+        if self._device:
+            self.points = POINTS
+        wide = torch.Tensor.double if exact else widened
+        self._piles = [pile for i, block in enumerate(blocks) for pile in piles(block, i, wide)]
         self._scale: Array | float = 1.0
-        self._last: tuple[Array, list[list[Tensor]]] | None = None
-
-    def _wide(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [x.double() if self._exact else widened(x) for x in tensors]
+        self._last: tuple[Array, list[Tensor]] | None = None
 
     def sums(self, points: bool) -> Array:
-        """Inner products of whole tensors."""
-        rows = []
-        for xs, ds in zip(self._xs, self._ds, strict=True):
-            rows.append([self._dot(ds, ds), self._dot(ds, xs), self._dot(xs, xs) if points else self.numbers.scalar(0)])
+        """Inner products of whole tensors; on a device, slopes are divided by their common norm from then on."""
         if self._device:
-            sums = torch.stack([torch.stack(row) for row in rows], dim=1)
-            square = sums[0].sum()
-            self._scale = torch.where(square > 0, square, torch.ones_like(square)).sqrt()
-            self._ds = [[d / self._scale.to(d.dtype) for d in ds] for ds in self._ds]
-            return sums
-        return np.array(rows).T
-
-    def _dot(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> Array:
-        pairs = zip(left, right, strict=True)
+            norms = [torch.linalg.vector_norm(pile.d, dtype=self.numbers.dtype) for pile in self._piles]
+            self._scale = scale_of(torch.linalg.vector_norm(torch.stack(norms)))
+            self._piles = [pile._replace(d=pile.d / self._scale) for pile in self._piles]
+        scale, columns = self._scale, []
+        for i in range(len(self.blocks)):
+            own = [pile for pile in self._piles if pile.block == i]
+            square = self.numbers.total([part for pile in own for part in self._dots(pile.d, pile.d)])
+            product = self.numbers.total([part for pile in own for part in self._dots(pile.d, pile.x)])
+            columns += [scale**2 * square, scale * product, self.numbers.scalar(0.0)]
         if self._device:
-            pairs = ((a.to(self.numbers.dtype), b.to(self.numbers.dtype)) for a, b in pairs)
-        return self.numbers.total([part for a, b in pairs for part in dots(flat(a), flat(b))])
+            return torch.stack(columns).reshape(-1, 3).T
+        return np.array(columns).reshape(-1, 3).T
 
-    def _heights(self, u: Array) -> tuple[Array, Array]:
+    def _dots(self, left: Tensor, right: Tensor) -> list[Tensor]:
+        if self._device:
+            return [(left.to(self.numbers.dtype) * right).sum()]
+        return dots(flat(left), flat(right))
+
+    def _heights(self, u: Array) -> tuple[Array, Array | None]:
         found = [self._height(u[i]) for i in range(len(u))]
-        h, slope = (self.numbers.vector(part) for part in zip(*found, strict=True))
-        return h, slope
+        h, slope = zip(*found, strict=True)
+        return self.numbers.vector(h), None if self._device else self.numbers.vector(slope)
 
     def _height(self, u: Array) -> tuple[Array, Array | float]:
-        h = bend = self.numbers.scalar(0.0)
-        points = []
-        for block, xs, ds in zip(self.blocks, self._xs, self._ds, strict=True):
-            tau = self.numbers.factor(u * block.alpha * self._scale)
-            zs, ys = self._along(block, xs, ds, tau)
-            h = h + self._dot(ds, [y - x for x, y in zip(xs, ys, strict=True)])
-            tangents = prox_jvp_all(block.phi, zs, ys, ds, stepping(block.alpha), block.indices)
-            bend = bend + block.alpha * (math.nan if tangents is None else self._dot(ds, tangents))
-            points.append(ys)
+        heights, bend, points = [], 0.0, []
+        for pile in self._piles:
+            alpha = self.blocks[pile.block].alpha
+            z, y = self._along(pile, u, alpha)
+            heights += self._dots(pile.d, y - pile.x)
+            if not self._device:
+                tangent = pile.tangent(z, y, stepping(alpha))
+                bend += alpha * (math.nan if tangent is None else self.numbers.total(self._dots(pile.d, tangent)))
+            points.append(y)
         self._last = (u, points)
-        return self._scale * h, -(self._scale**2) * bend
+        return self._scale * self.numbers.total(heights), -bend
 
-    def _along(
-        self, block: Block, xs: Sequence[Tensor], ds: Sequence[Tensor], tau: Tensor | float
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _along(self, pile: Pile, u: Array, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """x - tau d and its prox; x itself where alpha = 0."""
-        zs = [x - tau * d for x, d in zip(xs, ds, strict=True)]
-        ys = proxes(block, zs)
-        if isinstance(block.alpha, Tensor):
-            ys = [torch.where(block.alpha == 0, x, y) for x, y in zip(xs, ys, strict=True)]
-        return zs, ys
+        z = pile.x - self.numbers.factor(u * alpha * self._scale) * pile.d
+        y = pile.prox(z, stepping(alpha))
+        return z, torch.where(alpha == 0, pile.x, y) if isinstance(alpha, Tensor) else y
 
-    def _at(self, u: Array) -> list[list[Tensor]]:
+    def _at(self, u: Array) -> list[Tensor]:
         """y(u); that of the last evaluation where it was there."""
         if self._last is None or self._device or self._last[0] != u:
             self._height(u)
@@ -89,46 +139,20 @@ class Proxes(Curve):
         """From all entries; a device stops by rounds, and does not need them."""
         if self._device:
             return self.numbers.scalar(0.0)
-        pairs = [
-            (x * d).ravel() for xs, ds in zip(self._xs, self._ds, strict=True) for x, d in zip(xs, ds, strict=True)
-        ]
-        return self._dot(pairs, pairs)
+        products = [pile.x * pile.d for pile in self._piles]
+        return self.numbers.total([part for product in products for part in self._dots(product, product)])
 
     def moves_sq(self, u: Array) -> Array:
         """From y(u)."""
-        total = self.numbers.scalar(0.0)
-        for xs, ys in zip(self._xs, self._at(u), strict=True):
-            moves = [y - x for x, y in zip(xs, ys, strict=True)]
-            total = total + self._dot(moves, moves)
-        return total
+        moves = [y - pile.x for pile, y in zip(self._piles, self._at(u), strict=True)]
+        return self.numbers.total([part for move in moves for part in self._dots(move, move)])
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """x <- y(u), or part of the way."""
         if self.numbers.refuses(ok):
             return
-        for block, xs, ys in zip(self.blocks, self._xs, self._at(u), strict=True):
-            new = [relaxed(x, y, s) for x, y in zip(xs, ys, strict=True)]
-            self.numbers.assign(block.params, new, ok)
-
-
-def proxes(block: Block, zs: Sequence[Tensor]) -> list[Tensor]:
-    """The prox of all tensors of a block; those of one shape in one call, where the regulariser can be batched."""
-    phi, alpha = block.phi, stepping(block.alpha)
-    if phi.joint or not getattr(phi, "batches", False):
-        return prox_all(phi, zs, alpha, block.indices)
-    shapes: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for i, z in enumerate(zs):
-        shapes[z.shape, z.dtype].append(i)
-    out: list[Tensor] = list(zs)
-    for members in shapes.values():
-        if len(members) == 1:
-            out[members[0]] = phi.prox(zs[members[0]], alpha)
-            continue
-        together = torch.func.vmap(phi.prox, in_dims=(0, None))(torch.stack([zs[i] for i in members]), alpha)
-        for i, y in zip(members, together.unbind(), strict=True):
-            out[i] = y
-    return out
-
-
-def _lists(blocks: Sequence[Block]) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    return [block.params for block in blocks], [block.slopes for block in blocks]
+        for pile, y in zip(self._piles, self._at(u), strict=True):
+            y = relaxed(pile.x, y, s)
+            if self._device:
+                y = masked(y, pile.x, ok, self.blocks[pile.block].alpha)
+            torch._foreach_copy_(pile.params, pile.tensors(y))

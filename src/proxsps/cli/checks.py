@@ -1,0 +1,73 @@
+"""What is checked before work starts: that results can be written, and that numbers are not out of all proportion."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+PROBE = 64 * 1024  # bytes that a folder must have room for
+MOST_STEPS = 100_000_000  # of all runs of a command: a number is kept for each
+
+
+def check_folder(folder: Path) -> None:
+    """Raise an error if nothing can be written in a folder, which need not be there yet. Nothing is left behind."""
+    try:
+        place = _nearest(folder)
+        with tempfile.TemporaryFile(dir=place) as stream:
+            stream.write(bytes(PROBE))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(f"Cannot use {folder}: {reason}. Choose another folder with --out.") from None
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the first one above it that is there."""
+    for place in (folder, *folder.absolute().parents):
+        try:
+            os.stat(place)
+        except FileNotFoundError:
+            if place.is_symlink():  # to nowhere
+                raise
+            continue
+        os.listdir(place)  # an error that says so where it is a file
+        return place
+    return folder
+
+
+def check_files(folder: Path, *names: str) -> None:
+    """Raise an error if files of these names cannot be written in a folder, or replaced."""
+    check_folder(folder)
+    for file in (folder / name for name in names):
+        if file.is_dir():
+            raise ValueError(f"Cannot write {file}: it is a folder. Choose another folder with --out.")
+
+
+def at_most(limit: int) -> Callable[[typer.CallbackParam, int | None], int | None]:
+    """For options: raises an error for a number that is larger."""
+
+    def check(param: typer.CallbackParam, value: int | None) -> int | None:
+        if value is not None and value > limit:
+            raise ValueError(f"{param.opts[0]} is at most {limit:,}, got {_short(value)}.")
+        return value
+
+    return check
+
+
+def check_steps(runs: int, epochs: int, steps: int) -> None:
+    """Raise an error if runs have more steps than can be kept in memory."""
+    if runs * epochs * steps > MOST_STEPS:
+        raise ValueError(
+            f"{runs} runs of {epochs} epochs, {steps} steps each, are {runs * epochs * steps:,} steps, of which "
+            f"{MOST_STEPS:,} can be kept. Choose fewer --epochs."
+        )
+
+
+def _short(value: int) -> str:
+    text = str(value)
+    return text if len(text) <= 30 else f"a number of {len(text)} digits"

@@ -1,0 +1,98 @@
+"""The distance cap: how long a step may be, judged by how far the run has come and how large its gradients were.
+
+    A_k = c rbar_k / sqrt(Ghat_k),    rbar_k = max{r0 (1 + ||x_0||), ||x_i - x_0|| for i <= k}
+
+Ghat_k is k + 1 times the average of ||D^-1 g||^2, which forgets with the rate b. Without forgetting it is the sum of
+all of them, and A_k the step of DoG (Ivgi, Hinder and Carmon, 2023). In pure noise rbar grows like k^(c^2/2), so that c
+must stay below 1.
+
+The start x_0 is kept as a sample of the entries: every 17th of the flat tensor, because strides that divide the widths
+of layers would sample the same columns of every row. A squared distance over n entries is estimated as n/p times that
+over the p sampled ones, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from proxsps.core.array import Array, array_namespace
+from proxsps.core.estimate import averaged, corrected_weights
+
+SCALE, FORGETTING, START = 0.85, 0.99, 1e-2  # c, b and r0
+STRIDE = 17
+
+
+class Travel(NamedTuple):
+    """The numbers of a distance cap, each of the shape of the runs."""
+
+    reach: Array  # rbar
+    g_sq: Array  # G, the average of ||D^-1 g||^2, with bias correction
+    taken: Array  # k, steps so far, without those that were skipped
+
+
+def start_travel(x_sq: Array, r0: float = START) -> Travel:
+    """Before the first step.
+
+    Args:
+        x_sq: ||x_0||^2, shape (...).
+        r0: the first estimate of the distance to a solution, relative to 1 + ||x_0||; safe from 1e-4 to 1e-2.
+    """
+    xp = array_namespace(x_sq)
+    zero = xp.zeros_like(x_sq)
+    return Travel(r0 * (1 + xp.sqrt(x_sq)), zero, zero)
+
+
+def update_travel(travel: Travel, moved_sq: Array, g_sq: Array, b: float = FORGETTING) -> Travel:
+    """Take in where the run is now.
+
+    Args:
+        travel: the numbers before.
+        moved_sq: ||x_k - x_0||^2, shape (...).
+        g_sq: ||D^-1 g_k||^2, shape (...). In Adam's metric the number of parameters is nearly as good.
+        b: forgetting, in [0, 1).
+    """
+    xp = array_namespace(travel.reach)
+    reach = xp.maximum(travel.reach, xp.sqrt(moved_sq))
+    return Travel(reach, averaged(travel.g_sq, g_sq, corrected_weights(travel.taken, b)), travel.taken + 1)
+
+
+def distance_cap(travel: Travel, c: float = SCALE) -> Array:
+    """A_k, from numbers that have taken in the current step already; 0 where there never was a gradient."""
+    xp = array_namespace(travel.reach)
+    total = xp.sqrt(travel.taken * travel.g_sq)
+    seen = total > 0
+    return xp.where(seen, c * travel.reach / xp.where(seen, total, xp.ones_like(total)), xp.zeros_like(total))
+
+
+def keep_travel(ok: Array, new: Travel, old: Travel) -> Travel:
+    """The new numbers where the step was taken, the old ones where it was skipped."""
+    xp = array_namespace(old.reach)
+    return Travel(*(xp.where(ok, after, before) for after, before in zip(new, old, strict=True)))
+
+
+def sample(flat: Array, offset: int = 0) -> Array:
+    """The sampled entries of a flat tensor: those whose place is a multiple of 17.
+
+    Args:
+        flat: the entries, shape (n,), or a piece of them.
+        offset: the place of the first entry in the whole tensor, so that pieces sample what the whole one would.
+    """
+    return flat[-offset % STRIDE :: STRIDE]
+
+
+def sample_size(n: int, offset: int = 0) -> int:
+    """How many entries `sample` takes of n."""
+    return max(0, -(-(n - -offset % STRIDE) // STRIDE))
+
+
+def sampled_square(sampled: Array, n: int, start: Array | None = None) -> Array:
+    """Estimate of ||x - x_0||^2 over the n entries of a tensor, or of ||x||^2 without a start; 0-d.
+
+    Args:
+        sampled: the sampled entries of x.
+        n: how many entries the tensor has; that of the whole tensor for a sample of all its pieces.
+        start: the sampled entries of x_0.
+    """
+    moved = sampled if start is None else sampled - start
+    xp = array_namespace(moved)
+    return xp.sum(moved * moved) * (n / max(1, moved.shape[0]))

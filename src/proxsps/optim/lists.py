@@ -1,0 +1,45 @@
+"""Lists of tensors as one vector and back, in two operations that a compiler takes as they are.
+
+A compiler that sees hundreds of tensors copied into one vector makes code for each of them, and that takes minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("proxsps::join", mutates_args=())
+def _join(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([x.reshape(-1) for x in tensors])
+
+
+@_join.register_fake
+def _(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].new_empty(sum(x.numel() for x in tensors))
+
+
+@torch.library.custom_op("proxsps::spread", mutates_args={"tensors"})
+def _spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    parts = vector.split([x.numel() for x in tensors])
+    torch._foreach_copy_(list(tensors), [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)])
+
+
+def join(tensors: Sequence[Tensor]) -> Tensor:
+    """The entries of tensors of one dtype as one vector; a view of a single tensor where its memory allows."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
+    if torch.compiler.is_compiling():
+        return _join(list(tensors))
+    return torch.cat([x.reshape(-1) for x in tensors])
+
+
+def spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write the entries of a vector into the tensors, the inverse of `join`."""
+    if torch.compiler.is_compiling():
+        _spread(vector, list(tensors))
+        return
+    parts = vector.split([x.numel() for x in tensors])
+    torch._foreach_copy_(list(tensors), [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)])

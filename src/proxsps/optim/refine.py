@@ -1,0 +1,73 @@
+"""The dual variable by a fixed number of rounds, with as few operations as possible.
+
+On an accelerator every operation on a number is a launch, and nothing may be read back to stop early. There this
+search replaces that of `proxsps.core.dual`: each round evaluates h at seven points and keeps the four around the change
+of sign. The lines through neighbours among these four meet zero at three places: the chord of the bracket, and one
+secant from either side. Where h bends one way, the root lies between chord and secants; so the next points are these
+three, the middles between them, and one more on either side for where h bends both ways. These lie at geometric means,
+because the root may be smaller than the bracket by many orders of magnitude.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from proxsps.core.dual import Found
+
+POINTS = 7
+POWER = 4  # the first points are (k/n)^4, closer together towards 0
+FAR = 1000.0  # heights at the two ends of a bracket in this ratio tell nothing of the root between
+
+
+def refine_dual(evaluate: Callable[[Tensor], Tensor], like: Tensor, rounds: int, first: int = POINTS) -> Found:
+    """The dual variable after this many rounds.
+
+    Inside (0, 1) the answer is in most cases an interpolated root that was not evaluated; its h is reported as zero.
+
+    Args:
+        evaluate: points u in ascending order, shape (points,) -> h(u).
+        like: a 0-d tensor, which names dtype and device.
+        rounds: how often to evaluate.
+        first: the number of points of the first round.
+    """
+    u = torch.linspace(0.0, 1.0, first, dtype=like.dtype, device=like.device) ** POWER
+    known = torch.stack([u, evaluate(u)])
+    last = known[:, -1] - known[:, -2]
+    around = torch.arange(-2, 2, device=like.device)
+    four, zeros = _nearest(known, around)
+    for _ in range(rounds - 1):
+        middles = torch.lerp(zeros[1:], zeros[:-1], 0.5)
+        means = (four[0, 1:3] * torch.maximum(zeros[::2], zeros[1])).sqrt()
+        u = torch.cat([zeros, middles, means]).sort().values
+        known = torch.cat([four[:, :2], torch.stack([u, evaluate(u)]), four[:, 2:]], dim=1)
+        four, zeros = _nearest(known, around)
+    (low, high), (above, below) = four[:, 1:3]
+    # Far out on a bend the chord says nothing. Then the upper end is the better answer if its duality gap is.
+    bent = (below < -FAR * above) & (torch.addcmul(above, high, below) > 0)
+    u = torch.where(bent, high, zeros[1])
+    # Where the two ends are one point, h has one sign on all of [0, 1].
+    outside = low == high
+    h = torch.where(outside, above, torch.where(bent, below, 0.0))
+    # Beyond the cap h goes on as between the last two points of the first round.
+    root = torch.where(outside, torch.addcmul(u, h, -last[0] / last[1]).clamp(max=torch.finfo(u.dtype).max), u)
+    evaluations = first + POINTS * (rounds - 1)
+    return Found(u, h, last[1], zeros[1], evaluations, outside, low, high, root)
+
+
+def _nearest(known: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
+    """The four points around the change of sign, and where the lines through neighbours among them meet zero.
+
+    Args:
+        known: (2, points): u in ascending order, and h there.
+        around: the places -2, -1, 0, 1.
+    """
+    after = (known[1] > 0).sum()
+    four = known[:, (around + after).clamp_(0, known.shape[1] - 1)]
+    u, h = four
+    step = four[:, :-1] - four[:, 1:]
+    zeros = torch.addcmul(u[:-1], h[:-1], step[0] / step[1], value=-1)
+    # Inside the bracket; a line through a point and itself is none, and gets its lower end.
+    return four, torch.fmin(torch.fmax(zeros, u[1]), u[2])

@@ -1,0 +1,121 @@
+"""What the tables of a store must be like, and whether they hold a whole sweep. Each error is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from proxsps.sweep.result import METRICS
+from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.tables import StoreError
+
+SETTING = ["method", "schedule", "lr", "weight_decay", "seed"]
+TEXTS = {"run", "experiment", "method", "schedule", "status"}
+WHOLE = {"seed", "epoch", "step"}
+RUNS = ["run", "experiment", *SETTING, "epoch", *METRICS, "alpha", "status"]
+STEPS = ["run", *SETTING, "step", "epoch", "zeta", "alpha"]
+
+
+def check_runs(runs: pd.DataFrame, path: Path, experiment: str) -> None:
+    """Columns, kinds of values, one experiment, and all epochs of each run once and in order."""
+    _check_columns(runs, RUNS, path)
+    foreign = set(runs["experiment"]) - {experiment}
+    if foreign:
+        raise StoreError(
+            f"{path} holds rows of another experiment ({', '.join(sorted(foreign))}), not only of {experiment}. "
+            "Move them away, or choose another folder with --out."
+        )
+    _check_numbering(runs, "epoch", 1, path)
+    ok = runs["status"] == "ok"
+    if not (ok | (runs["status"] == "diverged")).all() or (ok & ~np.isfinite(runs["objective"])).any():
+        raise _unusable(path, "a status is unknown, or does not fit the objective")
+    _check_setting(runs, path)
+
+
+def check_steps(steps: pd.DataFrame, runs: pd.DataFrame, path: Path) -> None:
+    """Columns and kinds of values, and all steps of the runs with seed 0 once and in order."""
+    wanted = set(runs.loc[runs["seed"] == 0, "run"])
+    if len(steps):
+        _check_columns(steps, STEPS, path)
+        _check_numbering(steps, "step", 0, path)
+        _check_setting(steps, path)
+    epochs = runs.groupby("run")["epoch"].max().reindex(sorted(wanted))
+    found = steps.groupby("run")["epoch"].max() if len(steps) else pd.Series(dtype="int64")
+    lacking = int((found.reindex(epochs.index) != epochs).sum())
+    if lacking:
+        raise _unusable(path, f"it lacks steps of {lacking} of the {len(wanted)} runs with seed 0")
+
+
+def check_against(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path) -> None:
+    """Runs that are stored under the id of a spec must have its constants and its number of epochs."""
+    known = {spec.id: spec for spec in specs}
+    here = runs[runs["run"].isin(known)]
+    for row in here.groupby("run", sort=False).last().reset_index().to_dict("records"):
+        spec = known[row["run"]]
+        if row["epoch"] != spec.epochs:
+            raise StoreError(
+                f"{folder} holds {row['epoch']} of the {spec.epochs} epochs of run {spec.id}: rows were lost. Restore "
+                "runs.parquet, or move the folder away to start again."
+            )
+        if any(row[name] != value for name, value in spec.columns().items()):
+            raise StoreError(
+                f"{folder} holds run {spec.id} with other constants than it has. Restore runs.parquet, or move the "
+                "folder away to start again."
+            )
+
+
+def check_whole(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path, command: str, by_id: bool) -> None:
+    """All settings of a grid once, and no others; if `by_id`, under the ids that their specs have now."""
+    settings = runs.drop_duplicates("run")[SETTING]
+    twice = settings[settings.duplicated()]
+    if len(twice):
+        raise StoreError(
+            f"{folder} holds more than one run of {len(twice)} settings, of other data or of another version. Move the "
+            f"folder away and run `{command}`, or choose another with --out."
+        )
+    found = set(settings.itertuples(index=False, name=None))
+    wanted = {tuple(spec.columns()[name] for name in SETTING) for spec in specs}
+    if missing := len(wanted - found):
+        raise StoreError(f"{missing} of {len(wanted)} runs are missing in {folder}: run `{command}`.")
+    if others := len(found - wanted):
+        raise StoreError(
+            f"{folder} holds {others} runs with settings that the experiment does not have. Move the folder away and "
+            f"run `{command}`, or choose another with --out."
+        )
+    if by_id and (others := len(set(runs["run"]) - {spec.id for spec in specs})):
+        raise StoreError(
+            f"{folder} holds {others} runs that were shortened, or made by another version. Move the folder away and "
+            f"run `{command}`, or choose another with --out."
+        )
+
+
+def _check_columns(table: pd.DataFrame, wanted: Sequence[str], path: Path) -> None:
+    lacking = [name for name in wanted if name not in table.columns]
+    if lacking:
+        raise _unusable(path, f"it has no column {', '.join(lacking)}")
+    for name in wanted:
+        kinds = "OUT" if name in TEXTS else "iu" if name in WHOLE else "f"
+        kind = "T" if isinstance(table[name].dtype, pd.StringDtype) else table[name].dtype.kind
+        if kind not in kinds:
+            raise _unusable(path, f"the column {name} is of the wrong kind, {table[name].dtype}")
+    if table[[name for name in wanted if name in TEXTS | set(SETTING)]].isna().any(axis=None):
+        raise _unusable(path, "constants of runs are missing")
+
+
+def _check_numbering(table: pd.DataFrame, name: str, first: int, path: Path) -> None:
+    """Each run counts from `first` on without a gap, in order."""
+    expected = table.groupby("run", sort=False).cumcount() + first
+    if not np.array_equal(table[name], expected):
+        raise _unusable(path, f"a run has a {name} twice, out of order or not at all")
+
+
+def _check_setting(table: pd.DataFrame, path: Path) -> None:
+    if len(table[["run", *SETTING]].drop_duplicates()) != table["run"].nunique():
+        raise _unusable(path, "rows of one run have different constants")
+
+
+def _unusable(path: Path, reason: str) -> StoreError:
+    return StoreError(f"{path} cannot be used: {reason}. Restore it, or move the folder away to start again.")

@@ -1,0 +1,36 @@
+"""Files that are replaced as a whole: after a kill or a power cut the old or the new content is there, never a mix."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+PARTIAL = ".partial"  # ending of a file that is being written
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write beside the place, then rename; both are on the disk before this returns. Raises OSError if it cannot."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last. Windows cannot open a folder, and some file systems cannot sync one: both do without."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

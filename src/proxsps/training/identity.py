@@ -1,0 +1,58 @@
+"""What a training run is, besides its spec: precision, device and data change its numbers, and so its name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from proxsps.problems.vision import ImageClassification
+from proxsps.sweep.spec import RunSpec, describe
+from proxsps.training.ranks import Ranks
+
+PRECISIONS = {False: "float32", True: "bfloat16"}  # by `amp`
+
+
+@dataclass(frozen=True)
+class TrainingSpec(RunSpec):
+    """A run together with what it is computed in, on and from."""
+
+    precision: str
+    device: str  # its type: GPUs of one machine do not differ
+    statistics: int  # parts of a batch that have their own, in batch normalisation; 1 without
+    data: str  # digest of the images
+
+    @cached_property
+    def id(self) -> str:
+        """Sixteen digits that stand for all of the above and for those of the spec."""
+        text = json.dumps([super().id, self.conditions()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def conditions(self) -> dict[str, Any]:
+        """What a run has and a spec has not."""
+        return {
+            "precision": self.precision,
+            "device": self.device,
+            "statistics": self.statistics,
+            "data": self.data,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint and a run must have in common; the number of epochs may differ."""
+        problem = {f"problem {key}": value for key, value in describe(self.problem).items()}
+        return {**self.columns(), **problem, **self.conditions()}
+
+
+def identify(spec: RunSpec, ranks: Ranks, amp: bool = False) -> TrainingSpec:
+    """The run that `train` makes of a spec on this device, by these processes; its data is read."""
+    if not isinstance(spec.problem, ImageClassification):
+        raise ValueError(f"Only image classification is trained here, got the problem {spec.problem.name!r}.")
+    return TrainingSpec(
+        **{field.name: getattr(spec, field.name) for field in fields(RunSpec)},
+        precision=PRECISIONS[amp],
+        device=ranks.device.type,
+        statistics=ranks.size if spec.problem.batch_norm else 1,
+        data=spec.problem.data_digest(),
+    )

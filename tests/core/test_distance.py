@@ -1,0 +1,167 @@
+"""The distance cap: against its sums written out, and the sample of the starting point."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from proxsps.core import distance
+from proxsps.core.distance import (
+    STRIDE,
+    Travel,
+    distance_cap,
+    keep_travel,
+    sample,
+    sample_size,
+    sampled_square,
+    start_travel,
+    update_travel,
+)
+
+LIBRARIES = {"numpy": np.asarray, "torch": torch.as_tensor, "jax": jnp.asarray}
+STEPS = 12
+
+
+def walk(seed=0, runs=()):
+    """||x_0||^2, and ||x_k - x_0||^2 and ||D^-1 g_k||^2 of a walk that goes to and fro."""
+    rng = np.random.default_rng(seed)
+    moved = np.concatenate([np.zeros((1, *runs)), 0.1 * rng.random((STEPS - 1, *runs))])
+    return 4.0 * rng.random(runs), moved, rng.uniform(0.1, 9, (STEPS, *runs))
+
+
+def caps(x_sq, moved_sq, g_sq, **options):
+    travel, found = start_travel(x_sq), []
+    for k in range(len(moved_sq)):
+        travel = update_travel(travel, moved_sq[k], g_sq[k])
+        found.append(distance_cap(travel, **options))
+    return found
+
+
+def written_out(x_sq, moved_sq, g_sq, c=0.85, b=0.99, r0=1e-2):
+    """A_k = c rbar / sqrt((k + 1) G / (1 - b^(k+1))), with G from zero."""
+    G, out = 0.0, []
+    for k in range(len(moved_sq)):
+        G = b * G + (1 - b) * g_sq[k]
+        reach = max([r0 * (1 + x_sq**0.5), *(m**0.5 for m in moved_sq[: k + 1])])
+        out.append(c * reach / ((k + 1) * G / (1 - b ** (k + 1))) ** 0.5)
+    return out
+
+
+def test_the_cap_is_the_published_recursion():
+    x_sq, moved, g_sq = walk()
+    np.testing.assert_allclose(caps(np.float64(x_sq), moved, g_sq), written_out(x_sq, moved, g_sq), rtol=1e-12)
+    np.testing.assert_allclose(
+        caps(np.float64(x_sq), moved, g_sq, c=0.4), written_out(x_sq, moved, g_sq, c=0.4), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize(("name", "factor"), [("SCALE", 2.0), ("FORGETTING", 0.9), ("START", 0.5)])
+def test_a_wrong_constant_is_seen(monkeypatch, name, factor):
+    x_sq, moved, g_sq = walk()
+    right = {"c": 0.85, "b": 0.99, "r0": 1e-2}
+    key = {"SCALE": "c", "FORGETTING": "b", "START": "r0"}[name]
+    wrong = written_out(x_sq, moved, g_sq, **right | {key: factor * right[key]})
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(caps(np.float64(x_sq), moved, g_sq), wrong, rtol=1e-6)
+    assert getattr(distance, name) == right[key]
+
+
+def test_almost_without_forgetting_it_is_the_step_of_dog():
+    """The largest distance over the root of the sum of all squared gradients."""
+    x_sq, moved, g_sq = walk(1)
+    travel = start_travel(np.float64(x_sq))
+    for k in range(STEPS):
+        travel = update_travel(travel, moved[k], g_sq[k], b=1 - 1e-9)
+    dog = max(1e-2 * (1 + x_sq**0.5), moved.max() ** 0.5) / g_sq.sum() ** 0.5
+    assert distance_cap(travel, c=1.0) == pytest.approx(dog, rel=1e-6)
+
+
+def test_the_first_step_is_as_long_as_the_first_estimate():
+    travel = update_travel(start_travel(np.float64(9.0)), np.float64(0.0), np.float64(25.0))
+    assert distance_cap(travel, c=1.0) * 5.0 == pytest.approx(1e-2 * (1 + 3.0), rel=1e-14)
+
+
+def test_a_constant_number_of_squares_needs_no_sum():
+    """In Adam's metric ||D^-1 g||^2 is about n, and Ghat then n (k + 1)."""
+    n, travel = 50.0, start_travel(np.float64(1.0))
+    for k in range(STEPS):
+        travel = update_travel(travel, np.float64(k), np.float64(n))
+        assert distance_cap(travel) == pytest.approx(0.85 * max(0.02, k**0.5) / (n * (k + 1)) ** 0.5, rel=1e-12)
+
+
+def test_without_gradients_there_is_no_step():
+    travel = update_travel(start_travel(np.float64(1.0)), np.float64(0.0), np.float64(0.0))
+    assert distance_cap(travel) == 0
+    assert distance_cap(start_travel(np.float64(1.0))) == 0
+
+
+def test_the_reach_never_shrinks_and_skipped_steps_change_nothing():
+    old = Travel(np.array([2.0, 2.0]), np.array([1.0, 1.0]), np.array([4.0, 4.0]))
+    new = update_travel(old, np.array([1.0, np.nan]), np.array([9.0, np.inf]))
+    assert new.reach[0] == 2
+    found = keep_travel(np.array([True, False]), new, old)
+    assert [part[1] for part in found] == [2, 1, 4]
+    assert [part[0] for part in found] == [part[0] for part in new]
+
+
+def test_runs_are_independent():
+    x_sq, moved, g_sq = walk(2, (3,))
+    together = np.stack(caps(x_sq, moved, g_sq))
+    for i in range(3):
+        np.testing.assert_array_equal(together[:, i], caps(x_sq[i], moved[:, i], g_sq[:, i]))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_array_library_gives_the_same_numbers(library):
+    x_sq, moved, g_sq = walk(3)
+    as_array = LIBRARIES[library]
+    found = caps(as_array(x_sq), as_array(moved), as_array(g_sq))
+    precision = 1e-6 if library == "jax" else 1e-13
+    np.testing.assert_allclose([float(a) for a in found], written_out(x_sq, moved, g_sq), rtol=precision)
+
+
+# -- the sample of the start ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [0, 1, 16, 17, 18, 34, 35, 1000])
+@pytest.mark.parametrize("offset", [0, 1, 5, 16, 17, 40])
+def test_pieces_sample_what_the_whole_tensor_would(n, offset):
+    flat = np.arange(offset, offset + n)
+    expected = [i for i in flat if i % STRIDE == 0]
+    assert sample(flat, offset).tolist() == expected
+    assert sample_size(n, offset) == len(expected)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_samples_of_every_library(library):
+    flat = LIBRARIES[library](np.arange(100.0))
+    assert np.asarray(sample(flat)).tolist() == list(range(0, 100, 17))
+    start, now = sample(flat), sample(flat) + 2
+    assert float(sampled_square(now, 100, start)) == pytest.approx(100 * 4.0)
+
+
+def test_memory_is_one_in_seventeen():
+    assert sample_size(1_700_000) / 1_700_000 <= 1 / 16
+
+
+def test_a_scaled_sample_estimates_the_distance():
+    rng = np.random.default_rng(0)
+    ratios = []
+    for _ in range(50):
+        x0, x = rng.standard_normal((2, 64 * 64))
+        ratios.append(sampled_square(sample(x), x.size, sample(x0)) / ((x - x0) ** 2).sum())
+    # The mean of 241 squares scatters by sqrt(2/241) = 9 %, that of 50 such means by 1.3 %.
+    assert np.mean(ratios) == pytest.approx(1, abs=0.05)
+    assert np.std(ratios) < 0.15
+
+
+@pytest.mark.parametrize("width", [16, 64, 256, 100])
+def test_all_columns_of_a_layer_are_sampled(width):
+    """A stride that divides the width would see the same few columns of every row."""
+    columns = {int(i) % width for i in sample(np.arange(200 * width))}
+    assert columns == set(range(width))
+
+
+def test_the_norm_of_a_tensor_with_less_than_a_stride_is_that_of_its_first_entry():
+    assert sampled_square(sample(np.array([3.0, 1.0])), 2) == 18.0
+    assert sampled_square(sample(np.zeros(0)), 0) == 0.0

@@ -1,0 +1,230 @@
+"""Every claim on stability can hold and can fail, and says the number that decided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from proxsps.experiments import EXPERIMENTS, stability_claims
+from proxsps.experiments.base import Claim, Frames
+from proxsps.sweep.spec import RunSpec
+
+Made = Callable[..., Frames]
+
+
+def only(
+    value: Any, elsewhere: Callable[[RunSpec], Any] | float, seed: int | None = None, **where: Any
+) -> Callable[[RunSpec], Any]:
+    """A value at one setting, and another one elsewhere."""
+
+    def choose(spec: RunSpec) -> Any:
+        here = all(getattr(spec, name) == wanted for name, wanted in where.items()) and seed in (None, spec.seed)
+        return value if here else elsewhere(spec) if callable(elsewhere) else elsewhere
+
+    return choose
+
+
+def judged(claim: Callable[[Frames], Claim], frames: Frames, holds: bool, *measured: str) -> Claim:
+    decided = claim(frames)
+    assert isinstance(decided.holds, bool)
+    assert decided.holds is holds, decided.measured
+    for text in measured:
+        assert text in decided.measured
+    return decided
+
+
+@pytest.fixture(scope="module")
+def stability(made: Made) -> Made:
+    return lambda **values: made("matrix-fac1-stability", **values)
+
+
+BEST = 0.01
+SGD = [float(lr) for lr in np.linspace(0.7, 0.125, 5)[::-1]]  # its step sizes
+
+
+def gap(value: float | np.ndarray) -> float | np.ndarray:
+    return BEST + value
+
+
+def test_proxsps_converges(stability: Made) -> None:
+    claim = stability_claims.proxsps_converges
+    near = only(gap(1e-4), only(gap(2e-3), BEST, method="sps"), method="prox-sps", schedule="constant")
+    judged(claim, stability(objective=near), True, "1.00e-04", "SPS: largest 2.00e-03")
+    alike = only(gap(1e-4), BEST, method="prox-sps", schedule="constant")
+    judged(claim, stability(objective=alike), False)  # SPS converges as well
+    far = only(gap(5e-4), near, method="prox-sps", schedule="constant", lr=2.0)
+    judged(claim, stability(objective=far), False, "5.00e-04", "alpha_0 = 2")
+    judged(claim, stability(objective=only(gap(1.0), near, method="prox-sps", schedule="sqrt")), True)
+    judged(claim, stability(objective=only(math.nan, near, method="prox-sps", lr=2.0, seed=1)), False, "inf")
+
+
+def test_sps_stalls(stability: Made) -> None:
+    claim = stability_claims.sps_stalls
+    stalled = only(gap(2e-3), BEST, method="sps", schedule="constant")
+    judged(claim, stability(objective=stalled), True, "2.00e-03")
+    both = only(gap(1e-3), stalled, method="prox-sps", schedule="constant", lr=2.0)
+    judged(claim, stability(objective=both), False, "ProxSPS: largest 1.00e-03")
+    fine = only(gap(5e-4), stalled, method="sps", schedule="constant", lr=1.25)
+    judged(claim, stability(objective=fine), False, "5.00e-04", "alpha_0 = 1.25")
+    judged(claim, stability(objective=only(BEST, stalled, method="sps", schedule="constant", lr=0.5)), True, "2.00e-03")
+    judged(claim, stability(objective=only(math.nan, stalled, method="sps", lr=2.0)), True, "2.00e-03")
+
+
+def test_sgd_diverges(stability: Made) -> None:
+    claim = stability_claims.sgd_diverges
+    gone = {"value": math.nan, "elsewhere": 1.0, "method": "sgd", "schedule": "constant", "lr": 0.7}
+    judged(claim, stability(objective=only(**gone)), True, "100%", "alpha_0 = 0.7")
+    judged(claim, stability(objective=only(**gone, seed=0)), True, "50%")
+    judged(claim, stability(), False, "0%")
+    judged(claim, stability(objective=only(**{**gone, "schedule": "sqrt"})), False, "0%")
+    judged(claim, stability(objective=only(**{**gone, "lr": 0.125})), False, "0%")
+    both = only(math.nan, only(**gone), method="prox-sps", schedule="constant", lr=2.0, seed=0)
+    judged(claim, stability(objective=both), False, "ProxSPS 50%")
+
+
+def test_like_sgd(stability: Made) -> None:
+    claim = stability_claims.like_sgd
+    sgd = only(gap(2e-4), only(gap(1e-4), BEST, method="sgd", lr=SGD[3]), method="sgd", lr=SGD[2])
+    large = only(gap(1e-2), sgd, method="sps", lr=2.0)
+
+    def sps(value: float | np.ndarray) -> Callable[[RunSpec], Any]:
+        return only(gap(value), large, method="sps", lr=0.5)
+
+    judged(claim, stability(objective=sps(1.3e-4)), True, "1.02 and 1.02")  # 1.28e-4 lies between, on both axes' logs
+    judged(claim, stability(objective=sps(3e-4)), False, "2.34")
+    judged(claim, stability(objective=sps(5e-5)), False, "0.39")
+    early = np.where(np.arange(12) < 8, 1e-3, 1.3e-4)  # the same at the end, but much later
+    judged(claim, stability(objective=sps(early)), False, "7.8")
+    tame = only(gap(1.3e-4), only(gap(2e-4), sgd, method="sps", lr=2.0), method="sps", lr=0.5)
+    judged(claim, stability(objective=tame), False, "1.56 for the largest")
+    lost = only(math.nan, sps(1.5e-4), method="sgd", lr=SGD[3])  # the other neighbour stands for it
+    judged(claim, stability(objective=lost), True, "0.75")
+    judged(claim, stability(objective=only(math.nan, sps(1.5e-4), method="sgd")), False, "nan")
+
+
+def ranges(schedule: str, **good: list[float]) -> Callable[[RunSpec], float]:
+    """A gap of 1e-4 at these alpha_0 of a method, 1e-2 elsewhere."""
+
+    def choose(spec: RunSpec) -> float:
+        if spec.schedule != schedule:
+            return BEST
+        return gap(1e-4 if spec.lr in good.get(spec.method.replace("-", "_"), []) else 1e-2)
+
+    return choose
+
+
+def test_more_robust(stability: Made) -> None:
+    claim, wide = stability_claims.more_robust, [0.5, 0.875, 1.25, 1.625, 2.0]
+    judged(claim, stability(objective=ranges("constant", prox_sps=wide, sps=[0.5])), True, "SPS 0.5 to 2: 5 of 5")
+    judged(claim, stability(objective=ranges("constant", prox_sps=wide, sps=wide)), False)
+    judged(
+        claim, stability(objective=ranges("constant", prox_sps=[0.5], sps=wide)), False, "ProxSPS 0.5 to 0.5: 1 of 5"
+    )
+    judged(
+        claim, stability(objective=ranges("constant", prox_sps=wide[:2], sgd=[0.125, 0.7])), False, "SGD 0.125 to 0.7"
+    )
+    judged(claim, stability(objective=ranges("sqrt", prox_sps=wide)), False)  # of constant steps nothing is known
+
+
+def test_less_sensitive(stability: Made) -> None:
+    claim, wide = stability_claims.less_sensitive, [0.5, 0.875, 1.25, 1.625, 2.0]
+    better = ranges("sqrt", prox_sps=wide, sgd=[SGD[2], SGD[3]])
+    judged(claim, stability(objective=better), True, "ProxSPS 0.5 to 2", "SGD 0.412 to 0.556")
+    judged(claim, stability(objective=ranges("sqrt", prox_sps=wide[3:], sgd=[0.125, SGD[3]])), False, "SGD 0.125")
+
+
+def test_an_infinite_value_of_sgd_does_not_decide_alone(stability: Made) -> None:
+    """SGD diverges at its largest alpha_0, and is good at all others; ProxSPS is good at one only."""
+    good = ranges("sqrt", prox_sps=[2.0], sgd=[0.125, SGD[1], SGD[2], SGD[3]])
+    lost = only(math.nan, good, method="sgd", lr=0.7)
+    judged(stability_claims.less_sensitive, stability(objective=lost), False, "ProxSPS 2 to 2: 1 of 5")
+
+
+def test_validation_alike(stability: Made) -> None:
+    claim = stability_claims.validation_alike
+    worse = only(0.5, 0.1, method="sps", schedule="constant")
+    judged(claim, stability(val_error=worse), True, "1.00e-01", "5.00e-01")
+    judged(claim, stability(val_error=only(0.1, worse, method="sps", schedule="constant", lr=0.5)), True)
+    judged(claim, stability(val_error=only(0.1, worse, method="sps", lr=1.25)), False, "alpha_0 = 1.25")
+    judged(claim, stability(val_error=only(0.6, worse, method="prox-sps", lr=0.5)), False, "6.00e-01")
+    judged(claim, stability(), False)
+
+
+def test_sqrt_stabilises(stability: Made) -> None:
+    claim = stability_claims.sqrt_stabilises
+    stable = only(gap(4e-3), only(gap(1e-3), BEST, method="sps"), method="sps", schedule="constant")
+    judged(claim, stability(objective=stable), True, "least 4")
+    one = only(gap(1.5e-3), stable, method="sps", schedule="constant", lr=0.875)
+    judged(claim, stability(objective=one), False, "least 1.5 at alpha_0 = 0.875")
+    judged(claim, stability(objective=only(gap(1e-4), stable, method="sps", schedule="constant", lr=0.5)), True)
+    judged(claim, stability(objective=only(gap(1e-3), BEST, method="sps")), False, "least 1")
+
+
+def bump(height: float) -> np.ndarray:
+    """An objective that rises to `height` times its best value in the third epoch."""
+    values = np.ones(12)
+    values[2] = height
+    return values
+
+
+def test_early_bumps(stability: Made) -> None:
+    claim = stability_claims.early_bumps
+    sps, prox = ({"method": method, "schedule": "sqrt", "lr": 2.0} for method in ("sps", "prox-sps"))
+    judged(claim, stability(objective=only(bump(4), 1.0, **sps)), True, "SPS 4", "ProxSPS 1")
+    judged(claim, stability(objective=only(bump(4), 1.0, **prox)), False, "SPS 1", "ProxSPS 4")
+    both = only(bump(2), only(bump(4), 1.0, **sps), **prox)
+    judged(claim, stability(objective=both), False, "SPS 4", "ProxSPS 2")
+    judged(claim, stability(objective=only(bump(4), 1.0, **{**sps, "lr": 0.5})), False, "SPS 1")
+    late = np.ones(12)
+    late[10] = 4.0
+    judged(claim, stability(objective=only(late, 1.0, **sps)), False, "SPS 1")
+
+
+def test_a_sps_run_that_diverges_early_is_the_largest_bump(stability: Made) -> None:
+    gone = np.where(np.arange(12) < 3, 1.0, np.nan)
+    frames = stability(objective=only(gone, 1.0, method="sps", schedule="sqrt", lr=2.0))
+    judged(stability_claims.early_bumps, frames, True)
+
+
+def falling() -> Callable[[RunSpec], Any]:
+    """ProxSPS converges with sqrt steps, and SPS stalls with constant ones."""
+    stalled = only(gap(1e-2), BEST, method="sps", schedule="constant")
+    return only(gap(1e-3 / np.arange(1, 13)), stalled, method="prox-sps", schedule="sqrt")
+
+
+def test_exact_with_decay(stability: Made) -> None:
+    claim = stability_claims.exact_with_decay
+    judged(claim, stability(objective=falling()), True, "0.5")
+    rising = only(gap(1e-3 * np.arange(1, 13)), falling(), method="prox-sps", schedule="sqrt", lr=0.5)
+    judged(claim, stability(objective=rising), False, "2 at alpha_0 = 0.5")
+    flat = only(gap(1e-3), falling(), method="prox-sps", schedule="sqrt", lr=1.25)
+    judged(claim, stability(objective=flat), False, "1 at alpha_0 = 1.25")
+    exact = only(gap(1e-4), falling(), method="sps", schedule="constant", lr=2.0)  # with constant steps too
+    judged(claim, stability(objective=exact), False, "1.0e-04 over 8.3e-05")
+
+
+def test_a_run_that_diverges_does_not_converge(stability: Made) -> None:
+    """Half of the runs of the largest cap are lost: no mean of the others makes that convergence."""
+    gone = np.where(np.arange(12) < 8, gap(1e-3), np.nan)
+    lost = only(gone, falling(), method="prox-sps", schedule="sqrt", lr=2.0, seed=1)
+    judged(stability_claims.exact_with_decay, stability(objective=lost), False)
+
+
+# Tables of claims
+
+
+@pytest.mark.parametrize("name", ["matrix-fac1-stability", "matrix-fac2-stability"])
+def test_every_claim_is_tested_above_and_told_in_full(made: Made, name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    here = set(globals())
+    assert all(f"test_{claim.__name__}" in here for claim in experiment.claims)
+    objective = lambda spec: 1.0 + 0.1 * spec.lr - 0.1 * (spec.method == "sps")  # noqa: E731
+    decided = experiment.judge(made(name, objective=objective))
+    assert len({claim.name for claim in decided}) == len(experiment.claims)
+    for claim in decided:
+        assert all([claim.gist.endswith("."), claim.quantity, claim.rule, claim.measured])
+        assert "nan" not in claim.measured

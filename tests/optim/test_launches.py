@@ -1,0 +1,111 @@
+"""What a step on a device costs: how many kernels it launches, and how much memory it takes meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from proxsps import L1, ElasticNet, GroupLasso, NuclearNorm, ProxSPS
+from proxsps.optim.parts.device import ROOM
+
+LIMITS = {
+    "ProxSPS, weight decay": 70,
+    "SPS, weight decay": 70,
+    "DecSPS, weight decay": 95,
+    "ProxSPS, L1": 200,
+    "ProxSPS, ElasticNet": 200,
+    "ProxSPS, Box": 200,
+    "ProxSPS, GroupLasso.filters and weight decay": 200,
+}
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    import launches
+
+    return launches
+
+
+def test_a_step_launches_few_kernels(launches):
+    steps = launches.contestants("cpu")
+    counts = {name: launches.counted(steps[name]).total() for name in LIMITS}
+    assert all(counts[name] <= limit for name, limit in LIMITS.items()), counts
+    assert min(counts.values()) > 30  # the counter counts
+
+
+def test_launches_do_not_depend_on_how_many_tensors_there_are(launches, kit):
+    def count(tensors):
+        options = {"lr": 1.0, "capturable": True}
+        groups = [
+            {
+                "params": kit.drawn(*[(8, 3, 2, 2)] * tensors, dtype=torch.float32),
+                "regularizer": GroupLasso.filters(0.1),
+            },
+            {"params": kit.drawn(*[(5,)] * tensors, dtype=torch.float32), "regularizer": ElasticNet(0.1, 0.1)},
+            {"params": kit.drawn(*[(6, 4)] * tensors, dtype=torch.float32), "regularizer": NuclearNorm(0.1)},
+            {"params": kit.drawn(*[(7,)] * tensors, dtype=torch.float32), "weight_decay": 0.1},
+        ]
+        opt = ProxSPS(groups, **options)
+        return launches.counted(lambda: opt.step(loss=torch.tensor(1.0))).total()
+
+    assert count(2) == count(20)
+
+
+class PeakMemory(TorchDispatchMode):
+    """The most bytes that tensors made meanwhile held at one time."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.live, self.peak = {}, 0
+        self.known = {t.untyped_storage().data_ptr() for t in known}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (list, tuple)) else [out]:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self.known:
+                storage = tensor.untyped_storage()
+                self.live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.live = {key: entry for key, entry in self.live.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
+        return out
+
+
+def peak(shapes, dtype=torch.float32, **options):
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator).to(dtype)
+    opt = ProxSPS(params, lr=1.0, capturable=True, **options)
+    loss = torch.tensor(0.1 * sum(p.numel() for p in params))
+    with PeakMemory([*params, *(p.grad for p in params)]) as memory:
+        opt.step(loss=loss)
+    assert opt.last_step.branch_name == "inside"
+    return memory.peak, sum(p.nbytes for p in params)
+
+
+SETS = {
+    "small": [(3, 5)] * 7,
+    "many tensors": [(64, 64, 3, 3)] * 50,
+    "large": [(500_000,)] * 20,
+    "one large": [(9_000_000,)],
+}
+
+
+@pytest.mark.parametrize("shapes", SETS.values(), ids=SETS)
+@pytest.mark.parametrize("phi", [L1(1e-3), ElasticNet(1e-3, 1e-3)], ids=["L1", "ElasticNet"])
+def test_a_search_over_entries_takes_two_copies_of_the_parameters_at_most(shapes, phi):
+    used, parameters = peak(shapes, regularizer=phi)
+    assert used <= max(2 * parameters, ROOM) + 100_000  # a few numbers besides
+    if parameters > 1e6:
+        assert used > parameters / 2  # the counter counts
+
+
+def test_half_precision_takes_no_more(launches):
+    used, parameters = peak([(1_000_000,)] * 18, torch.bfloat16, regularizer=L1(1e-3))
+    assert parameters > ROOM
+    assert used <= 2 * parameters + 100_000
