@@ -44,7 +44,7 @@ BOUNDS = Experiment(
     tuple(partial(_claim, name) for name in CHECKS),
     tables=bound_tables,
     seeds=SEEDS,
-    seconds=15.0,
+    seconds=20.0,
 )
 
 FLOOR = Experiment(
