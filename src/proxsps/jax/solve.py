@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from proxsps.core.array import Array
-from proxsps.core.report import Report, Solution, report
+from proxsps.core.outcome import Report, Solution, report
 from proxsps.core.step import admissible
 from proxsps.jax.groups import Block
 from proxsps.jax.model import Model, Outcome, displacements, linear_model

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from proxsps.core.array import Array
-from proxsps.core.report import Report, Solution, report
+from proxsps.core.outcome import Report, Solution, report
 from proxsps.core.step import Dual, dec_sps_dual, sps_dual
 from proxsps.jax.checks import check_constants, check_lower_bound, check_update
 from proxsps.jax.groups import ALL, Groups, Options
