@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from proxsps.cli import app
 from proxsps.cli.experiments import _chosen
-from proxsps.cli.training import _Bar
+from proxsps.cli.training_run import _Bar
 from proxsps.experiments import EXPERIMENTS, deep
 from proxsps.problems.images import _loaded
 from proxsps.training import Watch, train
@@ -132,7 +132,7 @@ def test_an_interrupt_says_what_was_kept(call, monkeypatch):
 
 
 def test_the_bar_shows_loss_accuracy_tau_and_speed(kit, monkeypatch):
-    monkeypatch.setattr("proxsps.cli.training.REFRESH", 0.0)
+    monkeypatch.setattr("proxsps.cli.training_run.REFRESH", 0.0)
     console = Console(force_terminal=True, width=160, record=True, quiet=False, file=io.StringIO())
     spec = kit.spec(epochs=2)
     seen = []

@@ -1,6 +1,6 @@
 """`proxsps` on the command line: experiments, training, theory.
 
-Loading all that the commands need takes seconds. It is left to `main`, so that an interrupt meanwhile is one line.
+Loading what the commands need is left to `main`, so that an interrupt meanwhile is one line, and a missing package too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 from typing import Any
+
+from proxsps import _install
 
 INTERRUPTED = 130  # exit code, as shells have it
 
@@ -22,8 +24,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a path may have letters that the terminal has not
-    from proxsps.cli.commands import app
-
+    app = _commands()
     if heeds:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -31,6 +32,17 @@ def main() -> None:
     except SystemExit as end:
         _settle_output(end)
         raise
+
+
+def _commands() -> Any:
+    try:
+        from proxsps.cli.commands import app
+    except ModuleNotFoundError as error:
+        if (text := _install.explained(error)) is None:
+            raise
+        sys.stderr.write(f"Error: {text}\n")
+        raise SystemExit(2) from None
+    return app
 
 
 def _end_start(*_: object) -> None:

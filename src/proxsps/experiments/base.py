@@ -6,13 +6,17 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from proxsps.sweep.engines import Engine
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store, StoreError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from proxsps.sweep.engines import Engine
 
 Frames = dict[str, pd.DataFrame]
 

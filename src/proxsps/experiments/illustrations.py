@@ -201,3 +201,5 @@ INTERPOLATION = Experiment(
     (grows_with_strength,),
     tables=interpolation_tables,
 )
+
+EXPERIMENTS = (INTERPOLATION, MODEL_COMPARE, FLOW)

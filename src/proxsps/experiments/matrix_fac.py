@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxsps import figures
 from proxsps.experiments.base import Drawing, Experiment
 from proxsps.experiments.matrix_claims import PATH_CLAIMS, STABILITY_CLAIMS
-from proxsps.problems import MatrixFactorization, matrix_fac1, matrix_fac2
 from proxsps.sweep.spec import RunSpec, grid
+
+if TYPE_CHECKING:
+    from proxsps.problems import MatrixFactorization
 
 LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 ALPHAS = (10.0, 5.0, 1.0)
 STABILITY = {"prox-sps": np.linspace(2, 0.5, 5), "sps": np.linspace(2, 0.5, 5), "sgd": np.linspace(0.7, 0.125, 5)}
 
 
-def path_specs(problem: Callable[[], MatrixFactorization], seeds: int, epochs: int) -> list[RunSpec]:
+def problem(number: int) -> MatrixFactorization:
+    """The data set of this number."""
+    from proxsps import problems  # loads torch, which figures and claims do without
+
+    return {1: problems.matrix_fac1, 2: problems.matrix_fac2}[number]()
+
+
+def path_specs(number: int, seeds: int, epochs: int) -> list[RunSpec]:
     """Five strengths, three caps, ProxSPS and SPS, `sqrt` schedule."""
-    return grid(problem(), {"prox-sps": ALPHAS, "sps": ALPHAS}, LAMBDAS, ["sqrt"], seeds, epochs)
+    return grid(problem(number), {"prox-sps": ALPHAS, "sps": ALPHAS}, LAMBDAS, ["sqrt"], seeds, epochs)
 
 
-def stability_specs(problem: Callable[[], MatrixFactorization], seeds: int, epochs: int) -> list[RunSpec]:
+def stability_specs(number: int, seeds: int, epochs: int) -> list[RunSpec]:
     """lambda = 1e-3, both schedules, five caps for each of three methods."""
     lrs = {method: [float(value) for value in values] for method, values in STABILITY.items()}
-    return grid(problem(), lrs, [1e-3], ["constant", "sqrt"], seeds, epochs)
+    return grid(problem(number), lrs, [1e-3], ["constant", "sqrt"], seeds, epochs)
 
 
 PATH_DRAWINGS = (
@@ -71,7 +80,7 @@ STABILITY_DRAWINGS = (
 )
 
 
-def _pair(number: int, problem: Callable[[], MatrixFactorization], text: str) -> tuple[Experiment, Experiment]:
+def _pair(number: int, text: str) -> tuple[Experiment, Experiment]:
     name = f"matrix-fac{number}"
     path = Experiment(
         name,
@@ -79,7 +88,7 @@ def _pair(number: int, problem: Callable[[], MatrixFactorization], text: str) ->
         f"{text} ProxSPS and SPS for five strengths lambda and three caps alpha_0, sqrt schedule.",
         PATH_DRAWINGS,
         PATH_CLAIMS,
-        partial(path_specs, problem),
+        partial(path_specs, number),
         seeds=10,
         epochs=50,
         seconds=7,
@@ -90,7 +99,7 @@ def _pair(number: int, problem: Callable[[], MatrixFactorization], text: str) ->
         f"{text} lambda = 1e-3; ProxSPS, SPS and SGD for five alpha_0 each, constant and sqrt schedules.",
         STABILITY_DRAWINGS,
         STABILITY_CLAIMS,
-        partial(stability_specs, problem),
+        partial(stability_specs, number),
         seeds=10,
         epochs=50,
         seconds=7,
@@ -99,7 +108,7 @@ def _pair(number: int, problem: Callable[[], MatrixFactorization], text: str) ->
 
 
 EXPERIMENTS = (
-    *_pair(1, matrix_fac1, "Two linear layers of rank 4 learn a 10 x 6 matrix with condition number above 1e5."),
+    *_pair(1, "Two linear layers of rank 4 learn a 10 x 6 matrix with condition number above 1e5."),
     # The paper calls these results qualitatively very similar, so that the same sentences are put to the test.
-    *_pair(2, matrix_fac2, "Rank 10, and targets disturbed by 5 % noise."),
+    *_pair(2, "Rank 10, and targets disturbed by 5 % noise."),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from proxsps import figures
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames, over_seeds, setting
-from proxsps.problems import MatrixCompletion
 from proxsps.sweep.spec import RunSpec, grid
 
 LAMBDAS = (5e-5, 1e-4, 5e-4)
@@ -14,6 +13,8 @@ NAMES = {"prox-sps": "ProxSPS", "sps": "SPS", "sgd": "SGD", "adamw": "AdamW"}
 
 def specs(seeds: int, epochs: int) -> list[RunSpec]:
     """Four methods with constant steps, three strengths."""
+    from proxsps.problems import MatrixCompletion  # loads torch, which figures and claims do without
+
     return grid(MatrixCompletion(), LRS, LAMBDAS, ["constant"], seeds, epochs)
 
 
@@ -126,3 +127,5 @@ SENSOR = Experiment(
     epochs=100,
     seconds=390,
 )
+
+EXPERIMENTS = (SENSOR,)

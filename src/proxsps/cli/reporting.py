@@ -1,0 +1,151 @@
+"""The report of several experiments: each figure is drawn once, for the page and as a file, where possible meanwhile.
+
+Drawing takes a second or more for each experiment. A process of its own draws one experiment while the next one runs.
+It knows the figures, not torch, and ends with the command, however that ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxsps.cli.console import show, show_claims
+from proxsps.experiments.catalogue import CATALOGUE, EXPERIMENTS
+from proxsps.sweep.pool import watch_parent
+
+if TYPE_CHECKING:
+    from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
+    from proxsps.figures.export import Picture
+
+TITLE = "Stochastic proximal Polyak step sizes"
+Pictures = Sequence[tuple[str, "Picture"]]  # with their captions
+
+
+@dataclass(frozen=True)
+class _Part:
+    experiment: Experiment
+    claims: list[Claim]
+    pictures: Callable[[], Pictures]
+
+
+class Report:
+    """A page that is written at the end, of experiments that are added one after the other.
+
+    Args:
+        folder: of results; figures go to `<experiment>/figures` in it.
+        kind: of the figures' files; SVG is always written.
+        beside: whether to draw in a process of its own, for experiments that are run meanwhile.
+    """
+
+    def __init__(self, folder: Path, kind: str, beside: bool = False) -> None:
+        self.folder, self.kinds = folder, tuple(dict.fromkeys(("svg", str(kind))))
+        self._artist = _Artist() if beside else None
+        self._parts: list[_Part] = []
+        self._speed: dict[str, str] = {}
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._artist is not None:
+            self._artist.end(at_once=kind is not None)
+
+    def add(self, experiment: Experiment, summary: dict[str, Any] | None = None) -> None:
+        """Draw the figures of an experiment, and check its claims; `summary` tells how its runs went."""
+        frames, place = experiment.frames(self.folder), self.folder / experiment.name / "figures"
+        if self._artist is not None and experiment.name in CATALOGUE and experiment.specs is not None:
+            pictures = self._artist.draw(experiment.name, frames, place, self.kinds)
+        else:
+            drawn = draw(experiment.drawings, frames, place, self.kinds)
+            pictures = lambda: drawn  # noqa: E731
+        self._parts.append(_Part(experiment, experiment.judge(frames), pictures))
+        if summary is not None and summary["ran"]:
+            self._speed[experiment.title] = f"{summary['ran']} runs in {summary['seconds']:.1f} s"
+
+    def write(self, path: Path) -> dict[str, list[Claim]]:
+        """Show the claims and write the page."""
+        judged = {part.experiment.name: part.claims for part in self._parts}
+        show_claims(judged, as_json=False)
+        from proxsps.report import Section, describe_environment, write_report
+
+        sections = [
+            Section(part.experiment.title, part.experiment.description, part.claims, part.pictures())
+            for part in self._parts
+        ]
+        write_report(path, sections, title=TITLE, environment=describe_environment(), speed=self._speed)
+        for part in self._parts:
+            if part.experiment.drawings:
+                show(f"Figures: {self.folder / part.experiment.name / 'figures'}")
+        show(f"Report: {path}")
+        return judged
+
+
+def draw(drawings: Sequence[Drawing], frames: Frames, place: Path, kinds: Sequence[str]) -> Pictures:
+    """Draw figures, each once, and write them in files of these kinds."""
+    from proxsps import figures
+
+    pictures = []
+    for drawing in drawings:
+        figure = drawing.draw(frames)
+        picture = figures.picture(figure)
+        for kind in kinds:
+            file = place / f"{drawing.name}.{kind}"
+            picture.save(file) if kind == "svg" else figures.save(figure, file)
+        pictures.append((drawing.caption, picture))
+    return pictures
+
+
+class _Artist:
+    """The process that draws. If it dies, this process draws instead."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
+        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_prepare)
+        self._id: Future[int] = self._pool.submit(os.getpid)
+
+    def draw(self, name: str, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Callable[[], Pictures]:
+        """Hand over an experiment; the function that is returned waits for its pictures."""
+        here = lambda: draw(EXPERIMENTS[name].drawings, frames, place, kinds)  # noqa: E731
+        try:
+            future = self._pool.submit(_draw, name, frames, place, kinds)
+        except BrokenProcessPool:
+            return here
+
+        def wait() -> Pictures:
+            try:
+                return future.result()
+            except BrokenProcessPool:
+                return here()
+
+        return wait
+
+    def end(self, at_once: bool) -> None:
+        """End the process; after an error or an interrupt in the middle of a figure, whose file is then not written."""
+        if at_once and self._id.done() and not self._id.exception():
+            with suppress(OSError):  # it is gone
+                os.kill(self._id.result(), signal.SIGTERM)
+        self._pool.shutdown(cancel_futures=True)
+
+
+# In the process
+
+
+def _prepare() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    watch_parent()
+    from proxsps import figures
+
+    for name in ("lambda_path", "picture", "stability", "step_sizes"):
+        getattr(figures, name)  # loads what they need, while the first experiment runs
+
+
+def _draw(name: str, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Pictures:
+    return draw(EXPERIMENTS[name].drawings, frames, place, kinds)
