@@ -5,12 +5,15 @@ Nothing large is imported before a command needs it: help, lists and usage error
 
 from __future__ import annotations
 
+import importlib
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxsps import figures
+from proxsps.cli import loading
 from proxsps.cli.checks import at_most, check_files, check_folder
 from proxsps.cli.console import (
     DEFAULT_FORMAT,
@@ -26,6 +29,9 @@ from proxsps.cli.console import (
 )
 from proxsps.cli.training import Data
 from proxsps.experiments.catalogue import CATALOGUE, CORES, EXPERIMENTS
+
+if TYPE_CHECKING:
+    from proxsps.experiments.base import Experiment
 
 app = typer.Typer(
     help="Stochastic proximal Polyak step sizes: reproduce the paper's experiments.",
@@ -100,7 +106,8 @@ def run(
         chosen = _chosen(names)
         _check_engine(engine, address, per_batch)
         check_folder(folder)
-        from proxsps.cli import running  # loads torch
+        with loading():
+            from proxsps.cli import running
 
         runner = running.engine_named(engine, address, per_batch)
         summaries = [running.run(EXPERIMENTS[name], folder, seeds, epochs, runner) for name in chosen]
@@ -115,10 +122,9 @@ def draw_figures(names: Names, folder: Out = DEFAULT_OUT, kind: Kind = DEFAULT_F
         for name in _chosen(names):
             place = folder / name / "figures"
             check_folder(place)
-            from proxsps import figures
-
-            frames = EXPERIMENTS[name].frames(folder)
-            for drawing in EXPERIMENTS[name].drawings:
+            experiment = _loaded(name)
+            frames = experiment.frames(folder)
+            for drawing in experiment.drawings:
                 show(str(figures.save(drawing.draw(frames), place / f"{drawing.name}.{kind}")))
 
 
@@ -126,7 +132,7 @@ def draw_figures(names: Names, folder: Out = DEFAULT_OUT, kind: Kind = DEFAULT_F
 def claims(names: Names, folder: Out = DEFAULT_OUT, as_json: AsJson = False, strict: Strict = False) -> None:
     """Check the paper's claims on experiments that were run."""
     with one_line_errors(folder):
-        chosen = [EXPERIMENTS[name] for name in _chosen(names)]
+        chosen = [_loaded(name) for name in _chosen(names)]
         judged = {experiment.name: experiment.judge(experiment.frames(folder)) for experiment in chosen}
     show_claims(judged, as_json)
     _exit_if_failing(judged, strict)
@@ -138,11 +144,12 @@ def report(names: Names, folder: Out = DEFAULT_OUT, kind: Kind = DEFAULT_FORMAT)
     with one_line_errors(folder):
         chosen = _chosen(names)
         check_files(folder, REPORT)
-        from proxsps.cli.reporting import Report
+        with loading():
+            from proxsps.cli.reporting import Report
 
         with Report(folder, kind) as page:
             for name in chosen:
-                page.add(EXPERIMENTS[name])
+                page.add(_loaded(name))
             page.write(folder / REPORT)
 
 
@@ -164,10 +171,12 @@ def reproduce(
         chosen = _chosen(names)
         check_files(folder, REPORT)
         _check_engine(engine, address, per_batch)
-        from proxsps.cli.reporting import Report
+        with loading():
+            from proxsps.cli.reporting import Report
 
         with Report(folder, kind, beside=any(CATALOGUE[name].runs for name in chosen if name in CATALOGUE)) as page:
-            from proxsps.cli import running  # loads torch while the process that draws loads matplotlib
+            with loading():  # torch, while the process that draws loads matplotlib
+                from proxsps.cli import running
 
             runner = running.engine_named(engine, address, per_batch)
             for name in chosen:
@@ -205,6 +214,13 @@ def _chosen(names: list[str]) -> list[str]:
     light = [name for name in EXPERIMENTS if (CATALOGUE.get(name) or EXPERIMENTS[name]).hardware == CORES]
     groups = [light if name == "all" else [name] for name in names]
     return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def _loaded(name: str) -> Experiment:
+    """An experiment and what its tables, figures and claims need."""
+    with loading():
+        importlib.import_module("proxsps.problems.base")
+        return EXPERIMENTS[name]
 
 
 def _check_engine(name: EngineName, address: str | None, per_batch: int | None) -> None:

@@ -7,19 +7,19 @@ It knows the figures, not torch, and ends with the command, however that ends.
 from __future__ import annotations
 
 import multiprocessing
-import os
+import pickle
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxsps import figures
 from proxsps.cli.console import show, show_claims
 from proxsps.experiments.catalogue import CATALOGUE, EXPERIMENTS
-from proxsps.sweep.pool import watch_parent
+from proxsps.sweep.pool import sendable, watch_parent
 
 if TYPE_CHECKING:
     from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TITLE = "Stochastic proximal Polyak step sizes"
 Pictures = Sequence[tuple[str, "Picture"]]  # with their captions
+_Task = tuple[str, "Frames", Path, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Report:
     def __enter__(self) -> Report:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._artist is not None:
-            self._artist.end(at_once=kind is not None)
+            self._artist.end()
 
     def add(self, experiment: Experiment, summary: dict[str, Any] | None = None) -> None:
         """Draw the figures of an experiment, and check its claims; `summary` tells how its runs went."""
@@ -90,8 +91,6 @@ class Report:
 
 def draw(drawings: Sequence[Drawing], frames: Frames, place: Path, kinds: Sequence[str]) -> Pictures:
     """Draw figures, each once, and write them in files of these kinds."""
-    from proxsps import figures
-
     pictures = []
     for drawing in drawings:
         figure = drawing.draw(frames)
@@ -104,47 +103,63 @@ def draw(drawings: Sequence[Drawing], frames: Frames, place: Path, kinds: Sequen
 
 
 class _Artist:
-    """The process that draws. If it dies, this process draws instead."""
+    """The process that draws, one experiment after the other. If it dies, this process draws instead."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
-        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_prepare)
-        self._id: Future[int] = self._pool.submit(os.getpid)
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other,), daemon=True)
+        self._process.start()
+        other.close()  # so that the death of the process ends the connection
+        self._thread = ThreadPoolExecutor(1)  # sends and waits, while the main thread runs experiments
 
     def draw(self, name: str, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Callable[[], Pictures]:
         """Hand over an experiment; the function that is returned waits for its pictures."""
-        here = lambda: draw(EXPERIMENTS[name].drawings, frames, place, kinds)  # noqa: E731
-        try:
-            future = self._pool.submit(_draw, name, frames, place, kinds)
-        except BrokenProcessPool:
-            return here
+        task = (name, frames, place, kinds)
+        answer = self._thread.submit(self._ask, task)
 
         def wait() -> Pictures:
-            try:
-                return future.result()
-            except BrokenProcessPool:
-                return here()
+            pictures = answer.result()
+            if isinstance(pictures, Exception):
+                raise pictures
+            return _draw(*task) if pictures is None else pictures
 
         return wait
 
-    def end(self, at_once: bool) -> None:
-        """End the process; after an error or an interrupt in the middle of a figure, whose file is then not written."""
-        if at_once and self._id.done() and not self._id.exception():
-            with suppress(OSError):  # it is gone
-                os.kill(self._id.result(), signal.SIGTERM)
-        self._pool.shutdown(cancel_futures=True)
+    def _ask(self, task: _Task) -> Pictures | Exception | None:
+        """What the process answers; None if it is dead."""
+        try:
+            self._connection.send(task)
+            return self._connection.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            return None
+
+    def end(self) -> None:
+        """End the process: in the middle of a figure, if need be, whose file is then not written."""
+        self._process.terminate()
+        self._process.join()
+        self._thread.shutdown()
+        self._connection.close()
 
 
 # In the process
 
 
-def _prepare() -> None:
+def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     watch_parent()
-    from proxsps import figures
-
     for name in ("lambda_path", "picture", "stability", "step_sizes"):
         getattr(figures, name)  # loads what they need, while the first experiment runs
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: Pictures | Exception = _draw(*task)
+        except Exception as error:
+            answer = sendable(error)
+        connection.send(answer)
 
 
 def _draw(name: str, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Pictures:

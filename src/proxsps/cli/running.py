@@ -21,7 +21,7 @@ def engine_named(name: str, address: str | None, per_batch: int | None) -> Engin
     """The engine that the command line names."""
     match name:
         case "batched":
-            return Batched(per_batch or BATCH)
+            return Batched(per_batch or BATCH, processes=True)
         case "ray":
             from proxsps.sweep.ray import Ray
 

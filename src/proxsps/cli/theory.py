@@ -11,6 +11,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from proxsps.cli import loading
 from proxsps.cli.checks import at_most, check_files
 from proxsps.cli.console import DEFAULT_FORMAT, AsJson, Format, finite, one_line_errors, out, print_json, say, show
 
@@ -30,7 +31,8 @@ DEFAULT_OUT = Path("out/theory")
 @app.command("list")
 def list_checks(as_json: AsJson = False) -> None:
     """Show what `verify` checks: what each bound says, and which problem and alpha_k it needs."""
-    from proxsps.cli.bounds import CHECKS, STUDIES
+    with loading():
+        from proxsps.cli.bounds import CHECKS, STUDIES
 
     rows = [{"name": c.name, "place": c.place, "says": c.says, "needs": c.needs} for c in CHECKS.values()]
     rows += [{"name": name, "place": "", "says": study.title, "needs": ""} for name, study in STUDIES.items()]
@@ -49,7 +51,8 @@ def list_checks(as_json: AsJson = False) -> None:
 @app.command()
 def problems(as_json: AsJson = False) -> None:
     """Show the problems that `verify` runs on, and their constants."""
-    from proxsps.problems.composite import PROBLEMS
+    with loading():
+        from proxsps.problems.composite import PROBLEMS
 
     made = {name: make() for name, make in PROBLEMS.items()}
     rows = [{"problem": name, **asdict(p.constants), "psi*": p.optimum} for name, p in made.items()]
@@ -79,7 +82,8 @@ def verify(
     measured mean lies above the bound. One-step inequalities are evaluated in exact expectation, over every sample.
     """
     with one_line_errors(folder):
-        from proxsps.cli.bounds import BOUNDS, CHECKS, STUDIES, find_check, measure, show_results, write
+        with loading():
+            from proxsps.cli.bounds import BOUNDS, CHECKS, STUDIES, find_check, measure, show_results, write
 
         wanted = list(dict.fromkeys(names or [*CHECKS, *STUDIES]))
         checks = [find_check(name, STUDIES) for name in wanted if name not in STUDIES]
@@ -120,7 +124,8 @@ def steps(
     eta: Annotated[float | None, typer.Option("--eta", help="Of the envelope; default 1/(2 rho), or 1/L.")] = None,
 ) -> None:
     """Tell which alpha_k the theory allows for a problem with these constants, and what it then promises."""
-    from proxsps import theory
+    with loading():
+        from proxsps import theory
 
     with one_line_errors(DEFAULT_OUT):
         rows = theory.advise(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from proxsps.cli import loading
 from proxsps.cli.checks import at_most, check_folder
 from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
 
@@ -69,8 +70,9 @@ def train(
     published = {"batch_size": batch_size, "batch_norm": batch_norm}  # unless given
     options |= {key: value for key, value in published.items() if value is not None}
     place = folder / "train" / name
-    from proxsps.cli.training_run import run  # loads torch
-    from proxsps.problems.vision import image_problem
+    with loading():
+        from proxsps.cli.training_run import run
+        from proxsps.problems.vision import image_problem
 
     problem = image_problem(name, augment=augment, **options)
     schedule = schedule or ("constant" if method in CONSTANT else "sqrt")

@@ -46,20 +46,25 @@ class Batched:
         folder: where the state of a running batch is saved, so that a kill costs no more than the time since; without
             a folder it is not.
         every: seconds between two saves.
+        processes: whether large batches that take long run side by side, each in a process with one thread. Such a
+            process imports the main module again, so that a script needs its `if __name__ == "__main__"`.
     """
 
-    def __init__(self, size: int = BATCH, folder: Path | None = None, every: float | None = None) -> None:
-        self.size, self.folder, self.every = size, folder, EVERY if every is None else every
+    def __init__(
+        self, size: int = BATCH, folder: Path | None = None, every: float | None = None, processes: bool = False
+    ) -> None:
+        self.size, self.folder, self.every, self.processes = size, folder, EVERY if every is None else every, processes
 
     def saving(self, folder: Path) -> Batched:
         """The same engine, which saves the state of running batches beside the store in `folder`."""
-        return Batched(self.size, folder / "batches", self.every)
+        return Batched(self.size, folder / "batches", self.every, self.processes)
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
-        """One batch after the other; large ones that take long side by side, each in a process with one thread."""
+        """One batch after the other, but for those that processes take."""
         batches = list(self.batches(specs))
         cores, long = torch.get_num_threads(), [batch for batch in batches if _is_long(batch)]
-        if cores > 1 and len(long) > 1:  # chosen from the whole list: rounding depends on the number of threads
+        # Chosen from the whole list, whatever is done: rounding depends on the number of threads.
+        if self.processes and cores > 1 and len(long) > 1:
             yield from self._side_by_side(long, cores, done, advance)
             batches = [batch for batch in batches if not _is_long(batch)]
         for batch in batches:
@@ -136,7 +141,9 @@ def _is_missing(batch: Sequence[RunSpec], done: Collection[str]) -> bool:
 
 
 def _is_long(batch: Sequence[RunSpec]) -> bool:
-    return is_large(batch) and batch[0].epochs * batch[0].problem.steps_per_epoch >= LONG
+    first = batch[0]
+    own = first.problem.fingerprint(first.seed) is not None  # may have parts that cannot be sent to a process
+    return not own and is_large(batch) and first.epochs * first.problem.steps_per_epoch >= LONG
 
 
 def _run_batch(task: tuple[list[RunSpec], SavedBatch | None], tell: Tell) -> list[RunResult]:
