@@ -16,12 +16,16 @@ from html import escape
 from importlib import metadata, resources
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from proxsps.figures import to_svg
+from proxsps import figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from proxsps.figures.export import Picture
 
 LONG_TABLE = 12  # rows; a longer table is folded
 PHONE_WIDTH = 640  # pixels below which a wide figure scrolls instead of shrinking
@@ -67,12 +71,15 @@ class ReportedClaim(Protocol):
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment: what it is, its claims, its figures with captions, and a table of numbers."""
+    """One experiment: what it is, its claims, its figures with captions, and a table of numbers.
+
+    A figure is a matplotlib figure, or a picture that was made of one (`figures.picture`).
+    """
 
     title: str
     description: str
     claims: Sequence[ReportedClaim] = ()
-    figures: Sequence[tuple[str, Figure]] = ()
+    figures: Sequence[tuple[str, Figure | Picture]] = ()
     table: pd.DataFrame | None = field(default=None, compare=False)
 
 
@@ -189,10 +196,11 @@ def _section(place: int, section: Section) -> str:
     return "\n".join([*parts, "</section>"])
 
 
-def _figure(prefix: str, caption: str, figure: Figure) -> str:
+def _figure(prefix: str, caption: str, figure: Figure | Picture) -> str:
     """A figure as inline SVG; its ids get a prefix, because all pictures of the page share one name space."""
-    width, height = figure.get_size_inches() * 100
-    svg = re.sub(r'\bid="', f'id="{prefix}-', to_svg(figure))
+    picture = figure if hasattr(figure, "svg") else figures.picture(figure)
+    width, height = picture.width, picture.height
+    svg = re.sub(r'\bid="', f'id="{prefix}-', picture.svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     box = re.search(r'viewBox="[^"]*"', svg)

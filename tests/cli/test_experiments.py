@@ -1,17 +1,20 @@
 """The command line as a user meets it: in a pipe, with wrong words, interrupted, and again."""
 
 import json
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from proxsps.cli import app
+from proxsps.cli import app, running
 from proxsps.experiments import EXPERIMENTS
 
 SMALL = ["--seeds", "1", "--epochs", "2"]
@@ -50,6 +53,94 @@ def test_reproduce_runs_draws_decides_and_reports(call, tmp_path):
     assert report.count("<svg") == 7
     assert "claims hold" in result.output
     assert "Report: out/report.html" in result.output
+
+
+def test_reproduce_writes_each_figure_once_for_the_page_and_as_files(call, tmp_path):
+    result = call("reproduce", "matrix-fac1-stability", "flow", *SMALL, "--format", "pdf")
+    assert result.exit_code == 0, result.output
+    report = (tmp_path / "out" / "report.html").read_text()
+    for name, drawings in (("matrix-fac1-stability", ["objective", "validation"]), ("flow", ["streamlines"])):
+        files = {path.name: path for path in (tmp_path / "out" / name / "figures").iterdir()}
+        assert sorted(files) == sorted(f"{drawing}.{kind}" for drawing in drawings for kind in ("pdf", "svg"))
+        for drawing in drawings:
+            shape = re.search(r' d="(M [^"]+)"', files[f"{drawing}.svg"].read_text())[1]
+            assert shape in report, "the page shows the same drawing"
+            assert files[f"{drawing}.pdf"].read_bytes().startswith(b"%PDF")
+        assert f"Figures: out/{name}/figures" in result.output
+
+
+def test_if_the_process_that_draws_dies_this_one_draws(call, tmp_path, monkeypatch):
+    killed = []
+
+    def run_and_kill(*arguments):
+        summary = run(*arguments)
+        for child in multiprocessing.active_children():
+            killed.append(child.pid)
+            child.kill()
+        return summary
+
+    run = running.run
+    monkeypatch.setattr(running, "run", run_and_kill)
+    result = call("reproduce", "matrix-fac1-stability", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert killed
+    assert (tmp_path / "out" / "report.html").read_text().count("<svg") == 2
+    assert len(list((tmp_path / "out" / "matrix-fac1-stability" / "figures").iterdir())) == 2
+
+
+def test_an_error_in_the_process_that_draws_is_one_line(call, tmp_path):
+    (tmp_path / "out" / "matrix-fac1-stability").mkdir(parents=True)
+    (tmp_path / "out" / "matrix-fac1-stability" / "figures").write_text("a file where a folder should be")
+    result = call("reproduce", "matrix-fac1-stability", *SMALL)
+    assert result.exit_code == 2
+    assert "figures cannot be used" in result.stderr
+    assert "Traceback" not in result.output
+    assert not multiprocessing.active_children()
+
+
+def test_the_process_that_draws_loads_no_torch_and_ends_with_the_command(tmp_path):
+    """Killed, the command leaves no process behind."""
+    code = """
+import os, sys, time
+from proxsps.cli.reporting import _Artist
+if __name__ == "__main__":
+    artist = _Artist()
+    print(artist._process.pid, flush=True)
+    time.sleep(60)
+"""
+    (tmp_path / "command.py").write_text(code)
+    command = [sys.executable, str(tmp_path / "command.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        assert loads(child, "_image", 30), "matplotlib is loaded before anything is handed over"
+        assert not loads(child, "libtorch", 0)
+        process.kill()
+    assert gone(child, 10)
+
+
+def loads(pid: int, library: str, seconds: float) -> bool:
+    """Whether a process maps a library into its memory, now or within some seconds."""
+    maps = Path(f"/proc/{pid}/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc")
+    deadline = time.monotonic() + seconds
+    while library not in maps.read_text():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def gone(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True  # ended, but its parent is gone and nobody has asked for its code
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def test_second_run_does_nothing_and_more_seeds_add(call, tmp_path):

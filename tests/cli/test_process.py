@@ -46,16 +46,28 @@ def test_the_command_is_main():
     assert scripts == {"proxsps": "proxsps.cli:main"}
 
 
-@pytest.mark.parametrize("module", ["typer", "torch", "pandas"])
-def test_an_interrupt_during_the_start_is_one_line(module):
-    done = run(START, module, "heeded", "list")
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("typer", ["list"]),
+        ("torch", ["run", "matrix-fac1"]),
+        ("pandas", ["claims", "matrix-fac1"]),
+        ("torch", ["reproduce", "matrix-fac1"]),
+        ("pandas", ["theory", "verify"]),
+        ("torch", ["train", "synthetic-resnet8"]),
+    ],
+    ids=str,
+)
+def test_an_interrupt_during_the_start_is_one_line(module, words, tmp_path):
+    done = run(START, module, "heeded", *words, cwd=tmp_path)
     assert done.returncode == 130
     assert done.stderr == "Interrupted before anything was run.\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupt_that_is_ignored_stays_ignored():
     """As `nohup proxsps ... &` is."""
-    done = run(START, "pandas", "ignored", "--version")
+    done = run(START, "rich", "ignored", "--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"proxsps {proxsps.__version__}\n"
 

@@ -1,15 +1,19 @@
 """Every figure as SVG: bounded size, no fonts needed, the same bytes each time, no global state."""
 
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import matplotlib
+import pandas as pd
 import pytest
-from matplotlib import _pylab_helpers
+from matplotlib import _pylab_helpers, mathtext
 from matplotlib.figure import Figure
 
 from proxsps import figures
+from proxsps.figures import export
 
 
 def simple():
@@ -55,6 +59,49 @@ def test_svg_is_one_element_without_a_date_and_the_same_each_time():
     assert svg == figures.to_svg(simple())
 
 
+def test_a_picture_is_the_same_in_a_page_and_in_a_file(tmp_path, stability_data):
+    """Drawn once: the element for the page is the content of the file, which a viewer can open."""
+    figure = figures.stability(stability_data, "objective")
+    picture = figures.picture(figure)
+    path = picture.save(tmp_path / "new" / "figure.svg")
+    text = path.read_text(encoding="utf-8")
+    assert text == '<?xml version="1.0" encoding="utf-8"?>\n' + picture.svg
+    assert figures.save(figure, tmp_path / "again.svg").read_text(encoding="utf-8") == text
+    assert ET.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert (picture.width, picture.height) == tuple(figure.get_size_inches() * 100)
+
+
+def test_drawing_leaves_the_figure_as_it_was():
+    figure = figures.interpolation(pd.DataFrame({"lam": [0.1, 1.0], "sigma_sq": [1.0, 2.0]}))
+    before = figure.dpi, figure.canvas, figure.get_layout_engine()
+    figures.to_svg(figure)
+    assert (figure.dpi, figure.canvas, figure.get_layout_engine()) == before
+
+
+def test_short_numbers_change_no_place_by_more_than_a_hundredth(path_data, monkeypatch):
+    """And no factor at all: glyphs are scaled by 0.015625."""
+    short = figures.to_svg(figures.per_lambda(path_data, "objective"))
+    monkeypatch.setattr(export, "_short", lambda svg: svg)
+    long = figures.to_svg(figures.per_lambda(path_data, "objective"))
+    assert len(short) < 0.92 * len(long)
+    number = re.compile(r"-?\d+\.\d+")
+    ours, theirs = (number.findall(re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)) for svg in (short, long))
+    assert len(ours) == len(theirs)
+    assert max(abs(float(a) - float(b)) for a, b in zip(ours, theirs, strict=True)) < 0.01
+    assert set(re.findall(r"scale\([^)]*\)", short)) == set(re.findall(r"scale\([^)]*\)", long))
+
+
+def test_ticks_titles_and_legends_need_no_typesetting(path_data, monkeypatch):
+    """Mathtext takes a hundredth of a second each: it is left to the labels of axes."""
+    seen = []
+    parse = mathtext.MathTextParser.parse
+    monkeypatch.setattr(
+        mathtext.MathTextParser, "parse", lambda self, s, *a, **k: seen.append(s) or parse(self, s, *a, **k)
+    )
+    figures.to_svg(figures.per_lambda(path_data, "objective"))
+    assert len(set(seen)) <= 1, sorted(set(seen))
+
+
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
 def test_save(tmp_path, suffix):
     path = figures.save(simple(), tmp_path / "new" / f"figure.{suffix}")
@@ -67,15 +114,16 @@ def test_save_refuses_other_suffixes(tmp_path):
         figures.save(simple(), tmp_path / "figure.bmp")
 
 
-def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
-    path = figures.save(simple(), tmp_path / "figure.svg")
+@pytest.mark.parametrize(("suffix", "owner", "name"), [("svg", Path, "write_text"), ("pdf", Figure, "savefig")])
+def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch, suffix, owner, name):
+    path = figures.save(simple(), tmp_path / f"figure.{suffix}")
     old = path.read_bytes()
 
     def fail(self, target, **_):
-        target.write_text("half")
+        (self if isinstance(self, Path) else target).write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(Figure, "savefig", fail)
+    monkeypatch.setattr(owner, name, fail)
     with pytest.raises(OSError, match="disk full"):
         figures.save(simple(), path)
     assert path.read_bytes() == old

@@ -18,8 +18,8 @@ def small(path_data, step_data):
 def test_rows_are_alphas_and_columns_are_lambdas(small):
     _, _, figure = small
     assert len(figure.axes) == 4
-    assert [axes.get_title() for axes in figure.axes] == [r"$\lambda = 10^{-4}$", r"$\lambda = 10^{-3}$", "", ""]
-    assert [axes.get_ylabel() for axes in figure.axes] == [r"$\alpha_0 = 5$", "", r"$\alpha_0 = 10$", ""]
+    assert [axes.get_title() for axes in figure.axes] == ["λ = 10⁻⁴", "λ = 10⁻³", "", ""]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["α₀ = 5", "", "α₀ = 10", ""]
     assert all(axes.get_yscale() == "log" for axes in figure.axes)
     assert "zeta_k" in figure.get_supylabel()
     assert figure.get_supxlabel() == "Epoch"

@@ -28,4 +28,4 @@ def test_a_package_that_the_framework_lacks_is_not_blamed_on_it(
     (tmp_path / "half_installed.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'no_such_package'$"):
-        framework("half_installed", "this test", "half_installed")
+        framework("half_installed", "this test", "pip install half_installed")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from proxsps._install import extra
 from proxsps.jax import dec_sps, multi_steps, prox, prox_sgd, prox_sps, sps
 from proxsps.regularizers import L1, L2, Box, NuclearNorm, TotalVariation1D
 
@@ -135,4 +136,4 @@ def test_jax_users_never_load_torch_and_torch_users_never_load_jax():
 @pytest.mark.parametrize("missing", ["jax", "optax"])
 def test_the_error_without_jax_says_what_to_install(missing):
     code = f"import sys; sys.modules[{missing!r}] = None\ntry: import proxsps.jax\nexcept ImportError as e: print(e)"
-    assert run(code).startswith("proxsps.jax needs jax and optax: pip install 'proxsps[jax]'")
+    assert run(code).startswith(f"proxsps.jax needs jax and optax: {extra('jax')}")

@@ -13,6 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from proxsps._install import extra
 from proxsps.problems import DataError, LogisticRegression, MatrixCompletion, datasets
 from proxsps.problems.datasets import load_libsvm, load_sensors, synthetic_sensors
 
@@ -140,7 +141,7 @@ def test_offline(server, monkeypatch, no_cache):
 def test_without_pooch(monkeypatch):
     monkeypatch.delenv("PROXSPS_DATA", raising=False)
     monkeypatch.setitem(sys.modules, "pooch", None)
-    assert "pip install 'proxsps[experiments]'" in refusal(load_sensors)
+    assert extra("experiments") in refusal(load_sensors)
 
 
 LIBSVM = """\

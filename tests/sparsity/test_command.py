@@ -98,7 +98,7 @@ def test_what_is_not_installed_is_said_before_anything_is_trained(call, monkeypa
     monkeypatch.setitem(sys.modules, missing, None)
     result = call("digits-mlp")
     assert result.exit_code == 2
-    assert "pip install 'proxsps[sparsity]'" in result.stderr
+    assert "pip install '.[sparsity]'" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
 

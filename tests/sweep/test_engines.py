@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
-from proxsps.sweep import engines
+from proxsps.sweep import batched, engines
 from proxsps.sweep.engines import ENGINES, Batched, Engine, Processes, Single
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.spec import RunSpec, grid
@@ -153,6 +153,50 @@ def test_memory_bounds_the_size_of_a_batch(kit: Any, monkeypatch: pytest.MonkeyP
         assert [spec for batch in batches for spec in batch] == specs
     monkeypatch.setattr(engines, "MEMORY", footprint // 2)  # even where one run is too large, it is run
     assert sizes(list(Batched().batches(specs))) == [1] * 40
+
+
+@pytest.fixture
+def two_long_batches(kit: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs that count as many and as long, on a machine with two cores."""
+    monkeypatch.setattr(batched, "LARGE", 1)
+    monkeypatch.setattr(engines, "LONG", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield small_grid(kit.tiny(), seeds=1)
+    torch.set_num_threads(before)
+
+
+def test_large_batches_are_halves_whatever_is_done(two_long_batches: list[RunSpec], kit: Any) -> None:
+    assert sizes(list(Batched().batches(two_long_batches))) == [4, 4]
+    assert sizes(list(Batched().batches(two_long_batches[:1]))) == [1]
+
+
+def test_long_batches_side_by_side_give_bitwise_what_one_thread_gives(
+    two_long_batches: list[RunSpec], tmp_path: Path
+) -> None:
+    specs, heard = two_long_batches, []
+    engine = Batched(processes=True).saving(tmp_path)
+    together = {r.spec.id: r for results in engine.run(specs, set(), heard.append) for r in results}
+    assert sum(heard) == sum(spec.epochs for spec in specs)
+    assert list(tmp_path.iterdir()) == [], "no state is left behind"
+    rest = {r.spec.id: r for r in everything(engine, specs, {spec.id for spec in specs[:5]})}
+    assert list(rest) == [spec.id for spec in specs[5:]]
+    torch.set_num_threads(1)
+    alone = everything(engine, specs)
+    assert len(alone) == len(together) == 8
+    assert all(identical(result, together[result.spec.id]) for result in alone)
+    assert all(identical(result, together[key]) for key, result in rest.items())
+
+
+def test_own_problems_stay_in_this_process(
+    two_long_batches: list[RunSpec], kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their loss may be a lambda, which cannot be sent; and a script may lack what a new process needs."""
+    problem = kit.network()
+    problem._loss = lambda outputs, targets: (outputs - targets).square().mean()
+    monkeypatch.setattr(engines, "run_tasks", None)
+    assert len(everything(Batched(processes=True), small_grid(problem, seeds=1))) == 8
+    assert len(everything(Batched(), two_long_batches)) == 8, "unless asked for, no process is started"
 
 
 def test_a_larger_problem_has_a_larger_footprint(kit: Any) -> None:

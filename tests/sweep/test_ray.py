@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from typer.testing import CliRunner
 
+from proxsps._install import extra
 from proxsps.cli import app
 from proxsps.problems import LogisticRegression, from_module
 from proxsps.sweep import ray as ray_engine
@@ -360,7 +361,7 @@ def test_the_command_stores_what_it_stores_without_ray(tmp_path: Path) -> None:
     [
         (["--address", "auto"], "--address names a Ray cluster: use it with --engine ray, not batched."),
         (["--engine", "single", "--runs-per-batch", "5"], "single has no batches"),
-        (["--engine", "ray"], "The Ray engine needs Ray: pip install 'proxsps[ray]'."),
+        (["--engine", "ray"], f"The Ray engine needs Ray: {extra('ray')}."),
     ],
 )
 def test_what_cannot_be_run_gets_one_line(

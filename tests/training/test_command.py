@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from proxsps.cli import app
 from proxsps.cli.experiments import _chosen
-from proxsps.cli.training import _Bar
+from proxsps.cli.training_run import _Bar
 from proxsps.experiments import EXPERIMENTS, deep
 from proxsps.problems.images import _loaded
 from proxsps.training import Watch, train
@@ -132,7 +132,7 @@ def test_an_interrupt_says_what_was_kept(call, monkeypatch):
 
 
 def test_the_bar_shows_loss_accuracy_tau_and_speed(kit, monkeypatch):
-    monkeypatch.setattr("proxsps.cli.training.REFRESH", 0.0)
+    monkeypatch.setattr("proxsps.cli.training_run.REFRESH", 0.0)
     console = Console(force_terminal=True, width=160, record=True, quiet=False, file=io.StringIO())
     spec = kit.spec(epochs=2)
     seen = []
@@ -181,11 +181,11 @@ def test_an_experiment_is_run_drawn_decided_and_reported(tiny_twin, monkeypatch,
 
 
 def test_all_leaves_out_what_takes_a_gpu():
-    chosen = {experiment.name for experiment in _chosen(["all"])}
+    chosen = set(_chosen(["all"]))
     assert "cifar10-resnet110-twin" in chosen
     assert not chosen & {"cifar10-resnet110", "cifar10-resnet56", "imagenet32-resnet110"}
-    assert [experiment.name for experiment in _chosen(["cifar10-resnet110"])] == ["cifar10-resnet110"]
-    more = [experiment.name for experiment in _chosen(["all", "cifar10-resnet110", "flow"])]
+    assert _chosen(["cifar10-resnet110"]) == ["cifar10-resnet110"]
+    more = _chosen(["all", "cifar10-resnet110", "flow"])
     assert set(more) == chosen | {"cifar10-resnet110"}
     assert len(more) == len(set(more))
 

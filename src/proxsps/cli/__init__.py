@@ -1,6 +1,6 @@
 """`proxsps` on the command line: experiments, training, theory.
 
-Loading all that the commands need takes seconds. It is left to `main`, so that an interrupt meanwhile is one line.
+Nothing is loaded before `main`, so that an interrupt meanwhile is one line, and a missing package too.
 """
 
 from __future__ import annotations
@@ -8,24 +8,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from proxsps import _install
 
 INTERRUPTED = 130  # exit code, as shells have it
 
 
 def main() -> None:
     """Run the command that was typed."""
-    # A process that was started in the background ignores interrupts, and is left to do so.
-    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heeds:
-        signal.signal(signal.SIGINT, _end_start)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a path may have letters that the terminal has not
-    from proxsps.cli.commands import app
-
-    if heeds:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with loading():
+        app = _commands()
     try:
         app()
     except SystemExit as end:
@@ -33,8 +32,36 @@ def main() -> None:
         raise
 
 
+@contextmanager
+def loading() -> Iterator[None]:
+    """For imports of large packages: an interrupt meanwhile ends the process at once, with one line.
+
+    As an exception in the middle of an import it might be caught there, and turned into another. A process that was
+    started in the background ignores interrupts, and is left to do so.
+    """
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not heeds or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _end_start)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _commands() -> Any:
+    try:
+        from proxsps.cli.commands import app
+    except ModuleNotFoundError as error:
+        if (text := _install.explained(error)) is None:
+            raise
+        sys.stderr.write(f"Error: {text}\n")
+        raise SystemExit(2) from None
+    return app
+
+
 def _end_start(*_: object) -> None:
-    # At once: an exception in the middle of an import may be caught there, and turned into another.
     os.write(2, b"Interrupted before anything was run.\n")
     os._exit(INTERRUPTED)
 
@@ -58,4 +85,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'proxsps.cli' has no attribute {name!r}")
 
 
-__all__ = ["app", "main"]
+__all__ = ["app", "loading", "main"]

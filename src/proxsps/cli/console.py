@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -19,10 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from typer.core import TyperGroup
 
-from proxsps.experiments import Claim
-from proxsps.problems.datasets import DataError
-from proxsps.sweep.engines import EngineError
-from proxsps.sweep.store import StoreError
+from proxsps import _install
+from proxsps.problems.errors import DataError
+from proxsps.sweep.files import StoreError
+from proxsps.sweep.pool import EngineError
+
+if TYPE_CHECKING:
+    from proxsps.experiments import Claim
 
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
@@ -65,6 +68,11 @@ def one_line_errors(folder: Path | None = None) -> Iterator[None]:
         raise
     except EXPECTED as error:
         _complain(error)
+        raise typer.Exit(2) from None
+    except ModuleNotFoundError as error:
+        if (text := _install.explained(error)) is None:
+            raise
+        _complain(ValueError(text))
         raise typer.Exit(2) from None
     except RuntimeError as error:
         if "allocate memory" not in str(error) and "out of memory" not in str(error):  # torch's word for MemoryError
@@ -119,6 +127,11 @@ def printable(text: str) -> str:
 def print_json(value: Any) -> None:
     """For programs, on the standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON, which has no infinity and no NaN."""
+    return None if isinstance(value, float) and not abs(value) < float("inf") else value
 
 
 def duration(seconds: float) -> str:

@@ -1,19 +1,20 @@
-"""`proxsps`: run the paper's experiments, draw their figures, decide their claims, write the report."""
+"""`proxsps`: run the paper's experiments, draw their figures, check their claims, write the report.
+
+Nothing large is imported before a command needs it: help, lists and usage errors answer at once.
+"""
 
 from __future__ import annotations
 
-import time
-from contextlib import closing
+import importlib
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from proxsps import figures
-from proxsps.cli.checks import at_most, check_files, check_folder, check_steps
+from proxsps.cli import loading
+from proxsps.cli.checks import at_most, check_files, check_folder
 from proxsps.cli.console import (
     DEFAULT_FORMAT,
     DEFAULT_OUT,
@@ -22,25 +23,16 @@ from proxsps.cli.console import (
     Format,
     duration,
     one_line_errors,
-    out,
     print_json,
-    printable,
-    progress,
-    say,
     show,
     show_claims,
 )
 from proxsps.cli.training import Data
-from proxsps.experiments import EXPERIMENTS, Claim, Experiment, find
-from proxsps.experiments.variants import variants
-from proxsps.problems.datasets import DataError, data_folder, find_sensors
-from proxsps.problems.images import find_cifar10, find_imagenet32
-from proxsps.report import Section, describe_environment, write_report
-from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine
-from proxsps.sweep.ray import Ray
-from proxsps.sweep.spec import RunSpec
-from proxsps.sweep.store import Store, StoreError
-from proxsps.training import Training
+from proxsps.experiments.catalogue import CATALOGUE, CORES, EXPERIMENTS
+from proxsps.experiments.variants import PUBLISHED, check_options, variant
+
+if TYPE_CHECKING:
+    from proxsps.experiments.base import Experiment
 
 app = typer.Typer(
     help="Stochastic proximal Polyak step sizes: reproduce the paper's experiments.",
@@ -49,7 +41,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     cls=Commands,
 )
-EngineName = StrEnum("EngineName", {name: name for name in (*ENGINES, "ray")})
+EngineName = StrEnum("EngineName", {name: name for name in ("batched", "single", "processes", "ray")})
+BATCH = 300  # as in `sweep.engines`, which loads torch
 
 Names = Annotated[list[str], typer.Argument(metavar="EXPERIMENT...", help="Names as in `proxsps list`, or `all`.")]
 Out = Annotated[
@@ -81,38 +74,28 @@ Convention = Annotated[
 ]
 Sensors = Annotated[str, typer.Option(metavar="FILE", help="For sensor: a file of another month, in the same format.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim does not hold.")]
+Kind = Annotated[Format, typer.Option("--format", help="Kind of the figures' files.")]
 
 REPORT = "report.html"
 DEFAULT_ENGINE = EngineName("batched")
-PUBLISHED = "published"
 
 
 @app.command("list")
 def list_experiments(as_json: AsJson = False) -> None:
-    """Show the experiments and what they take."""
-    rows = [
-        {
-            "name": experiment.name,
-            "title": experiment.title,
-            "runs": len(experiment.specs(experiment.seeds, experiment.epochs)) if experiment.specs else 0,
-            "epochs": experiment.epochs,
-            "seconds": experiment.seconds,
-            "hardware": experiment.hardware,
-            "claims": len(experiment.claims),
-        }
-        for experiment in EXPERIMENTS.values()
-    ]
+    """Show the experiments and how long they take."""
+    entries = list(CATALOGUE.values())
     if as_json:
-        print_json(rows)
+        print_json([{key: value for key, value in vars(entry).items() if key != "home"} for entry in entries])
         return
-    table = Table("experiment", "what it shows", "runs", "epochs", "about", "claims", box=box.SIMPLE_HEAD)
-    table.columns[0].no_wrap = True
-    for row in rows:
-        about = duration(row["seconds"]) + ("" if row["hardware"] == "two cores" else " *")
-        numbers = (str(row["runs"] or "-"), str(row["epochs"] or "-"), about, str(row["claims"]))
-        table.add_row(row["name"], row["title"], *numbers)
-    out.print(table)
-    out.print("Times are for two cores; * on a GPU, estimated. Next: [bold]proxsps reproduce matrix-fac1[/bold]")
+    lines = [("experiment", "what it shows", "runs", "about")]
+    for entry in entries:
+        about = duration(entry.seconds) + ("  " if entry.hardware == CORES else " *")
+        lines.append((entry.name, entry.shows, str(entry.runs or "-"), about))
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    for name, shows, runs, about in lines:
+        text = f"{name:<{widths[0]}}  {shows:<{widths[1]}}  {runs:>{widths[2]}}  {about:>{widths[3]}}"
+        show(text.rstrip())
+    show("\nTimes are for two cores; * on a GPU, estimated.\nNext: proxsps reproduce matrix-fac1")
 
 
 @app.command()
@@ -131,10 +114,15 @@ def run(
 ) -> None:
     """Run experiments; what is already in the folder is not run again."""
     with one_line_errors(folder):
-        runner = _engine(engine, address, per_batch)
-        summaries = [
-            _run(experiment, folder, seeds, epochs, runner) for experiment in _chosen(names, convention, sensors)
-        ]
+        chosen = _chosen(names, convention, sensors)
+        _check_engine(engine, address, per_batch)
+        check_folder(folder)
+        with loading():
+            from proxsps.cli import running
+
+        runner = running.engine_named(engine, address, per_batch)
+        experiments = (_loaded(name, convention, sensors) for name in chosen)
+        summaries = [running.run(experiment, folder, seeds, epochs, runner) for experiment in experiments]
     if as_json:
         print_json(summaries)
 
@@ -143,17 +131,18 @@ def run(
 def draw_figures(
     names: Names,
     folder: Out = DEFAULT_OUT,
-    kind: Annotated[Format, typer.Option("--format", help="Kind of file.")] = DEFAULT_FORMAT,
+    kind: Kind = DEFAULT_FORMAT,
     data: Data = None,
     convention: Convention = PUBLISHED,
     sensors: Sensors = "",
 ) -> None:
     """Draw the figures of experiments that were run."""
     with one_line_errors(folder):
-        for experiment in _chosen(names, convention, sensors):
-            frames = experiment.frames(folder)
+        for name in _chosen(names, convention, sensors):
+            experiment = _loaded(name, convention, sensors)
             place = folder / experiment.name / "figures"
             check_folder(place)
+            frames = experiment.frames(folder)
             for drawing in experiment.drawings:
                 show(str(figures.save(drawing.draw(frames), place / f"{drawing.name}.{kind}")))
 
@@ -168,9 +157,10 @@ def claims(
     as_json: AsJson = False,
     strict: Strict = False,
 ) -> None:
-    """Decide the paper's claims on experiments that were run."""
+    """Check the paper's claims on experiments that were run."""
     with one_line_errors(folder):
-        judged = {e.name: e.judge(e.frames(folder)) for e in _chosen(names, convention, sensors)}
+        chosen = [_loaded(name, convention, sensors) for name in _chosen(names, convention, sensors)]
+        judged = {experiment.name: experiment.judge(experiment.frames(folder)) for experiment in chosen}
     show_claims(judged, as_json)
     _exit_if_failing(judged, strict)
 
@@ -179,15 +169,22 @@ def claims(
 def report(
     names: Names,
     folder: Out = DEFAULT_OUT,
+    kind: Kind = DEFAULT_FORMAT,
     data: Data = None,
     convention: Convention = PUBLISHED,
     sensors: Sensors = "",
 ) -> None:
-    """Write one HTML file with claims and figures of experiments that were run."""
+    """Write one HTML file with claims and figures of experiments that were run, and the figures as files."""
     with one_line_errors(folder):
         chosen = _chosen(names, convention, sensors)
         check_files(folder, REPORT)
-        _write_report(chosen, folder, {})
+        with loading():
+            from proxsps.cli.reporting import Report
+
+        with Report(folder, kind) as page:
+            for name in chosen:
+                page.add(_loaded(name, convention, sensors))
+            page.write(folder / REPORT)
 
 
 @app.command()
@@ -202,31 +199,38 @@ def reproduce(
     data: Data = None,
     convention: Convention = PUBLISHED,
     sensors: Sensors = "",
+    kind: Kind = DEFAULT_FORMAT,
     strict: Strict = False,
 ) -> None:
-    """Run, draw, decide and report in one go; `all` leaves out what has no data, and what takes a GPU."""
+    """Run, draw, check and report in one go; `all` leaves out what has no data, and what takes a GPU."""
     with one_line_errors(folder):
-        runner, chosen = _engine(engine, address, per_batch), _chosen(names, convention, sensors)
+        chosen = _chosen(names, convention, sensors)
         check_files(folder, REPORT)
-        speed = {}
-        for experiment in list(chosen):
-            try:
-                summary = _run(experiment, folder, seeds, epochs, runner)
-            except DataError as error:
-                if (experiment.words or (experiment.name,))[0] in names:
-                    raise
-                say(f"Left out: {experiment.name}. {printable(str(error))}")
-                chosen.remove(experiment)
-                continue
-            if summary["ran"]:
-                speed[experiment.title] = f"{summary['ran']} runs in {summary['seconds']:.1f} s"
-        judged = _write_report(chosen, folder, speed)
+        _check_engine(engine, address, per_batch)
+        with loading():
+            from proxsps.cli.reporting import Report
+
+        beside = any(CATALOGUE[name].runs for name in chosen if name in CATALOGUE)
+        with Report(folder, kind, beside, convention, sensors) as page:
+            with loading():  # torch, while the process that draws loads matplotlib
+                from proxsps.cli import running
+
+            runner = running.engine_named(engine, address, per_batch)
+            for name in chosen:
+                experiment = _loaded(name, convention, sensors)
+                summary = running.run_if_possible(experiment, folder, seeds, epochs, runner, name in names)
+                if summary is not None:
+                    page.add(experiment, summary)
+            judged = page.write(folder / REPORT)
     _exit_if_failing(judged, strict)
 
 
 @app.command()
 def data() -> None:
     """Show where data sets are looked for, and which are there."""
+    from proxsps.problems.datasets import data_folder, find_sensors
+    from proxsps.problems.images import find_cifar10, find_imagenet32
+
     folder = data_folder()
     show(f"PROXSPS_DATA: {folder if folder else 'not set'}")
     with one_line_errors(DEFAULT_OUT):
@@ -237,104 +241,38 @@ def data() -> None:
         show(f"{name}: {', '.join(map(str, source.files)) if source else lacking}")
 
 
-# What the commands are made of
+# What the commands share
 
 
-def _chosen(names: list[str], convention: str = PUBLISHED, sensors: str = "") -> list[Experiment]:
-    """Experiments by name, each once; `all` stands for those that take no GPU, and may have others beside it."""
-    light = [experiment for experiment in EXPERIMENTS.values() if not experiment.heavy]
-    groups = [light if name == "all" else [find(name)] for name in names]
-    chosen = {experiment.name: experiment for group in groups for experiment in group}
-    return variants(chosen.values(), convention, sensors)
+def _chosen(names: list[str], convention: str = PUBLISHED, sensors: str = "") -> list[str]:
+    """Names of experiments, each once; `all` stands for those that take no GPU, and may have others beside it.
+
+    An option that none of them has is an error.
+    """
+    for name in names:
+        if name != "all":
+            EXPERIMENTS.check(name)
+    light = [name for name in EXPERIMENTS if (CATALOGUE.get(name) or EXPERIMENTS[name]).hardware == CORES]
+    groups = [light if name == "all" else [name] for name in names]
+    chosen = list(dict.fromkeys(name for group in groups for name in group))
+    check_options(chosen, convention, sensors)
+    return chosen
 
 
-def _engine(name: EngineName, address: str | None, per_batch: int | None) -> Engine:
+def _loaded(name: str, convention: str, sensors: str) -> Experiment:
+    """An experiment with these options, and what its tables, figures and claims need."""
+    with loading():
+        importlib.import_module("proxsps.problems.base")
+        return variant(EXPERIMENTS[name], convention, sensors)
+
+
+def _check_engine(name: EngineName, address: str | None, per_batch: int | None) -> None:
     if address and name != "ray":
         raise ValueError(f"--address names a Ray cluster: use it with --engine ray, not {name}.")
     if per_batch and name not in ("batched", "ray"):
         raise ValueError(f"--runs-per-batch is of use with --engine batched or ray; {name} has no batches.")
-    match name:
-        case "batched":
-            return Batched(per_batch or BATCH)
-        case "ray":
-            return Ray(address, per_batch or BATCH)
-        case _:
-            return ENGINES[name]()
 
 
-def _run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: Engine) -> dict[str, Any]:
-    """Run what is missing of an experiment; what was done, in numbers."""
-    if experiment.specs is None:
-        return {"experiment": experiment.name, "runs": 0, "ran": 0, "diverged": 0, "seconds": 0.0}
-    specs = experiment.specs(seeds or experiment.seeds, epochs or experiment.epochs)
-    check_folder(folder / experiment.name)
-    store = Store(folder / experiment.name, experiment.name)
-    if experiment.engine is not None:
-        specs = _identified(experiment.engine(store.folder), specs, store)
-    missing = len(store.lacking(specs))
-    if missing:
-        check_steps(missing, specs[0].epochs, specs[0].problem.steps_per_epoch)
-    share = missing * specs[0].epochs / (len(experiment.specs(experiment.seeds, 1)) * experiment.epochs)
-    if experiment.engine is not None and not isinstance(engine, Batched):
-        say(f"{experiment.name} trains networks: --engine is not used.")
-    runner = engine.saving(store.folder) if isinstance(engine, Batched) else engine
-    runner = runner if experiment.engine is None else experiment.engine(store.folder)
-    known = missing and isinstance(runner, Batched | Training)
-    guess = f", about {duration(experiment.seconds * share)} on {experiment.hardware}" if known else ""
-    say(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}")
-    started = time.perf_counter()
-    with (
-        progress(experiment.name, missing * specs[0].epochs) as advance,
-        closing(runner.run(specs, store.done, advance)) as finished,  # what a sweep has started ends with it
-    ):
-        for results in finished:
-            store.add(results)
-    wanted = {spec.id for spec in specs}
-    final = store.runs[store.runs["run"].isin(wanted)].groupby("run")["status"].last()
-    return {
-        "experiment": experiment.name,
-        "runs": len(specs),
-        "ran": missing,
-        "diverged": int((final == "diverged").sum()),
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-
-
-def _identified(engine: Engine, specs: list[RunSpec], store: Store) -> list[RunSpec]:
-    """Training runs with ids that depend on data and device. One store cannot hold the same settings on two of them."""
-    if not isinstance(engine, Training):
-        return specs
-    specs = engine.identified(specs)
-    ids, settings = {spec.id for spec in specs}, {(*spec.columns().values(), spec.epochs) for spec in specs}
-    if len(store.runs):
-        others = store.runs[~store.runs["run"].isin(ids)].groupby([*specs[0].columns(), "run"])["epoch"].max()
-        if settings & {(*key[:-1], epochs) for key, epochs in others.items()}:
-            raise StoreError(
-                f"{store.folder} holds runs with the same settings on other data, on another device or by another "
-                "version. Use a folder of its own for each (--out)."
-            )
-    return specs
-
-
-def _write_report(chosen: list[Experiment], folder: Path, speed: dict[str, str]) -> dict[str, list[Claim]]:
-    judged, sections = {}, []
-    for experiment in chosen:
-        frames = experiment.frames(folder)
-        judged[experiment.name] = experiment.judge(frames)
-        drawn = [(drawing.caption_for(frames), drawing.draw(frames)) for drawing in experiment.drawings]
-        sections.append(Section(experiment.title, experiment.description, judged[experiment.name], drawn))
-    show_claims(judged, as_json=False)
-    path = write_report(
-        folder / REPORT,
-        sections,
-        title="Stochastic proximal Polyak step sizes",
-        environment=describe_environment(),
-        speed=speed,
-    )
-    show(f"Report: {path}")
-    return judged
-
-
-def _exit_if_failing(judged: dict[str, list[Claim]], strict: bool) -> None:
+def _exit_if_failing(judged: dict[str, list[Any]], strict: bool) -> None:
     if strict and not all(claim.holds for found in judged.values() for claim in found):
         raise typer.Exit(1)

@@ -1,29 +1,18 @@
-"""The paper's experiments by name."""
+"""The paper's experiments by name.
 
-from __future__ import annotations
+`CATALOGUE` tells what there is, in numbers and one line each. `EXPERIMENTS[name]` and `find(name)` load an experiment.
+"""
 
-import difflib
+from typing import TYPE_CHECKING
 
-from proxsps.experiments.base import Claim, Drawing, Experiment
-from proxsps.experiments.deep import EXPERIMENTS as DEEP
-from proxsps.experiments.illustrations import FLOW, INTERPOLATION, MODEL_COMPARE
-from proxsps.experiments.matrix_fac import EXPERIMENTS as MATRIX_FAC
-from proxsps.experiments.sensor import SENSOR
-from proxsps.experiments.theory import EXPERIMENTS as THEORY
+from proxsps._lazy import attach as _attach
+from proxsps.experiments.catalogue import CATALOGUE, EXPERIMENTS, Entry
 
-EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (*MATRIX_FAC, SENSOR, INTERPOLATION, MODEL_COMPARE, FLOW, *THEORY, *DEEP)
-}
+if TYPE_CHECKING:
+    from proxsps.experiments.base import Claim, Drawing, Experiment
 
+find = EXPERIMENTS.find
 
-def find(name: str) -> Experiment:
-    """The experiment of this name; a near miss is told what it may have meant."""
-    if name in EXPERIMENTS:
-        return EXPERIMENTS[name]
-    near = difflib.get_close_matches(name, EXPERIMENTS, 1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(EXPERIMENTS)}."
-    raise ValueError(f"Unknown experiment {name!r}. {hint}")
+__all__ = ["CATALOGUE", "EXPERIMENTS", "Claim", "Drawing", "Entry", "Experiment", "find"]
 
-
-__all__ = ["EXPERIMENTS", "Claim", "Drawing", "Experiment", "find"]
+__getattr__, __dir__ = _attach(__name__, dict.fromkeys(("Claim", "Drawing", "Experiment"), "base"))

@@ -6,13 +6,17 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from proxsps.sweep.engines import Engine
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store, StoreError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from proxsps.sweep.engines import Engine
 
 Frames = dict[str, pd.DataFrame]
 
@@ -65,6 +69,11 @@ class Experiment:
     def heavy(self) -> bool:
         """Whether it is too much for two cores, and is run only when it is named."""
         return self.hardware != "two cores"
+
+    @property
+    def origin(self) -> str:
+        """The name that it has on the command line: of a variant, that of the published experiment."""
+        return self.words[0] if self.words else self.name
 
     def frames(self, folder: Path) -> Frames:
         """The tables that drawings and claims are made from; an error if the store in `folder` is not a whole sweep."""

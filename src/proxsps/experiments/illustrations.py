@@ -281,3 +281,5 @@ INTERPOLATION = Experiment(
     (grows_with_strength,),
     tables=interpolation_tables,
 )
+
+EXPERIMENTS = (INTERPOLATION, MODEL_COMPARE, FLOW)

@@ -1,15 +1,24 @@
 """Figures of the experiments: each function takes DataFrames and returns a ``matplotlib.figure.Figure``.
 
 Nothing here trains, reads files or touches pyplot, so a stored run can be drawn again without a display.
-``frames`` says which columns the frames need; ``export`` turns a figure into SVG or a file.
+``frames`` says which columns the frames need; ``export`` turns a figure into SVG or a file. matplotlib is loaded when
+the first figure is drawn.
 """
 
-from proxsps.figures.export import save, to_svg
-from proxsps.figures.illustrations import flow, interpolation, model_compare
-from proxsps.figures.paths import lambda_path, per_lambda
-from proxsps.figures.stability import stability
-from proxsps.figures.step_sizes import step_sizes
-from proxsps.figures.theory import floor, rates, robustness, tightness
+from typing import TYPE_CHECKING
+
+from proxsps._install import require as _require
+from proxsps._lazy import attach as _attach
+
+if TYPE_CHECKING:
+    from proxsps.figures.export import picture, save, to_svg
+    from proxsps.figures.illustrations import flow, interpolation, model_compare
+    from proxsps.figures.paths import lambda_path, per_lambda
+    from proxsps.figures.schedules import stability
+    from proxsps.figures.steps import step_sizes
+    from proxsps.figures.theory import floor, rates, robustness, tightness
+
+_require("proxsps.figures", "experiments", "matplotlib", "pandas")
 
 __all__ = [
     "floor",
@@ -18,6 +27,7 @@ __all__ = [
     "lambda_path",
     "model_compare",
     "per_lambda",
+    "picture",
     "rates",
     "robustness",
     "save",
@@ -26,3 +36,15 @@ __all__ = [
     "tightness",
     "to_svg",
 ]
+
+__getattr__, __dir__ = _attach(
+    __name__,
+    {
+        **dict.fromkeys(("picture", "save", "to_svg"), "export"),
+        **dict.fromkeys(("flow", "interpolation", "model_compare"), "illustrations"),
+        **dict.fromkeys(("lambda_path", "per_lambda"), "paths"),
+        **dict.fromkeys(("floor", "rates", "robustness", "tightness"), "theory"),
+        "stability": "schedules",
+        "step_sizes": "steps",
+    },
+)

@@ -35,7 +35,6 @@ RC: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#8a9099",
     "axes.formatter.limits": (-3, 4),
-    "axes.formatter.use_mathtext": True,
     "axes.grid": True,
     "axes.labelcolor": INK,
     "axes.labelsize": 11.5,
@@ -159,20 +158,27 @@ def number(value: float, power: bool = False) -> str:
 
 def tick_text(value: float) -> str:
     """A number of a logarithmic axis in plain letters, such as 10⁻³: mathtext takes most of the drawing time."""
+    if not math.isfinite(value):
+        return f"{value:g}"
     mantissa, exponent = f"{value:.2e}".split("e")
     ten = "10" + str(int(exponent)).translate(SUPERSCRIPTS)
     digits = f"{float(mantissa):g}"
     return ten if digits == "1" else f"{digits}\u00d7{ten}"
 
 
+def plain(value: float, power: bool = False) -> str:
+    """As `number`, in plain letters."""
+    return f"{value:.4g}" if value == 0 or (not power and 1e-3 <= abs(value) < 1e4) else tick_text(value)
+
+
 def lambda_title(value: float) -> str:
     """A panel's title: its lambda."""
-    return rf"$\lambda = {number(value, power=True)}$"
+    return f"λ = {plain(value, power=True)}"
 
 
 def alpha_label(value: float) -> str:
     """A line's label: its alpha_0."""
-    return rf"$\alpha_0 = {number(value)}$"
+    return f"α₀ = {plain(value)}"
 
 
 def new_figure(width: float, height: float) -> Figure:

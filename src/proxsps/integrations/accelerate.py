@@ -20,7 +20,7 @@ from proxsps.optim.consistency import check_loss
 if TYPE_CHECKING:
     import accelerate
 else:
-    accelerate = framework("accelerate", __name__, "accelerate")
+    accelerate = framework("accelerate", __name__, "pip install accelerate")
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

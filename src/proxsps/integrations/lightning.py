@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from proxsps._install import extra
 from proxsps.integrations.requirements import framework
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import check_loss
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import lightning.pytorch
     from lightning.pytorch import LightningModule, Trainer
 else:
-    lightning = framework("lightning", __name__, "proxsps[lightning]")
+    lightning = framework("lightning", __name__, extra("lightning"))
 
 
 class WatchLoss(lightning.pytorch.Callback):

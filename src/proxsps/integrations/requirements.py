@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
+from proxsps._install import missing
+
 
 def framework(package: str, needed_by: str, install: str) -> ModuleType:
     """A package that an integration cannot do without.
@@ -12,14 +14,11 @@ def framework(package: str, needed_by: str, install: str) -> ModuleType:
     Args:
         package: its name, or that of a module in it.
         needed_by: the integration that imports it.
-        install: what to pass to `pip install`.
+        install: the command that installs it.
     """
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != package.split(".")[0]:
             raise  # something else is missing
-        raise ModuleNotFoundError(
-            f"{needed_by} needs the package {package.split('.')[0]}, which is not installed: pip install '{install}'.",
-            name=error.name,
-        ) from error
+        raise missing(needed_by, [package.split(".")[0]], install) from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from proxsps._install import extra
 from proxsps.integrations.requirements import framework
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import check_loss
@@ -19,7 +20,7 @@ from proxsps.optim.consistency import check_loss
 if TYPE_CHECKING:
     import transformers
 else:
-    transformers = framework("transformers", __name__, "proxsps[transformers]")
+    transformers = framework("transformers", __name__, extra("transformers"))
 
 
 class WatchesLoss:

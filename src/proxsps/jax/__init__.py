@@ -4,11 +4,13 @@ They take the loss as `update(grads, state, params, value=loss)` and return x+ -
 formulas are those of `proxsps.core`, the regularisers those of `proxsps.regularizers`; torch is not imported.
 """
 
+from proxsps._install import extra as _extra
+
 try:
     import jax as _jax  # noqa: F401
     import optax as _optax  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"proxsps.jax needs jax and optax: pip install 'proxsps[jax]' ({error}).") from error
+    raise ImportError(f"proxsps.jax needs jax and optax: {_extra('jax')} ({error}).") from error
 
 from proxsps.jax.accumulation import multi_steps
 from proxsps.jax.transforms import LastStep, PolyakState, dec_sps, prox, prox_sgd, prox_sps, sps

@@ -18,7 +18,7 @@ import numpy as np
 
 from proxsps.core.array import Array
 from proxsps.core.estimate import coupled_slope, coupled_value
-from proxsps.core.report import Report, Solution, report
+from proxsps.core.outcome import Report, Solution, report
 from proxsps.core.rules import Decision, Memory, Model
 from proxsps.jax.groups import Block
 from proxsps.jax.model import linear_model

@@ -10,7 +10,7 @@ import optax
 
 from proxsps.core import rules
 from proxsps.core.array import Array
-from proxsps.core.report import Report, Solution, report
+from proxsps.core.outcome import Report, Solution, report
 from proxsps.jax.checks import check_constants, check_lower_bound, check_update
 from proxsps.jax.groups import ALL, Groups, Options
 from proxsps.jax.parts import prox_at

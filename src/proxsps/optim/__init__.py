@@ -2,8 +2,8 @@
 
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import LossCheck, check_loss
+from proxsps.optim.last_step import LastStep
 from proxsps.optim.prox_sps import ProxSGD, ProxSPS
-from proxsps.optim.report import LastStep
 from proxsps.optim.schedulers import AdaptiveLR, HorizonLR, SqrtLR, StronglyConvexLR
 from proxsps.optim.sps import SPS, DecSPS
 

@@ -37,9 +37,9 @@ from proxsps.optim.checks import (
     loss_value,
 )
 from proxsps.optim.estimate import Estimate
+from proxsps.optim.last_step import LastStep, Solution, report
 from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
-from proxsps.optim.report import LastStep, Solution, report
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.regularizers import Regularizer
 

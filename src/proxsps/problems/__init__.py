@@ -5,16 +5,22 @@ The paper's experiments are `matrix_fac1()`, `matrix_fac2()`, `MatrixCompletion(
 `ImageClassification()` (residual networks) is that of the deep ones. `LogisticRegression` takes synthetic data or a
 LIBSVM file, `from_module` any model of your own. `composite` holds small problems of which every constant of the
 paper's theorems is known.
+Names are loaded when they are first used: those who look for data sets alone do not load torch.
 """
 
-from proxsps.problems.base import ModuleProblem, Problem, from_module
-from proxsps.problems.completion import MatrixCompletion
-from proxsps.problems.composite import Composite, Constants
-from proxsps.problems.datasets import DataError
-from proxsps.problems.linear import LogisticRegression, RidgeRegression, ridge_interpolation_constant
-from proxsps.problems.matrix import MatrixFactorization, matrix_fac1, matrix_fac2
-from proxsps.problems.small import PlanarSquares, ScalarLogistic
-from proxsps.problems.vision import ImageClassification, image_problem
+from typing import TYPE_CHECKING
+
+from proxsps._lazy import attach as _attach
+
+if TYPE_CHECKING:
+    from proxsps.problems.base import ModuleProblem, Problem, from_module
+    from proxsps.problems.completion import MatrixCompletion
+    from proxsps.problems.composite import Composite, Constants
+    from proxsps.problems.datasets import DataError
+    from proxsps.problems.linear import LogisticRegression, RidgeRegression, ridge_interpolation_constant
+    from proxsps.problems.matrix import MatrixFactorization, matrix_fac1, matrix_fac2
+    from proxsps.problems.small import PlanarSquares, ScalarLogistic
+    from proxsps.problems.vision import ImageClassification, image_problem
 
 __all__ = [
     "Composite",
@@ -35,3 +41,17 @@ __all__ = [
     "matrix_fac2",
     "ridge_interpolation_constant",
 ]
+
+__getattr__, __dir__ = _attach(
+    __name__,
+    {
+        **dict.fromkeys(("ModuleProblem", "Problem", "from_module"), "base"),
+        "MatrixCompletion": "completion",
+        **dict.fromkeys(("Composite", "Constants"), "composite"),
+        "DataError": "datasets",
+        **dict.fromkeys(("LogisticRegression", "RidgeRegression", "ridge_interpolation_constant"), "linear"),
+        **dict.fromkeys(("MatrixFactorization", "matrix_fac1", "matrix_fac2"), "matrix"),
+        **dict.fromkeys(("PlanarSquares", "ScalarLogistic"), "small"),
+        **dict.fromkeys(("ImageClassification", "image_problem"), "vision"),
+    },
+)

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from proxsps._install import extra
+from proxsps.problems.errors import DataError as DataError  # part of this module's interface
+
 SENSOR_FILE = "Ventana_Eli_mes1.csv"
 SENSOR_URL = f"https://raw.githubusercontent.com/andresgiraldo3312/DMF/main/DatosEliminados/{SENSOR_FILE}"
 SENSOR_SHA256 = "39ecb05e3472c791dc7d6ffc97e47f62edc6106fdccdb0d4a3be184383985d0d"
@@ -19,10 +22,6 @@ SENSOR_SHAPE = (130, 720)
 SENSOR_COUNT = 56158
 
 DENSE_LIMIT = 200_000_000  # entries of a LIBSVM file as a dense array: 1.6 GB
-
-
-class DataError(RuntimeError):
-    """Data is missing, damaged or not what it should be. The message is one line that says what to do."""
 
 
 def data_folder() -> Path | None:
@@ -218,7 +217,7 @@ def download(part: str, url: str, known_hash: str, by_hand: str) -> Path:
         import pooch
     except ImportError:
         raise DataError(
-            f"Downloading the {part} data needs pooch: pip install 'proxsps[experiments]'. Without it: {by_hand}"
+            f"Downloading the {part} data needs pooch: {extra('experiments')}. Without it: {by_hand}"
         ) from None
     try:
         path = pooch.retrieve(

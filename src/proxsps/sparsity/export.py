@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from proxsps import _install
+
 FORMAT = "proxsps-sparse-1"
 
 
@@ -98,7 +100,7 @@ def load_safetensors() -> ModuleType:
         import safetensors.torch
     except ImportError:
         raise ImportError(
-            "Files of sparse tensors are written by safetensors: pip install 'proxsps[sparsity]'."
+            f"Files of sparse tensors are written by safetensors: {_install.extra('sparsity')}."
         ) from None
     return safetensors.torch
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from proxsps import _install
 from proxsps.sparsity.guard import EndlessError, Guard
 from proxsps.sparsity.inputs import TraceError, call, first_line, tensors_of
 
@@ -76,7 +77,7 @@ def load_torch_pruning() -> ModuleType:
         import torch_pruning
     except ImportError:
         raise ImportError(
-            "Which channels belong together is found out by torch-pruning: pip install 'proxsps[sparsity]'."
+            f"Which channels belong together is found out by torch-pruning: {_install.extra('sparsity')}."
         ) from None
     return torch_pruning
 

@@ -243,4 +243,4 @@ class _Adam:
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Inner product of the rows of two matrices."""
-    return torch.bmm(a[:, None, :], b[:, :, None])[:, 0, 0]
+    return torch.linalg.vecdot(a, b)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from proxsps.sweep.batched import run_batched
+from proxsps.sweep.batched import is_large, run_batched
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
 from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
@@ -27,6 +27,7 @@ from proxsps.sweep.spec import RunSpec
 Advance = Callable[[int], None]  # hears how many epochs of single runs were finished
 
 BATCH = 300  # runs; more of them hardly run faster
+LONG = 5_000  # steps of a large batch from which a process of its own pays for its start
 MEMORY = 512 * 2**20  # bytes of parameters and data that the runs of a batch may hold
 
 
@@ -45,27 +46,52 @@ class Batched:
         folder: where the state of a running batch is saved, so that a kill costs no more than the time since; without
             a folder it is not.
         every: seconds between two saves.
+        processes: whether large batches that take long run side by side, each in a process with one thread. Such a
+            process imports the main module again, so that a script needs its `if __name__ == "__main__"`.
     """
 
-    def __init__(self, size: int = BATCH, folder: Path | None = None, every: float | None = None) -> None:
-        self.size, self.folder, self.every = size, folder, EVERY if every is None else every
+    def __init__(
+        self, size: int = BATCH, folder: Path | None = None, every: float | None = None, processes: bool = False
+    ) -> None:
+        self.size, self.folder, self.every, self.processes = size, folder, EVERY if every is None else every, processes
 
     def saving(self, folder: Path) -> Batched:
         """The same engine, which saves the state of running batches beside the store in `folder`."""
-        return Batched(self.size, folder / "batches", self.every)
+        return Batched(self.size, folder / "batches", self.every, self.processes)
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
-        """One batch after the other."""
-        for batch in self.batches(specs):
-            saved = SavedBatch(self.folder, batch, self.every) if self.folder else None
-            if any(spec.id not in done for spec in batch):
+        """One batch after the other, but for those that processes take."""
+        batches = list(self.batches(specs))
+        cores, long = torch.get_num_threads(), [batch for batch in batches if _is_long(batch)]
+        # Chosen from the whole list, whatever is done: rounding depends on the number of threads.
+        if self.processes and cores > 1 and len(long) > 1:
+            yield from self._side_by_side(long, cores, done, advance)
+            batches = [batch for batch in batches if not _is_long(batch)]
+        for batch in batches:
+            saved = self._saved(batch)
+            if _is_missing(batch, done):
                 yield [result for result in run_batched(batch, advance, saved) if result.spec.id not in done]
             if saved:
                 saved.remove()  # the consumer has kept the results by now
 
+    def _side_by_side(
+        self, batches: Sequence[list[RunSpec]], cores: int, done: Collection[str], advance: Advance
+    ) -> Iterator[list[RunResult]]:
+        missing = [batch for batch in batches if _is_missing(batch, done)]
+        tasks = [((batch, self._saved(batch)), f"a batch of {len(batch)} runs") for batch in missing]
+        with closing(run_tasks(_run_batch, tasks, min(cores, len(tasks)), advance)) as finished:
+            for results in finished:
+                yield [result for result in results if result.spec.id not in done]
+        for saved in map(self._saved, batches):
+            if saved:
+                saved.remove()
+
+    def _saved(self, batch: Sequence[RunSpec]) -> SavedBatch | None:
+        return SavedBatch(self.folder, batch, self.every) if self.folder else None
+
     def missing(self, specs: Sequence[RunSpec], done: Collection[str]) -> Iterator[list[RunSpec]]:
         """The batches that are not done, each as a whole."""
-        return (batch for batch in self.batches(specs) if any(spec.id not in done for spec in batch))
+        return (batch for batch in self.batches(specs) if _is_missing(batch, done))
 
     def batches(self, specs: Sequence[RunSpec]) -> Iterator[list[RunSpec]]:
         """Runs that share problem and epochs, in order, as many at a time as memory allows."""
@@ -73,6 +99,8 @@ class Batched:
             same = list(group)
             size = max(1, min(self.size, MEMORY // _footprint(same[0])))
             count = math.ceil(len(same) / size)
+            if count == 1 and is_large(same):
+                count = min(2, len(same))  # half of them fit the cache better, and two cores take one half each
             size = math.ceil(len(same) / count)  # batches of equal size rather than a small rest
             yield from (same[i : i + size] for i in range(0, len(same), size))
 
@@ -106,6 +134,22 @@ class Processes:
         with closing(run_tasks(_run_single, tasks, self.workers, advance)) as results:
             for result in results:
                 yield [result]
+
+
+def _is_missing(batch: Sequence[RunSpec], done: Collection[str]) -> bool:
+    return any(spec.id not in done for spec in batch)
+
+
+def _is_long(batch: Sequence[RunSpec]) -> bool:
+    first = batch[0]
+    own = first.problem.fingerprint(first.seed) is not None  # may have parts that cannot be sent to a process
+    return not own and is_large(batch) and first.epochs * first.problem.steps_per_epoch >= LONG
+
+
+def _run_batch(task: tuple[list[RunSpec], SavedBatch | None], tell: Tell) -> list[RunResult]:
+    torch.set_num_threads(1)
+    batch, saved = task
+    return run_batched(batch, tell, saved)
 
 
 def _run_single(spec: RunSpec, tell: Tell) -> RunResult:

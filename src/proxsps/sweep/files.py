@@ -9,6 +9,10 @@ from pathlib import Path
 PARTIAL = ".partial"  # ending of a file that is being written
 
 
+class StoreError(RuntimeError):
+    """A store that cannot be read, written or used; nothing in it was changed."""
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Write beside the place, then rename; both are on the disk before this returns. Raises OSError if it cannot."""
     path.parent.mkdir(parents=True, exist_ok=True)

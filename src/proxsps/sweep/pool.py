@@ -175,11 +175,11 @@ def _serve(connection: Connection) -> None:
         try:
             answer = ("done", work(task, lambda count: connection.send(("told", count))))
         except Exception as error:
-            answer = ("failed", (_sendable(error), traceback.format_exc()))
+            answer = ("failed", (sendable(error), traceback.format_exc()))
         connection.send(answer)
 
 
-def _sendable(error: Exception) -> Exception:
+def sendable(error: Exception) -> Exception:
     """The error, or its text where it does not survive being sent."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxsps._install import extra
 from proxsps.problems.base import Problem
 from proxsps.sweep.batched import batched_epochs, is_large
 from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError
@@ -155,7 +156,7 @@ def _cluster(address: str | None) -> Iterator[ModuleType]:
     try:
         import ray
     except ImportError:
-        raise EngineError("The Ray engine needs Ray: pip install 'proxsps[ray]'.") from None
+        raise EngineError(f"The Ray engine needs Ray: {extra('ray')}.") from None
     if ray.is_initialized():
         yield ray
         return

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxsps.core import schedules
-from proxsps.problems.base import Problem
 from proxsps.sweep.spec import RunSpec
+
+if TYPE_CHECKING:
+    from proxsps.problems.base import Problem
 
 METRICS = ("objective", "train_loss", "val_error", "model_norm", "zeta_median")
 

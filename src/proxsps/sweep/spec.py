@@ -9,9 +9,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from proxsps.problems.base import Problem
+if TYPE_CHECKING:
+    from proxsps.problems.base import Problem
 
 METHODS = ("prox-sps", "sps", "sgd", "prox-sgd", "dec-sps", "adamw")
 SCHEDULES = ("constant", "sqrt", "adaptive")

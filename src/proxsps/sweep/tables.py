@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
 from proxsps.sweep.files import replace_file
 
 VERSION = b"2"
@@ -23,10 +24,6 @@ DIGEST_KEY = b"proxsps.digest"
 MARK = b"sha256:"
 BLANK = b"0" * 64
 PLACE = re.compile(MARK + rb"([0-9a-f]{64})")
-
-
-class StoreError(RuntimeError):
-    """A store that cannot be read, written or used; nothing in it was changed."""
 
 
 def read_table(path: Path) -> pd.DataFrame:

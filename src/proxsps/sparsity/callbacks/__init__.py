@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxsps.core.report import BRANCHES
+from proxsps.core.outcome import BRANCHES
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.sparsity.report import sparsity_report
 from proxsps.sparsity.units import Units

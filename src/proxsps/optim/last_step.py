@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from proxsps.core.array import Array
-from proxsps.core.report import Report, Solution
-from proxsps.core.report import report as core_report
+from proxsps.core.outcome import Report, Solution
+from proxsps.core.outcome import report as core_report
 
 
 class LastStep(Report):

@@ -1,0 +1,174 @@
+"""The report of several experiments: each figure is drawn once, for the page and as a file, where possible meanwhile.
+
+Drawing takes a second or more for each experiment. A process of its own draws one experiment while the next one runs.
+It knows the figures, not torch, and ends with the command, however that ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxsps import figures
+from proxsps.cli.console import show, show_claims
+from proxsps.experiments.catalogue import CATALOGUE, EXPERIMENTS
+from proxsps.experiments.variants import PUBLISHED, variant
+from proxsps.sweep.pool import sendable, watch_parent
+
+if TYPE_CHECKING:
+    from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
+    from proxsps.figures.export import Picture
+
+TITLE = "Stochastic proximal Polyak step sizes"
+Pictures = Sequence[tuple[str, "Picture"]]  # with their captions
+_Choice = tuple[str, str, str]  # the name of a published experiment, its convention and its sensors
+_Task = tuple[_Choice, "Frames", Path, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class _Part:
+    experiment: Experiment
+    claims: list[Claim]
+    pictures: Callable[[], Pictures]
+
+
+class Report:
+    """A page that is written at the end, of experiments that are added one after the other.
+
+    Args:
+        folder: of results; figures go to `<experiment>/figures` in it.
+        kind: of the figures' files; SVG is always written.
+        beside: whether to draw in a process of its own, for experiments that are run meanwhile.
+        convention: of the experiments that are added; the process that draws takes the same.
+        sensors: the same for their file of sensors.
+    """
+
+    def __init__(
+        self, folder: Path, kind: str, beside: bool = False, convention: str = PUBLISHED, sensors: str = ""
+    ) -> None:
+        self.options = (convention, sensors)
+        self.folder, self.kinds = folder, tuple(dict.fromkeys(("svg", str(kind))))
+        self._artist = _Artist() if beside else None
+        self._parts: list[_Part] = []
+        self._speed: dict[str, str] = {}
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._artist is not None:
+            self._artist.end()
+
+    def add(self, experiment: Experiment, summary: dict[str, Any] | None = None) -> None:
+        """Draw the figures of an experiment, and check its claims; `summary` tells how its runs went."""
+        frames, place = experiment.frames(self.folder), self.folder / experiment.name / "figures"
+        if self._artist is not None and experiment.origin in CATALOGUE and experiment.specs is not None:
+            pictures = self._artist.draw((experiment.origin, *self.options), frames, place, self.kinds)
+        else:
+            drawn = draw(experiment.drawings, frames, place, self.kinds)
+            pictures = lambda: drawn  # noqa: E731
+        self._parts.append(_Part(experiment, experiment.judge(frames), pictures))
+        if summary is not None and summary["ran"]:
+            self._speed[experiment.title] = f"{summary['ran']} runs in {summary['seconds']:.1f} s"
+
+    def write(self, path: Path) -> dict[str, list[Claim]]:
+        """Show the claims and write the page."""
+        judged = {part.experiment.name: part.claims for part in self._parts}
+        show_claims(judged, as_json=False)
+        from proxsps.report import Section, describe_environment, write_report
+
+        sections = [
+            Section(part.experiment.title, part.experiment.description, part.claims, part.pictures())
+            for part in self._parts
+        ]
+        write_report(path, sections, title=TITLE, environment=describe_environment(), speed=self._speed)
+        for part in self._parts:
+            if part.experiment.drawings:
+                show(f"Figures: {self.folder / part.experiment.name / 'figures'}")
+        show(f"Report: {path}")
+        return judged
+
+
+def draw(drawings: Sequence[Drawing], frames: Frames, place: Path, kinds: Sequence[str]) -> Pictures:
+    """Draw figures, each once, and write them in files of these kinds."""
+    pictures = []
+    for drawing in drawings:
+        figure = drawing.draw(frames)
+        picture = figures.picture(figure)
+        for kind in kinds:
+            file = place / f"{drawing.name}.{kind}"
+            picture.save(file) if kind == "svg" else figures.save(figure, file)
+        pictures.append((drawing.caption_for(frames), picture))
+    return pictures
+
+
+class _Artist:
+    """The process that draws, one experiment after the other. If it dies, this process draws instead."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other,), daemon=True)
+        self._process.start()
+        other.close()  # so that the death of the process ends the connection
+        self._thread = ThreadPoolExecutor(1)  # sends and waits, while the main thread runs experiments
+
+    def draw(self, choice: _Choice, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Callable[[], Pictures]:
+        """Hand over an experiment; the function that is returned waits for its pictures."""
+        task = (choice, frames, place, kinds)
+        answer = self._thread.submit(self._ask, task)
+
+        def wait() -> Pictures:
+            pictures = answer.result()
+            if isinstance(pictures, Exception):
+                raise pictures
+            return _draw(*task) if pictures is None else pictures
+
+        return wait
+
+    def _ask(self, task: _Task) -> Pictures | Exception | None:
+        """What the process answers; None if it is dead."""
+        try:
+            self._connection.send(task)
+            return self._connection.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            return None
+
+    def end(self) -> None:
+        """End the process: in the middle of a figure, if need be, whose file is then not written."""
+        self._process.terminate()
+        self._process.join()
+        self._thread.shutdown()
+        self._connection.close()
+
+
+# In the process
+
+
+def _serve(connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    watch_parent()
+    for name in ("lambda_path", "picture", "stability", "step_sizes"):
+        getattr(figures, name)  # loads what they need, while the first experiment runs
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: Pictures | Exception = _draw(*task)
+        except Exception as error:
+            answer = sendable(error)
+        connection.send(answer)
+
+
+def _draw(choice: _Choice, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Pictures:
+    name, convention, sensors = choice
+    return draw(variant(EXPERIMENTS[name], convention, sensors).drawings, frames, place, kinds)

@@ -1,0 +1,99 @@
+"""What experiments there are, as a table that costs nothing to read: the experiments themselves load torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxsps.experiments.base import Experiment
+
+CORES, GPU = "two cores", "a GPU, estimated"
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An experiment in one line, and the module that defines it. Numbers are those of the published grid."""
+
+    name: str
+    home: str
+    shows: str
+    runs: int = 0
+    epochs: int = 0
+    seconds: float = 0.0
+    hardware: str = CORES
+
+
+ENTRIES = (
+    Entry("matrix-fac1", "matrix_fac", "ProxSPS and SPS over lambda, alpha_0", 300, 50, 7),
+    Entry("matrix-fac1-stability", "matrix_fac", "ProxSPS, SPS and SGD over alpha_0", 300, 50, 7),
+    Entry("matrix-fac2", "matrix_fac", "the same with noise, rank 10", 300, 50, 7),
+    Entry("matrix-fac2-stability", "matrix_fac", "the same with noise, rank 10", 300, 50, 7),
+    Entry("sensor", "sensor", "gaps in air-quality measurements", 63, 100, 390),
+    Entry("interpolation", "illustrations", "sigma^2 of ridge regression"),
+    Entry("model-compare", "illustrations", "Figure 1a: both models of a loss"),
+    Entry("flow", "illustrations", "Figure 1b: flow of both methods"),
+    Entry("theory-bounds", "theory", "the paper's bounds against runs", seconds=15),
+    Entry("theory-floor", "theory", "the floor of SPS_max, and through it", seconds=6),
+    Entry("theory-robustness", "theory", "three models over decades of steps", seconds=3),
+    Entry("cifar10-resnet56", "deep", "ResNet56 on CIFAR-10", 27, 100, 6 * HOUR, GPU),
+    Entry("cifar10-resnet110", "deep", "ResNet110 on CIFAR-10", 27, 100, 12 * HOUR, GPU),
+    Entry("imagenet32-resnet110", "deep", "ResNet110 on ImageNet32", 12, 50, 65 * HOUR, GPU),
+    Entry("cifar10-resnet56-twin", "deep", "ResNet56, small enough for a CPU", 9, 12, 1570),
+    Entry("cifar10-resnet110-twin", "deep", "ResNet110, small enough for a CPU", 3, 14, 1420),
+    Entry("cifar10-resnet56-adaptive", "deep", "a cap that follows the adaptive step", 2, 24, 1470),
+)
+CATALOGUE = {entry.name: entry for entry in ENTRIES}
+
+
+class Experiments(MutableMapping[str, "Experiment"]):
+    """Experiments by name: those of the catalogue, each loaded when it is first used, and those that were added."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Experiment | None] = dict.fromkeys(CATALOGUE)
+
+    def __getitem__(self, name: str) -> Experiment:
+        found = self._known[name]
+        if found is None:
+            for experiment in import_module(f"proxsps.experiments.{CATALOGUE[name].home}").EXPERIMENTS:
+                if self._known.get(experiment.name) is None:
+                    self._known[experiment.name] = experiment
+            found = self._known[name]
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __setitem__(self, name: str, experiment: Experiment) -> None:
+        self._known[name] = experiment
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known  # without loading it
+
+    def find(self, name: str) -> Experiment:
+        """The experiment of this name, or an error as in `check`."""
+        self.check(name)
+        return self[name]
+
+    def check(self, name: str) -> None:
+        """Raise an error if there is no experiment of this name; a near miss is told what it may have meant."""
+        if name in self:
+            return
+        near = difflib.get_close_matches(name, self, 1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(self)}."
+        raise ValueError(f"Unknown experiment {name!r}. {hint}")
+
+
+EXPERIMENTS = Experiments()
