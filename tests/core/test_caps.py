@@ -26,7 +26,7 @@ from proxsps.core.model import (
     row_ray_heights,
 )
 from proxsps.core.rounds import refine_zero
-from proxsps.core.step import l2_dual, prox_coefficients
+from proxsps.core.step import l2_line, line_dual, prox_coefficients
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, L2Ball, NonNegative, Zero
 from proxsps.regularizers.structure import Scalar
 
@@ -611,7 +611,7 @@ def test_decoupled_decay_in_a_metric_is_a_line_and_plain_decay_one_of_entries():
     }
     sums = (np.array([np.sum(d * d / metric)]), np.array([np.sum(d * x)]), np.array([alpha]), np.array([lam]))
     entries = [part.ravel() for part in (d * d, d * x, alpha / metric, lam + 0 * x)]
-    duals = {"decoupled": l2_dual(gap, *sums).u, "plain": l2_dual(gap, *entries).u}
+    duals = {name: line_dual(l2_line(gap, *own)).u for name, own in (("decoupled", sums), ("plain", entries))}
     shrunk = {"decoupled": alpha * lam, "plain": alpha * lam / metric}
     for name, decay in decays.items():
         assert 0 < duals[name] < 1

@@ -13,7 +13,7 @@ from proxsps.core import schedules
 from proxsps.core.caps import find_matched, l2_matched
 from proxsps.core.dual import Evaluate, Found, height_off, search_dual, shared_loop
 from proxsps.core.model import entry_ray_heights
-from proxsps.core.step import sps_dual
+from proxsps.core.step import Line, line_dual
 from proxsps.experiments.theory.rates import distance_sq, table
 from proxsps.experiments.theory.runs import Step, averages, checkpoints, run
 from proxsps.experiments.theory.steps import joined, sample_models, visited, worst
@@ -176,7 +176,7 @@ def _in_ball(problem: Composite, x: np.ndarray, alpha: float, share: float) -> t
     moving = slope > 1e-9
     radius = np.where(moving, share * (values - C) / np.where(moving, slope, 1.0), 1.0)
     raised = theory.raised_bound(value=values, C=C, slope=slope, radius=radius)
-    tau = alpha * sps_dual(values - raised, (slope**2)[..., None], np.full((1,), alpha)).u
+    tau = alpha * line_dual(Line(values - raised, alpha * slope**2)).u
     move = -tau[..., None] * g / metric
 
     def objective(v: np.ndarray) -> np.ndarray:
