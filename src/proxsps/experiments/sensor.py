@@ -125,7 +125,7 @@ SENSOR = Experiment(
     specs,
     seeds=3,
     epochs=100,
-    seconds=390,
+    seconds=220,
 )
 
 EXPERIMENTS = (SENSOR,)
