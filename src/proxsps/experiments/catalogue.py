@@ -33,7 +33,7 @@ ENTRIES = (
     Entry("matrix-fac1-stability", "matrix_fac", "ProxSPS, SPS and SGD over alpha_0", 300, 50, 7),
     Entry("matrix-fac2", "matrix_fac", "the same with noise, rank 10", 300, 50, 7),
     Entry("matrix-fac2-stability", "matrix_fac", "the same with noise, rank 10", 300, 50, 7),
-    Entry("sensor", "sensor", "gaps in air-quality measurements", 63, 100, 390),
+    Entry("sensor", "sensor", "gaps in air-quality measurements", 63, 100, 220),
     Entry("interpolation", "illustrations", "sigma^2 of ridge regression"),
     Entry("model-compare", "illustrations", "Figure 1a: both models of a loss"),
     Entry("flow", "illustrations", "Figure 1b: flow of both methods"),
