@@ -121,7 +121,6 @@ DRAWINGS = (
         "standard deviations.",
         lambda f: figures.per_lambda(f["runs"], "val_error", deviations=2),
     ),
-<<<<<<< HEAD
     Drawing(
         "norm",
         "Norm of the iterates over the epochs, mean over {runs}, shaded two standard deviations.",
@@ -140,13 +139,6 @@ TEXT = (
     "A rank-24 factorisation with biases fills the gaps in a month of air-quality sensors; constant steps, three "
     f"strengths. Seeds {', '.join(map(str, range(SEEDS)))} shuffle the measurements; the text of the paper says that "
     "there were ten runs."
-=======
-    (best_for_small_strengths, alike_at_large_strength, sgd_best_at_large_strength, best_overall, smaller_norm),
-    specs,
-    seeds=3,
-    epochs=100,
-    seconds=220,
->>>>>>> frontdoor
 )
 
 
@@ -170,7 +162,7 @@ def month(file: str = "", convention: str = "published") -> Experiment:
         partial(specs, data=file or "real", convention=convention),
         seeds=SEEDS,
         epochs=100,
-        seconds=390,
+        seconds=220,
         words=words if ending else (),
     )
 
