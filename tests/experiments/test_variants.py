@@ -111,3 +111,15 @@ def test_captions_say_how_many_runs(made: Callable[..., Frames], name: str) -> N
         assert "{" not in caption
         assert "2 runs" in caption or "of one run" in caption
         assert "one run" in drawing.caption_for(one)
+
+
+def test_reproduce_draws_the_variant_in_its_own_folder(call: Callable[..., Result], tmp_path: Path) -> None:
+    result = call("reproduce", "matrix-fac1", "--convention", "text", *SMALL)
+    assert result.exit_code == 0, result.output
+    drawn = {file.stem for file in (tmp_path / "out" / "matrix-fac1-text" / "figures").glob("*.svg")}
+    assert drawn == {drawing.name for drawing in EXPERIMENTS["matrix-fac1"].drawings}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Matrix factorisation 1 (text)" in page
+    assert "mean over one run" in page
+    assert "{runs}" not in page
+    assert not (tmp_path / "out" / "matrix-fac1").exists()
