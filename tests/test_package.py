@@ -64,11 +64,6 @@ def test_import_loads_no_framework():
     assert run(f"import sys, proxsps; print([m for m in {HEAVY} if m in sys.modules])") == "[]"
 
 
-def test_import_takes_less_than_50_ms():
-    code = "from time import perf_counter as t; a = t(); import proxsps; print(t() - a)"
-    assert min(float(run(code)) for _ in range(3)) < 0.05
-
-
 def test_regularizers_load_no_framework_but_numpy():
     code = "import sys; from proxsps import L1; print([m for m in ('torch', 'jax', 'pandas') if m in sys.modules])"
     assert run(code) == "[]"
