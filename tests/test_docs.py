@@ -114,3 +114,10 @@ def test_examples_run(script, tmp_path):
     assert result.stderr == ""
     if script.name == "sparse.py":
         assert result.stdout.count("features kept: [0, 1, 2, 3, 4];") == 2
+
+
+def test_the_tests_that_the_page_on_reliability_names_are_there():
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "reliability.md").read_text())
+    assert len(named) > 50
+    missing = [f"{file}::{test}" for file, test in named if f"def {test}" not in (ROOT / "tests" / file).read_text()]
+    assert not missing

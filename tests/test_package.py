@@ -157,7 +157,7 @@ def test_constraints_pin_every_direct_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = project["dependencies"] + [
-        item for extra in ("fast", "dev", "docs", "experiments") for item in extras[extra]
+        item for extra in ("fast", "dev", "docs", "experiments", "sparsity") for item in extras[extra]
     ]
     assert {re.match(r"[\w.-]+", item)[0].lower() for item in wanted} <= pins.keys()
     assert not [version for version in pins.values() if "+" in version]

@@ -14,8 +14,9 @@ from proxsps.jax import dec_sps, prox_sgd, prox_sps, sps
 from proxsps.regularizers import L1, L2, GroupLasso, L2Ball
 
 SHAPE = (4, 3)
-# A search stops at a duality gap of 1e-6 (f32) or 1e-12 (f64) of the loss's height; sums of a few entries round less.
+# A search stops at a duality gap of 1e-7 (f32) or 1e-12 (f64) of the loss's height; sums of a few entries round less.
 TOLERANCE = {"float32": 4e-6, "float64": 4e-12}
+MOST = 16  # evaluations of any search here
 VALUES = (0.02, 1.0, 8.0, 300.0)  # heights of the loss, from deep inside to capped
 
 
@@ -52,8 +53,8 @@ def compare(kit: Any, method: Any, options: dict[str, Any], dtype: str) -> set[s
         assert [x.dtype for x in got] == [x.dtype for x in xs]
         agree(kit, [got], expected, TOLERANCE[dtype])
         agree_reports(kit, state.last_step, other.last_step, TOLERANCE[dtype])
-        if dtype == "float64":  # in f32 rounding decides over the last ones
-            assert int(state.last_step.evaluations) == int(other.last_step.evaluations)
+        searched = int(other.last_step.evaluations) > 0  # the number differs: torch takes several points at a time
+        assert (0 < int(state.last_step.evaluations) <= MOST) if searched else int(state.last_step.evaluations) == 0
         branches.add(state.last_step.branch_name)
     return branches
 

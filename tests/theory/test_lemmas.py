@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from proxsps.core.models import linear_model, truncated_model
-from proxsps.core.step import l2_dual, prox_coefficients
+from proxsps.core.step import l2_line, line_dual, prox_coefficients
 from proxsps.experiments.theory.runs import prox_sps
 from proxsps.experiments.theory.steps import visited
 from proxsps.problems.composite import PROBLEMS, ridge
@@ -20,7 +20,7 @@ def test_value_of_the_model_after_an_l2_step(gap, lam):
     x, g, alpha, C = rng.normal(size=4), rng.normal(size=4), 0.7, -0.3
     x = x * np.sign(g @ x)  # <g, x> > 0, so that shrinkage alone can reach the bound
     f = C + gap
-    root, u = l2_dual(np.array(gap), *(np.array([v]) for v in (g @ g, g @ x, alpha, lam)))
+    root, u = line_dual(l2_line(np.array(gap), *(np.array([v]) for v in (g @ g, g @ x, alpha, lam))))
     keep, move, _ = prox_coefficients(u, alpha, lam)
     new = keep * x + move * g
     tau = alpha * min(float(root), 1.0)

@@ -10,6 +10,7 @@ from proxsps import __version__
 from proxsps.cli import theory
 from proxsps.cli.console import show
 from proxsps.cli.experiments import app
+from proxsps.cli.sparsity import sparsify
 from proxsps.cli.training import train
 
 
@@ -29,6 +30,7 @@ def _options(
 
 
 app.command()(train)
+app.command()(sparsify)
 app.add_typer(theory.app, name="theory")
 
 __all__ = ["app"]

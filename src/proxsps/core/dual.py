@@ -196,7 +196,9 @@ def _advance(
     bracket = Bracket(low, high, state.low_seen | xp.any(~below, axis=-1), state.high_seen | xp.any(below, axis=-1))
 
     known = xp.concat([xp.stack([u, h, slope]), state.near], axis=-1)
-    order = xp.argsort(xp.abs(known[1]), axis=-1)[..., : NEAR[slopes]]  # NaN comes last
+    # An end that is the answer comes first: where h is flat, rounding may make it smaller elsewhere. NaN comes last.
+    far = xp.where(_duality_gap(xp, known[0], known[1]) == 0, xp.zeros_like(known[1]), xp.abs(known[1]))
+    order = xp.argsort(far, axis=-1)[..., : NEAR[slopes]]
     if order.ndim == 1:
         near = known[:, order]
     else:
@@ -204,12 +206,17 @@ def _advance(
 
     nearest, height = near[0, ..., 0], near[1, ..., 0]
     size = xp.abs(height)
-    gap = xp.where(height > 0, (1 - nearest) * height, -nearest * height)  # 0 at u = 1 with h > 0, u = 0 with h < 0
+    gap = _duality_gap(xp, nearest, height)
     done = (gap <= tolerance) | (size <= noise) | (bracket.closed & (high - low <= resolution * high))
     trial, spread = _estimate(xp, near, bracket, slopes)
     following = _round(xp, trial, spread, bracket, size > state.stale / 2, points)
     evaluations = state.evaluations + u.shape[-1]
     return Search(following, near, trial, *bracket, size, state.before, evaluations, done)
+
+
+def _duality_gap(xp: ModuleType, u: Array, h: Array) -> Array:
+    """How far the model at y(u) can be from its minimum: 0 at u = 1 with h > 0, and at u = 0 with h < 0."""
+    return xp.where(h > 0, (1 - u) * h, -u * h)
 
 
 class Bracket(NamedTuple):

@@ -9,7 +9,7 @@ Points u are on a last axis, behind those of runs.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.core.step import Line
@@ -21,8 +21,8 @@ class Psi(Protocol):
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """The prox with step alpha."""
 
-    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
-        """The derivative of the prox at z, times v; y is the prox there."""
+    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array | None:
+        """The derivative of the prox at z, times v; y is the prox there. None where it is not cheap."""
 
 
 class RowSums(NamedTuple):
@@ -39,7 +39,7 @@ def line_heights(line: Line, u: Array) -> tuple[Array, Array]:
     return line.start[..., None] - fall * u, -fall + 0 * u
 
 
-def row_heights(rows: RowSums, psi: Psi, alpha: Array, u: Array) -> tuple[Array, Array]:
+def row_heights(rows: RowSums, psi: Psi, alpha: Array | float, u: Array) -> tuple[Array, Array]:
     """sum_g <d_g, y_g(u) - x_g> and its derivative, for phi = sum_g psi_g(||x_g||).
 
     With s = u alpha and z = x - s d, y_g = c z_g with c = r/||z_g|| and r = prox_{alpha psi}(||z_g||), so that
@@ -48,10 +48,11 @@ def row_heights(rows: RowSums, psi: Psi, alpha: Array, u: Array) -> tuple[Array,
     Args:
         rows: the sums, shape (..., rows).
         psi: function of a norm; its constants are numbers or have the shape (rows,).
-        alpha: caps, shape (..., rows) or (rows,).
+        alpha: caps, shape (..., rows) or (rows,), or one number.
         u: shape (..., points).
     """
     x_sq, d_dot_x, d_sq = (part[..., None, :] for part in rows)
+    alpha = _indexed(alpha, ..., None, slice(None))
     s = u[..., None] * alpha
     along = d_dot_x - s * d_sq  # <d, z>
     norm = _norm(x_sq, d_dot_x, d_sq, s)
@@ -90,7 +91,7 @@ def row_factors(psi: Psi, norm: Array, alpha: Array) -> Array:
     return _factor(psi, norm, alpha)[0]
 
 
-def entry_heights(x: Array, d: Array, psi: Psi, alpha: Array, u: Array) -> tuple[Array, Array]:
+def entry_heights(x: Array, d: Array, psi: Psi, alpha: Array | float, u: Array) -> tuple[Array, Array]:
     """<d, y(u) - x> and its derivative, where psi acts on each entry.
 
     Args:
@@ -101,12 +102,14 @@ def entry_heights(x: Array, d: Array, psi: Psi, alpha: Array, u: Array) -> tuple
         u: shape (..., points).
     """
     xp = array_namespace(x)
-    column = alpha[..., None, None] if getattr(alpha, "ndim", 0) else alpha
+    caps, column = _indexed(alpha, ..., None), _indexed(alpha, ..., None, None)
     x, d = x[..., None, :], d[..., None, :]
     z = x - (u[..., None] * column) * d
     y = psi.prox(z, column)
-    tangent = psi.prox_jvp(z, y, d, column)
-    return xp.sum(d * (y - x), axis=-1), -(alpha * xp.sum(d * tangent, axis=-1).T).T
+    h, tangent = xp.sum(d * (y - x), axis=-1), psi.prox_jvp(z, y, d, column)
+    if tangent is None:
+        return h, xp.full_like(h, xp.nan)
+    return h, -caps * xp.sum(d * tangent, axis=-1)
 
 
 def _norm(x_sq: Array, d_dot_x: Array, d_sq: Array, s: Array) -> Array:
@@ -121,6 +124,11 @@ def _factor(psi: Psi, norm: Array, alpha: Array) -> tuple[Array, Array]:
     xp = array_namespace(norm)
     r = psi.prox(norm, alpha)
     return r / _or_one(norm), psi.prox_jvp(norm, r, xp.ones_like(norm), alpha)
+
+
+def _indexed(alpha: Array | float, *index: Any) -> Array | float:
+    """Caps with new axes; one number stays as it is."""
+    return alpha[index] if getattr(alpha, "ndim", 0) else alpha  # type: ignore[index]
 
 
 def _or_one(norm: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Steps with a closed form: ProxSPS with the squared l2 norm, SPS, SPS_max, DecSPS, and the update they share.
+"""What has a closed form: the line along which a step with the squared l2 norm moves, its root, and the update.
 
 Each step minimises the truncated linear model of the loss plus regulariser plus proximity,
 
@@ -10,7 +10,6 @@ multiplier of the two pieces of the max. Reductions of the blocks enter as array
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from proxsps.core.array import Array, array_namespace
@@ -54,42 +53,6 @@ def line_dual(line: Line) -> Dual:
     root = line.start / xp.where(flat, xp.ones_like(line.fall), line.fall)
     root = xp.where(flat, xp.zeros_like(root), root)
     return Dual(root, root.clip(0.0, 1.0))
-
-
-def l2_dual(gap: Array, d_sq: Array, d_dot_x: Array, alpha: Array, lam: Array) -> Dual:
-    """Dual variable of the ProxSPS step for the squared l2 norm (Lemma on the l2 update, over blocks); see `l2_line`.
-
-    With one block, tau+ = alpha u = min{alpha, zeta} with zeta = alpha max(root, 0).
-    """
-    return line_dual(l2_line(gap, d_sq, d_dot_x, alpha, lam))
-
-
-def sps_dual(gap: Array, d_sq: Array, alpha: Array, c: Array | float = 1.0) -> Dual:
-    """Dual variable of SPS (Algorithm 1, c = 1) and SPS_max; with one block alpha u = min{alpha, gap / (c ||d||^2)}."""
-    xp = array_namespace(d_sq)
-    return line_dual(Line(gap, c * xp.sum(alpha * d_sq, axis=-1)))
-
-
-def dec_sps_dual(gap: Array, d_sq: Array, alpha: Array, c: Array | float, previous: Array) -> Dual:
-    """Dual variable of DecSPS, whose step c_k gamma_k never grows (Orvieto, Lacoste-Julien and Loizou, 2022).
-
-    With one block alpha u = min{gap / (c_k ||d||^2), c_{k-1} gamma_{k-1} / c_k, alpha}: the published rule, where alpha
-    is the bound gamma_b of its first step and, if it is lowered later, of all others.
-
-    Args:
-        gap: m - C, shape (...).
-        d_sq: ||d_j||^2, shape (..., blocks).
-        alpha: bounds on the step, shape (..., blocks).
-        c: c_k of an increasing sequence, a number or shape (...).
-        previous: c_{k-1} tau_j of the step before, shape (..., blocks); infinity at the first.
-    """
-    xp = array_namespace(d_sq)
-    dual = sps_dual(gap, d_sq, alpha, c)
-    moving = xp.sum(alpha * d_sq, axis=-1) > 0  # else nothing limits the step, and nothing is to be remembered of it
-    resting = alpha <= 0  # such a block does not move, whatever u is
-    memory = xp.where(resting, xp.full_like(alpha, math.inf), previous / xp.where(resting, 1.0, alpha))
-    u = xp.where(moving, dual.u, xp.ones_like(dual.u))
-    return Dual(dual.root, xp.minimum(u, xp.min(memory, axis=-1) / c))
 
 
 def admissible(gap: Array, d_sq: Array, d_dot_x: Array, bounded: bool) -> Array:

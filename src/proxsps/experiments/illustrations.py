@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from proxsps import figures
+from proxsps import figures, runs
 from proxsps.core.models import prox_sps_model, proximal_objective, sps_model
-from proxsps.core.step import l2_dual, prox_coefficients, sps_dual
+from proxsps.core.rules import sps_max
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
 from proxsps.problems import PlanarSquares, RidgeRegression, ScalarLogistic
+from proxsps.regularizers import L2, Zero
 
 # Figure 1a
 ALPHA, LAM, STARTS = 10.0, 0.1, (-4.0, -1.0, 0.0)
@@ -18,17 +19,18 @@ ALPHA, LAM, STARTS = 10.0, 0.1, (-4.0, -1.0, 0.0)
 
 def model_tables() -> Frames:
     """Both models of ln(1 + exp(-x/2)) + 0.05 x^2 around three points, and the steps they lead to."""
-    problem = ScalarLogistic(dtype="float64")
+    problem, phi = ScalarLogistic(dtype="float64"), L2(LAM)
     ys = np.linspace(-6, 6, 241)
     models, points = [], []
     for x0 in STARTS:
         x = np.array([x0])
         value, slope = _scalar_value_and_slope(problem, x0)
-        penalty, d = LAM / 2 * x0**2, np.array([slope])
-        prox_model = [float(prox_sps_model(value, d, 0.0, x, np.array([y]), lambda z: LAM / 2 * z @ z)) for y in ys]
-        plain_model = [float(sps_model(value + penalty, d + LAM * x, 0.0, x, np.array([y]))) for y in ys]
+        d = np.array([slope])
+        (coupled,), (coupled_slope,) = runs.coupled(np.array([value]), d[None], x[None], LAM)
+        prox_model = [float(prox_sps_model(value, d, 0.0, x, np.array([y]), phi.value)) for y in ys]
+        plain_model = [float(sps_model(coupled, coupled_slope, 0.0, x, np.array([y]))) for y in ys]
         frame = pd.DataFrame({"x0": x0, "y": ys, "prox_sps_model": prox_model, "sps_model": plain_model})
-        frame["objective"] = [_scalar_value_and_slope(problem, y)[0] + LAM / 2 * y**2 for y in ys]
+        frame["objective"] = [_scalar_value_and_slope(problem, y)[0] + phi.value(np.array([y])) for y in ys]
         for name in ("prox_sps", "sps"):
             pairs = zip(frame[f"{name}_model"], ys, strict=True)
             frame[f"{name}_proximal"] = [float(proximal_objective(m, x, np.array([y]), ALPHA)) for m, y in pairs]
@@ -48,13 +50,10 @@ def _scalar_value_and_slope(problem: ScalarLogistic, x: float) -> tuple[float, f
 
 def _steps(x: np.ndarray, value: np.ndarray, g: np.ndarray, alpha: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
     """New points of ProxSPS and of SPS for many points at once, shape (points, dimension), with C = 0."""
-    caps, strengths = np.full((len(x), 1), alpha), np.full((len(x), 1), lam)
-    squares, products = (g * g).sum(1, keepdims=True), (g * x).sum(1, keepdims=True)
-    u = l2_dual(value, squares, products, caps, strengths).u
-    keep, move, _ = prox_coefficients(u[:, None], alpha, lam)
-    d = g + lam * x
-    tau = alpha * sps_dual(value + lam / 2 * (x * x).sum(1), (d * d).sum(1, keepdims=True), caps).u
-    return keep * x + move * g, x - tau[:, None] * d
+    caps = np.full(len(x), alpha)
+    regularised, d = runs.coupled(value, g, x, lam)
+    plain = runs.step(x, regularised, d, caps, Zero(), sps_max)
+    return runs.step(x, value, g, caps, L2(lam)).points, plain.points
 
 
 def better_model(frames: Frames) -> Claim:

@@ -17,6 +17,7 @@ from proxsps.jax.checks import check_constants, check_dtype, check_regularizer, 
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers._support import wide
 from proxsps.regularizers.checks import check_fit
+from proxsps.regularizers.structure import Quadratic, Structure
 
 ALL = "all"  # the label of every parameter where none are given
 
@@ -60,21 +61,27 @@ class Block(NamedTuple):
     indices: list[int]  # their places among the parameters of the label
 
     @property
-    def lam(self) -> Array | float:
-        """Strength of the squared l2 norm, 0 for any other regulariser."""
-        return self.phi.lam if isinstance(self.phi, L2) else 0.0
+    def structures(self) -> list[Structure | None]:
+        """What the regulariser says of itself, tensor by tensor."""
+        return [self.phi.at(i).structure(x.shape) for i, x in zip(self.indices, self.xs, strict=True)]
 
     @property
-    def affine(self) -> bool:
+    def quadratic(self) -> bool:
         """Whether the prox is affine, as that of nothing is, so that the block enters the closed form."""
-        return isinstance(self.phi, (L2, Zero)) or not self.xs
+        structures = self.structures
+        return all(isinstance(own, Quadratic) and own.lam is structures[0].lam for own in structures)
+
+    @property
+    def lam(self) -> Array | float:
+        """Strength of the squared l2 norm, 0 for any other regulariser."""
+        return self.structures[0].lam if self.xs and self.quadratic else 0.0
 
     @property
     def offsets(self) -> list[Array]:
         """x, or x - center where the squared l2 norm has one."""
-        if not isinstance(self.phi, L2) or self.phi.center is None:
-            return self.xs
-        return [x - jnp.asarray(self.phi.at(i).center, x.dtype) for i, x in zip(self.indices, self.xs, strict=True)]
+        centers = [own.center if isinstance(own, Quadratic) else None for own in self.structures]
+        pairs = zip(self.xs, centers, strict=True)
+        return [x if center is None else x - jnp.asarray(center, x.dtype) for x, center in pairs]
 
 
 Scatter = Callable[[Sequence[Sequence[Array]]], Any]

@@ -17,25 +17,40 @@ import jax.numpy as jnp
 import numpy as np
 
 from proxsps.core.array import Array
+from proxsps.core.estimate import coupled_slope, coupled_value
 from proxsps.core.report import Report, Solution, report
-from proxsps.core.step import admissible
+from proxsps.core.rules import Decision, Memory, Model
 from proxsps.jax.groups import Block
-from proxsps.jax.model import Model, Outcome, displacements, linear_model
+from proxsps.jax.model import linear_model
+from proxsps.jax.parts import make_part
+from proxsps.jax.passes import dot
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers._identity import constants, identity
 from proxsps.regularizers.base import subgradient_all, value_all
-
-Rule = Callable[[Model, Array, Any, Any], tuple[Outcome, Any]]
 
 
 class Method(NamedTuple):
     """What tells one method from another."""
 
     name: str
-    rule: Rule  # from the model, whether a step may be taken, the method's memory and its constant to a dual variable
+    rule: Callable[..., Any]  # one of `core.rules`
     bounded: bool = True  # whether there is a lower bound, and so a need of the loss
     coupled: bool = False  # whether the regulariser is part of the loss
     remembers: bool = False  # whether there is a memory
+
+    def decide(self, model: Model, memory: Memory | tuple[()], ok: Array, constant: Any) -> tuple[Decision, Any]:
+        """The step, and the memory after it.
+
+        Args:
+            model: the linear model.
+            memory: what the method remembers of steps before.
+            ok: whether the step may be taken.
+            constant: the method's constant, for instance `c` of `sps`; None for none.
+        """
+        constants = () if constant is None else (constant,)
+        if self.remembers:
+            return self.rule(model, memory, ok, *constants)
+        return self.rule(model, *constants), memory
 
 
 class Frame:
@@ -115,23 +130,39 @@ def _solve(
     phis = [frame.filled(own) for frame, own in zip(frames, arrays, strict=True)]
     blocks: Sequence[Block] = [Block(*parts) for parts in zip(phis, alphas, xs, ds, indices, strict=True)]
     if method.coupled:
-        blocks, penalties = zip(*map(_couple, blocks), strict=True)
-        value = value + sum(penalties)
-    model = linear_model(blocks, value - bound)
-    ok = admissible(model.gap, model.d_sq, model.d_dot_x, method.bounded)
-    outcome, memory = method.rule(model, ok, memory, constant)
-    moved = [[jnp.where(ok, y, 0) for y in displacements(block, outcome.u)] for block in blocks]
-    gap, height = model.gap * model.scale, outcome.height * model.scale
-    solution = Solution(ok, gap, outcome.root, outcome.u, height, outcome.evaluations)
-    return moved, settled(report(model.alpha, solution), gap.dtype), memory
+        value, blocks = _couple(value, blocks)
+    scaled = linear_model([make_part(block, value.dtype) for block in blocks], value - bound)
+    ok = scaled.ok(method.bounded)
+    decision, memory = method.decide(scaled.model(ok), memory, ok, constant)
+    moved = [[jnp.where(ok, move, 0) for move in part.moves(decision.u)] for part in scaled.parts]
+    gap, height = scaled.gap * scaled.scale, decision.height * scaled.scale
+    solution = Solution(ok, gap, decision.root, decision.u, height, decision.evaluations)
+    return moved, settled(report(scaled.alpha, solution), gap.dtype), memory
 
 
-def _couple(block: Block) -> tuple[Block, Array | float]:
-    """A block with the regulariser moved into its slopes, and the regulariser's value."""
-    if not block.xs or isinstance(block.phi, Zero):
-        return block, 0.0
-    ds = [d + s for d, s in zip(block.ds, subgradient_all(block.phi, block.xs, block.indices), strict=True)]
-    return block._replace(phi=Zero(), ds=ds), value_all(block.phi, block.xs, block.indices)
+def _couple(value: Array, blocks: Sequence[Block]) -> tuple[Array, list[Block]]:
+    """Loss and regulariser together: the value of both, and blocks with the slopes of both."""
+    out = []
+    lams, squares = jnp.zeros(len(blocks), value.dtype), jnp.zeros(len(blocks), value.dtype)
+    for j, block in enumerate(blocks):
+        if not block.xs or isinstance(block.phi, Zero):
+            out.append(block)
+            continue
+        if block.quadratic:
+            offsets = block.offsets
+            lams, squares = lams.at[j].set(block.lam), squares.at[j].set(dot(offsets, offsets, value.dtype))
+            pairs = zip(block.ds, offsets, strict=True)
+            ds = [coupled_slope(d, x, _as_dtype(block.lam, x)) for d, x in pairs]
+        else:
+            value = value + value_all(block.phi, block.xs, block.indices)
+            subgradients = subgradient_all(block.phi, block.xs, block.indices)
+            ds = [d + s for d, s in zip(block.ds, subgradients, strict=True)]
+        out.append(block._replace(phi=Zero(), ds=ds))
+    return coupled_value(value, squares, lams), out
+
+
+def _as_dtype(number: Any, x: Array) -> Array:
+    return jnp.asarray(number, x.dtype)
 
 
 def settled(last: Report, dtype: Any) -> Report:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
+from proxsps.core import rules
 from proxsps.core.array import Array
 from proxsps.core.report import Report, Solution, report
-from proxsps.core.step import Dual, dec_sps_dual, sps_dual
 from proxsps.jax.checks import check_constants, check_lower_bound, check_update
 from proxsps.jax.groups import ALL, Groups, Options
-from proxsps.jax.model import Model, Outcome, prox_at
+from proxsps.jax.parts import prox_at
 from proxsps.jax.solve import Method, settled, solve
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.checks import check_subgradient
@@ -25,19 +25,12 @@ Number = Any  # a Python number or a 0-d array, traced or not
 Schedule = Number | Callable[[Array], Array]
 
 
-class Memory(NamedTuple):
-    """What DecSPS remembers."""
-
-    taken: Array  # steps, without those that were left out
-    previous: Array  # c_{k-1} tau_j of the step before, an entry a group
-
-
 class PolyakState(NamedTuple):
     """State of the transformations here: a few numbers, whatever the size of the model."""
 
     count: Array  # updates so far, which schedules are asked with
     last_step: LastStep  # what the last update did
-    memory: Memory | tuple[()] = ()  # of `dec_sps`
+    memory: rules.Memory | tuple[()] = ()  # of `dec_sps`
 
 
 def prox_sps(
@@ -203,38 +196,10 @@ def _coupled(owner: str, default: Options, labels: Labels, groups: GroupOptions 
     return made
 
 
-# Rules: functions of this module and not closures, by which compiled code is found again.
-
-
-def _exact_step(model: Model, ok: Array, memory: Any, constant: None) -> tuple[Outcome, Any]:
-    return model.prox_dual(ok), memory
-
-
-def _full_step(model: Model, ok: Array, memory: Any, constant: None) -> tuple[Outcome, Any]:
-    one = jnp.ones_like(model.gap)
-    return Outcome(one, one, model.height(one)[0]), memory
-
-
-def _polyak_step(model: Model, ok: Array, memory: Any, c: Array) -> tuple[Outcome, Any]:
-    return _coupled_outcome(model, sps_dual(model.gap, model.d_sq, model.alpha, c)), memory
-
-
-def _decreasing_step(model: Model, ok: Array, memory: Memory, c0: Array) -> tuple[Outcome, Memory]:
-    c = c0 * jnp.sqrt(memory.taken + 1)
-    dual = dec_sps_dual(model.gap, model.d_sq, model.alpha, c, memory.previous)
-    taken = jnp.where(ok, memory.taken + 1, memory.taken)
-    previous = jnp.where(ok & (model.alpha > 0), c * dual.u * model.alpha, memory.previous)
-    return _coupled_outcome(model, dual), Memory(taken, previous)
-
-
-def _coupled_outcome(model: Model, dual: Dual) -> Outcome:
-    return Outcome(dual.root, dual.u, model.gap - dual.u * jnp.sum(model.alpha * model.d_sq))
-
-
-PROX_SPS = Method("prox_sps", _exact_step)
-PROX_SGD = Method("prox_sgd", _full_step, bounded=False)
-SPS = Method("sps", _polyak_step, coupled=True)
-DEC_SPS = Method("dec_sps", _decreasing_step, coupled=True, remembers=True)
+PROX_SPS = Method("prox_sps", rules.truncated)
+PROX_SGD = Method("prox_sgd", rules.linear, bounded=False)
+SPS = Method("sps", rules.sps_max, coupled=True)
+DEC_SPS = Method("dec_sps", rules.dec_sps, coupled=True, remembers=True)
 
 
 def _transformation(
@@ -247,7 +212,7 @@ def _transformation(
         groups.check(params)
         dtype = groups.dtype(params)
         nothing = report(jnp.zeros(blocks_count, dtype), Solution.skipped(jnp.nan))
-        memory = Memory(jnp.zeros((), dtype), jnp.full(blocks_count, jnp.inf, dtype)) if method.remembers else ()
+        memory = rules.start_memory(jnp.zeros(blocks_count, dtype)) if method.remembers else ()
         return PolyakState(jnp.zeros((), jnp.int32), settled(nothing, dtype), memory)
 
     def update(

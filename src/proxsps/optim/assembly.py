@@ -23,7 +23,7 @@ from proxsps.core.step import (
     relax,
     relaxation,
 )
-from proxsps.optim.blocks import LINES, ORDER, PROXES, Block
+from proxsps.optim.blocks import LINES, ORDER, PROXES, UNITS, Block
 from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts import Curve, Lines, Part, Sums, make_curve, make_lines
 from proxsps.optim.reduce import Ranks
@@ -52,13 +52,14 @@ class Assembly:
         kinds = [block.kind for block in blocks]
         self._affine = [kind == LINES for kind in kinds]
         self._sharded = any(block.sharded for block, affine in zip(blocks, self._affine, strict=True) if not affine)
-        members: dict[tuple[str, float], list[int]] = defaultdict(list)
+        members: dict[tuple[str, float, int], list[int]] = defaultdict(list)
         for i, kind in enumerate(kinds):
             # Whole tensors count on every rank, shards on one: sums over the ranks weigh them.
-            members[kind, blocks[i].share if self._sharded and kind != LINES else 1.0].append(i)
+            share = blocks[i].share if self._sharded and kind != LINES else 1.0
+            members[kind, share, i if kind == UNITS else 0].append(i)
         self.lines: Lines | None = None
         self.curves: list[Curve] = []
-        for (kind, share), places in sorted(members.items(), key=lambda item: ORDER[item[0][0]]):
+        for (kind, share, _), places in sorted(members.items(), key=lambda item: ORDER[item[0][0]]):
             own = [blocks[i] for i in places]
             if kind == LINES:
                 self.lines = make_lines(numbers, own, places, fused, coupled)
@@ -158,7 +159,9 @@ class Assembly:
 
     @property
     def _points(self) -> int:
-        """Of a round of the search."""
+        """Of a round of the search; over shards the same on all ranks, whatever each of them holds."""
+        if self._sharded:
+            return 1 if any(curve.kind == PROXES for curve in self.curves) else 3
         return min(curve.points for curve in self.curves)
 
     def _guess(self, line: Line) -> Array:
@@ -166,7 +169,7 @@ class Assembly:
         if line.start == math.inf:
             return np.ones(1)
         entries = sum(curve.entries for curve in self.curves)
-        if entries < WORTH or any(curve.kind == PROXES for curve in self.curves):
+        if self._sharded or entries < WORTH or any(curve.kind == PROXES for curve in self.curves):
             return np.array(geometric(self._points))
         noise = 3 * math.sqrt(SAMPLE / entries) * abs(line.start)  # about what the sample can tell of h
 

@@ -18,9 +18,9 @@ PLAIN = (Tensor, torch.nn.Parameter)
 FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
-
-LINES, ROWS, ENTRIES, PROXES = "lines", "rows", "entries", "proxes"
-ORDER = {PROXES: 0, LINES: 1, ROWS: 2, ENTRIES: 3}  # of the passes: what is known exactly helps the search over entries
+LINES, ROWS, UNITS, ENTRIES, PROXES = "lines", "rows", "units", "entries", "proxes"
+# Of the passes: what is known exactly helps the search over entries.
+ORDER = {kind: place for place, kind in enumerate((PROXES, UNITS, LINES, ROWS, ENTRIES))}
 
 
 @dataclass
@@ -71,9 +71,11 @@ class Block:
         if not self.params or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
         first = self._structure(0)
+        if self.phi.joint and not isinstance(first, Entries):
+            return UNITS
         if isinstance(first, Entries):
             return ENTRIES if self._uniform or all([other == first for other in self.structures]) else PROXES
-        return ROWS if isinstance(first, Rows) and not self.phi.joint else PROXES
+        return ROWS if isinstance(first, Rows) else PROXES
 
     @property
     def quadratic(self) -> bool:

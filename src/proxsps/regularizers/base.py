@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._identity import Identified
 from proxsps.regularizers._support import with_checked_steps
-from proxsps.regularizers.structure import Entries, Structure
+from proxsps.regularizers.structure import Entries, Structure, Units
 
 DIAGONAL = "Zero, L2, L1, ElasticNet, GroupLasso, SparseGroupLasso, NonNegative, Box and LInfBall"
 
@@ -23,9 +23,9 @@ DIAGONAL = "Zero, L2, L1, ElasticNet, GroupLasso, SparseGroupLasso, NonNegative,
 class Regularizer(Identified, ABC):
     """A closed convex function phi with a known proximal operator.
 
-    Subclasses are frozen dataclasses that implement `value` and `prox`. `prox_jvp` makes the search for the step
-    cheaper, `subgradient` lets `SPS` put phi inside the loss, `prox_diagonal` takes one step size per entry; all three
-    are optional. A prox may return its argument itself.
+    Subclasses are frozen dataclasses that implement `value` and `prox`. `structure` makes steps fast, `prox_jvp` the
+    search for them cheaper, `subgradient` lets `SPS` put phi inside the loss, `prox_diagonal` takes one step size per
+    entry; all four are optional. A prox may return its argument itself.
 
     Two regularisers are equal if they have the same type and hold the same numbers and arrays, down to the last bit.
     """
@@ -43,6 +43,8 @@ class Regularizer(Identified, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         with_checked_steps(cls)
+        if "prox" in vars(cls) and "structure" not in vars(cls):
+            cls.structure = Regularizer.structure  # type: ignore[method-assign]  # an inherited one is of another prox
 
     @property
     def strong_convexity(self) -> float:
@@ -90,9 +92,14 @@ class Regularizer(Identified, ABC):
     def structure(self, shape: tuple[int, ...]) -> Structure | None:
         """What a step may use of phi on a tensor of this shape; None where it is to be evaluated by its prox.
 
-        Separable regularisers act on each entry, so that a step may cut tensors into pieces and join them.
+        Separable regularisers act on each entry, so that a step may cut tensors into pieces and join them. A subclass
+        with a prox of its own does not inherit the structure of another class.
         """
         return Entries(self) if self.separable else None
+
+    def joint_structure(self, shapes: Sequence[tuple[int, ...]]) -> Units | None:
+        """What a step may use of a joint phi on all tensors of a group, of these shapes; None for its prox alone."""
+        return None
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise ValueError where phi does not fit a tensor of this shape."""

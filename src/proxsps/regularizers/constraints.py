@@ -7,10 +7,12 @@ bounds: value(prox(z)) is always 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import array_api_compat
+import numpy as np
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._support import (
@@ -26,7 +28,7 @@ from proxsps.regularizers._support import (
     widened,
 )
 from proxsps.regularizers.base import Regularizer
-from proxsps.regularizers.structure import Entries, Rows, Scalar
+from proxsps.regularizers.structure import Entries, Rows, Scalar, Units
 
 
 @widened
@@ -234,6 +236,11 @@ class L2Ball(Regularizer):
     def structure(self, shape: tuple[int, ...]) -> Rows:
         """A bound on the norm of the entire tensor, or of all tensors together."""
         return Rows(Scalar(upper=self.radius), None)
+
+    def joint_structure(self, shapes: Sequence[tuple[int, ...]]) -> Units:
+        """One group with all entries of all tensors."""
+        dims = [tuple(range(len(shape))) for shape in shapes]
+        return Units(Scalar(upper=self.radius), dims, np.zeros(len(shapes), np.int64))
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """Projection onto the ball."""

@@ -7,7 +7,11 @@ none is evaluated by its prox alone, which always works and costs more.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.regularizers._support import clip
@@ -80,6 +84,14 @@ class Rows(NamedTuple):
     dims: tuple[int, ...] | None
 
 
+class Units(NamedTuple):
+    """phi(x) = sum_g psi_g(||x_g||), where a group g has slices of several tensors."""
+
+    psi: Scalar  # constants as numbers, or as arrays with one number per group
+    dims: Sequence[tuple[int, ...]]  # for each tensor the dims of a slice; one dim, or none, counts the slices
+    groups: npt.NDArray[np.int64]  # the group of each slice, tensor after tensor; -1 for slices without a penalty
+
+
 Structure = Quadratic | Entries | Rows
 
 
@@ -88,4 +100,4 @@ def _is(constant: Any, value: float) -> bool:
     return isinstance(constant, (int, float)) and constant == value
 
 
-__all__ = ["Entries", "Prox", "Quadratic", "Rows", "Scalar", "Structure"]
+__all__ = ["Entries", "Prox", "Quadratic", "Rows", "Scalar", "Structure", "Units"]

@@ -1,7 +1,7 @@
 """Many runs as one tensor program: parameters carry a leading axis of runs, and one step moves all of them.
 
-The losses of all runs are one `vmap`, their gradients one backward pass, and the step is that of `proxsps.core`, whose
-functions take a leading axis of runs anyway. Runs share nothing: one that diverges does not touch its neighbours.
+The losses of all runs are one `vmap`, their gradients one backward pass, and the step is that of `proxsps.runs`,
+written in place. Runs share nothing: one that diverges does not touch its neighbours.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from proxsps.core.step import Dual, dec_sps_dual, l2_dual, prox_coefficients, sps_dual
+from proxsps import runs
+from proxsps.core.estimate import coupled_value
+from proxsps.core.rules import Decision, Memory, Model, dec_sps, linear, sps_max, start_memory, truncated
+from proxsps.core.step import prox_coefficients
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.saved import SavedBatch, State
 from proxsps.sweep.spec import RunSpec
 
 COUPLED = ("sps", "sgd", "dec-sps")  # the regulariser is part of the loss
 BOUNDED = ("prox-sps", "sps", "dec-sps")  # a step with a loss below its bound is left out
+RULES = {"prox-sps": truncated, "sps": sps_max}  # DecSPS has a memory besides; all others step by their cap
 GUARDED = ("prox-sps", "sps", "dec-sps", "prox-sgd")  # a step with a loss or gradient that is not finite is left out
 SAMPLES = 32_768  # of all runs together that are evaluated at a time: intermediate arrays stay in the cache
 LARGE = 200_000  # entries of all runs together from which several threads share the work of an operation
@@ -104,9 +108,8 @@ class _Program:
         self.seed_of = torch.tensor([self.seeds.index(spec.seed) for spec in specs])
         validation = zip(*(self.problem.validation_data(seed) for seed in self.seeds), strict=True)
         self.validation = [torch.stack(arrays)[self.seed_of] for arrays in validation]
-        self.memory = torch.full((count,), torch.inf, dtype=self.dtype)  # c_{k-1} gamma_{k-1} of DecSPS
+        self.memory = start_memory(self.lam[:, None])  # of DecSPS
         self.adam = _Adam(self) if "adamw" in self.is_method else None
-        self.taken = torch.zeros(count, dtype=self.dtype)  # steps, without those that were left out
         self.metrics = np.full((epochs, count, len(METRICS)), np.nan)
         self.zetas = np.full((epochs, steps, count), np.nan, dtype=np.float32)
 
@@ -123,7 +126,8 @@ class _Program:
         return {
             "epoch": epoch,
             "step": step,
-            **{name: getattr(self, name) for name in ("x", "memory", "taken")},
+            "x": self.x,
+            **{f"memory.{name}": part for name, part in self.memory._asdict().items()},
             **{f"adam.{name}": moments[name] for name in ("first", "second", "count") if moments},
             "metrics": torch.from_numpy(self.metrics[:epoch]),
             "zetas": torch.from_numpy(self.zetas[: epoch + 1]),
@@ -134,8 +138,8 @@ class _Program:
         if state is None:
             return 0, 0
         epoch, step = state["epoch"], state["step"]
-        for name in ("x", "memory", "taken"):
-            getattr(self, name).copy_(state[name])
+        self.x.copy_(state["x"])
+        self.memory = Memory(*(state[f"memory.{name}"] for name in Memory._fields))
         if self.adam is not None:
             self.adam.first.copy_(state["adam.first"])
             self.adam.second.copy_(state["adam.second"])
@@ -165,19 +169,16 @@ class _Program:
         d_sq, d_dot_x = inner(d, d), inner(d, x)
         gap = values - self.problem.lower_bound
         if self.any_coupled:
-            gap = gap + lam / 2 * inner(x, x)
-        dual = self._dual(gap, d_sq, d_dot_x, alpha)
-        keep, move, _ = prox_coefficients(dual.u, alpha, self.lam - lam)
+            gap = coupled_value(gap, inner(x, x)[:, None], lam[:, None])
         bad = self.guarded & ~torch.isfinite(gap + d_sq) | self.bounded & (gap < 0)
         ok = ~(bad | self.adam_rows)
+        root, u, _, _ = self._decide(runs.line_model(gap, d_sq, d_dot_x, alpha, self.lam - lam), ok)
+        keep, move, _ = prox_coefficients(u, alpha, self.lam - lam)
         keep, move = torch.where(ok, keep, 1.0), torch.where(ok, move, 0.0)
         if bad.any():
             d.masked_fill_(bad[:, None], 0.0)  # 0 * NaN would be NaN
         x.mul_(keep[:, None]).addcmul_(move[:, None], d)
-        if "dec-sps" in self.is_method:
-            self.memory = torch.where(ok, (self.taken + 1).sqrt() * alpha * dual.u, self.memory)
-            self.taken += ok
-        return torch.where(ok, alpha * dual.root.clamp_min(0.0), torch.nan)
+        return torch.where(ok & self.bounded, alpha * root.clamp_min(0.0), torch.nan)
 
     def _value_and_grad(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Loss and gradient of every run on its batch: losses by vmap, gradients by one backward pass of their sum."""
@@ -191,31 +192,21 @@ class _Program:
         parts = x.split([shape.numel() for shape in self.shapes.values()], dim=1)
         return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def _dual(self, gap: Tensor, d_sq: Tensor, d_dot_x: Tensor, alpha: Tensor) -> Dual:
-        """The dual variable of every run by its own method; u = 1, and no zeta, for those without a lower bound."""
-        root, u = torch.full_like(gap, torch.nan), torch.ones_like(gap)
-        blocks = (d_sq[:, None], alpha[:, None])
-        duals = {}
-        if "prox-sps" in self.is_method:
-            duals["prox-sps"] = l2_dual(gap, blocks[0], d_dot_x[:, None], blocks[1], self.lam[:, None])
-        if "sps" in self.is_method:
-            duals["sps"] = sps_dual(gap, *blocks)
+    def _decide(self, model: Model, ok: Tensor) -> Decision:
+        """The decision of every run by the rule of its own method: those without a lower bound step by their cap."""
+        decisions = {method: rule(model) for method, rule in RULES.items() if method in self.is_method}
         if "dec-sps" in self.is_method:
-            c = (self.taken + 1).sqrt()
-            duals["dec-sps"] = dec_sps_dual(gap, *blocks, c, self.memory[:, None])
-        for method, dual in duals.items():
-            mask = self.is_method[method]
-            root, u = torch.where(mask, dual.root, root), torch.where(mask, dual.u, u)
-        return Dual(root, u)
+            decisions["dec-sps"], self.memory = dec_sps(model, self.memory, ok)
+        return runs.select([self.is_method[method] for method in decisions], list(decisions.values()), linear(model))
 
     def record(self, epoch: int, x: Tensor) -> None:
         """The metrics of every run after an epoch that ended at x."""
         data, params = self.problem.train_data(), self._named(x)
-        runs = max(1, SAMPLES // len(data[0]))
-        train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)), chunk_size=runs)(params, *data)
-        error = vmap(self.problem.validation_error, chunk_size=runs)(params, *self.validation)
+        chunk = max(1, SAMPLES // len(data[0]))
+        train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)), chunk_size=chunk)(params, *data)
+        error = vmap(self.problem.validation_error, chunk_size=chunk)(params, *self.validation)
         square = inner(x, x)
-        objective = train + self.lam / 2 * square
+        objective = coupled_value(train, square[:, None], self.lam[:, None])
         zeta = median_zeta(self.zetas[epoch])
         rows = np.stack([*(t.double().numpy() for t in (objective, train, error, square.sqrt())), zeta], axis=1)
         gone = ~np.isfinite(rows[:, 0])

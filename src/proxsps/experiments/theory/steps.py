@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from proxsps import theory
+from proxsps import runs, theory
 from proxsps.core import schedules
 from proxsps.core.models import truncated_model
 from proxsps.experiments.theory.rates import (
@@ -23,7 +23,7 @@ from proxsps.experiments.theory.rates import (
     smooth_envelope,
     soft_landing,
 )
-from proxsps.experiments.theory.runs import prox_sps, prox_sps_step, run
+from proxsps.experiments.theory.runs import prox_sps, run
 from proxsps.problems.composite import (
     PROBLEMS,
     Composite,
@@ -54,7 +54,7 @@ def all_steps(problem: Composite, x: np.ndarray, alpha: float) -> np.ndarray:
     gap = problem.losses(x) - problem.lower_bound
     rows = np.repeat(x, problem.size, axis=0)
     g = problem.gradients(x).reshape(rows.shape)
-    y, _ = prox_sps_step(rows, gap.ravel(), g, np.full(len(rows), alpha), problem.phi)
+    y = runs.step(rows, gap.ravel(), g, np.full(len(rows), alpha), problem.phi).points
     return y.reshape(*x.shape[:-1], problem.size, -1)
 
 

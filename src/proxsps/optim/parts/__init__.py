@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxsps.optim.blocks import ENTRIES, PROXES, Block
+from proxsps.optim.blocks import ENTRIES, PROXES, UNITS, Block
 from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts.base import Curve, Part, Sums
-from proxsps.optim.parts.compiled import CompiledEntries, CompiledLines, CompiledRows, load_kernels, memory_of
+from proxsps.optim.parts.compiled import (
+    CompiledEntries,
+    CompiledLines,
+    compiled_rows,
+    compiled_units,
+    load_kernels,
+    memory_of,
+)
 from proxsps.optim.parts.device import DeviceEntries, DeviceRows
 from proxsps.optim.parts.entries import EntriesOfTensors
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.parts.proxes import Proxes
-from proxsps.optim.parts.rows import RowsOfTensors, row_stretches
+from proxsps.optim.parts.rows import RowsOfTensors
 from proxsps.regularizers.structure import Scalar
 
 
@@ -33,6 +40,14 @@ def make_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, exact: bool = False
 ) -> Curve:
     """The part of blocks of another kind; `exact` calculates in doubles."""
+    if kind == UNITS:
+        (block,) = blocks
+        compiles = isinstance(numbers, Host) and fused is not False and not exact
+        units = compiled_units(numbers, block, places) if compiles else None
+        _check_fused(None if exact else fused, units, blocks)
+        if units is not None:
+            return units
+        kind = PROXES
     curve = _curve(kind, numbers, blocks, places, fused, exact)
     curve.kind = kind
     return curve
@@ -54,16 +69,11 @@ def _curve(
         if isinstance(numbers, Device):
             return DeviceEntries(numbers, blocks, places, own)
         return EntriesOfTensors(numbers, blocks, places, own, exact)
-    memory = None
-    if compiles:
-        tensors = ([block.params for block in blocks], [block.slopes for block in blocks])
-        memory = load_kernels().rows.memory(*tensors, [block[0].dims for block in structures])
-    _check_fused(fused, memory, blocks)
-    if memory is not None:
-        return CompiledRows(numbers, blocks, places, row_stretches(blocks, structures), memory)
+    rows = compiled_rows(numbers, blocks, places, structures) if compiles else None
+    _check_fused(None if exact else fused, rows, blocks)
     if isinstance(numbers, Device):
         return DeviceRows(numbers, blocks, places, structures)
-    return RowsOfTensors(numbers, blocks, places, structures)
+    return rows or RowsOfTensors(numbers, blocks, places, structures)
 
 
 def _check_fused(fused: bool | None, memory: object, blocks: Sequence[Block]) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_heights, row_moves_sq
 from proxsps.core.step import Affine
-from proxsps.optim.blocks import Block
+from proxsps.optim.blocks import UNITS, Block
 from proxsps.optim.numbers import Numbers
 from proxsps.optim.parts.base import Curve
 from proxsps.optim.parts.lines import Lines
-from proxsps.optim.parts.rows import row_constants, row_points
-from proxsps.regularizers.structure import Entries
+from proxsps.optim.parts.rows import row_constants, row_points, row_stretches
+from proxsps.regularizers.structure import Entries, Rows, Scalar
 
 
 @cache
@@ -114,24 +114,37 @@ class CompiledEntries(Curve):
 
 
 class CompiledRows(Curve):
-    """Rows by the kernels."""
+    """Rows, or groups of them, by the kernels.
+
+    Args:
+        numbers: those of the step.
+        blocks: the blocks.
+        places: their places among all blocks.
+        memory: where the rows lie.
+        alpha: caps; a number, or one per group of rows.
+        psi: functions of the groups' norms; numbers, or one per group.
+        owners: the block of each group.
+    """
 
     def __init__(
-        self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], stretches: Any, memory: Any
+        self,
+        numbers: Numbers,
+        blocks: Sequence[Block],
+        places: Sequence[int],
+        memory: Any,
+        alpha: Array | float,
+        psi: Scalar,
+        owners: np.ndarray,
     ) -> None:
         super().__init__(numbers, blocks, places)
-        self._memory = memory
-        self._stretches = stretches  # cap, function and number of rows, for each tensor in order
-        self._owners = np.repeat(*np.array([[i, rows] for i, *_, rows in stretches]).T)
+        self._memory, self._alpha, self._psi, self._owners = memory, alpha, psi, owners
+        self.points = row_points(len(owners))
 
     def sums(self, points: bool) -> Array:
-        """One pass; three sums per row are kept for the search."""
+        """One pass; three sums per group are kept for the search."""
         self._known = load_kernels().rows.sums(self._memory)
         self._rows = RowSums(*self._known)
-        self._alpha, self._psi = row_constants([own[1:] for own in self._stretches], self._rows.d_sq)
-        self.points = row_points(len(self._owners))
-        count = len(self.blocks)
-        x_sq, d_dot_x, d_sq = (np.bincount(self._owners, part, count) for part in self._known)
+        x_sq, d_dot_x, d_sq = (np.bincount(self._owners, part, len(self.blocks)) for part in self._known)
         return np.stack([d_sq, d_dot_x, x_sq])
 
     def _heights(self, u: Array) -> tuple[Array, Array]:
@@ -149,7 +162,47 @@ class CompiledRows(Curve):
         """One pass."""
         if not ok:
             return
-        kernels, rows = load_kernels(), len(self._owners)
-        alpha = np.broadcast_to(np.float64(self._alpha), (rows,))
-        psi = kernels.Psi.of(rows, *self._psi)
-        kernels.rows.write(self._memory, psi, np.ascontiguousarray(alpha), float(u), float(s), self._known)
+        kernels, groups = load_kernels(), len(self._owners)
+        alpha = np.ascontiguousarray(np.broadcast_to(np.float64(self._alpha), (groups,)))
+        psi = kernels.Psi.of(groups, *self._psi)
+        kernels.rows.write(self._memory, psi, alpha, float(u), float(s), self._known)
+
+
+def compiled_rows(
+    numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], structures: Sequence[Sequence[Rows]]
+) -> CompiledRows | None:
+    """The rows of blocks, each for itself; None where the kernels do not apply."""
+    kernels = load_kernels()
+    if kernels is None:
+        return None
+    tensors = ([block.params for block in blocks], [block.slopes for block in blocks])
+    memory = kernels.rows.memory(*tensors, [own[0].dims for own in structures])
+    if memory is None:
+        return None
+    stretches = row_stretches(blocks, structures)
+    owners = np.repeat(*np.array([[i, rows] for i, *_, rows in stretches]).T)
+    alpha, psi = row_constants([own[1:] for own in stretches], np.zeros(len(owners)))
+    return CompiledRows(numbers, blocks, places, memory, alpha, psi, owners)
+
+
+def compiled_units(numbers: Numbers, block: Block, places: Sequence[int]) -> CompiledRows | None:
+    """Groups of slices of several tensors; None where the kernels do not apply."""
+    kernels, structure = load_kernels(), block.phi.joint_structure([x.shape for x in block.params])
+    if kernels is None or structure is None:
+        return None
+    count = int(structure.groups.max()) + 1
+    free = structure.groups < 0
+    # Slices without a penalty make one group more, with no function at all.
+    ids = np.where(free, count, structure.groups)
+    extra = int(free.any())
+    blank = Scalar()
+    psi = Scalar(
+        *(np.append(np.broadcast_to(c, (count,)), [b] * extra) for c, b in zip(structure.psi, blank, strict=True))
+    )
+    tensors = ([[x] for x in block.params], [[d] for d in block.slopes])
+    memory = kernels.rows.memory(*tensors, structure.dims, ids)
+    if memory is None:
+        return None
+    part = CompiledRows(numbers, [block], places, memory, block.alpha, psi, np.zeros(count + extra, np.int64))
+    part.kind = UNITS
+    return part

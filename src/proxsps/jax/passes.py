@@ -1,0 +1,97 @@
+"""Passes over memory: several sums in one loop, and short arrays joined into one long.
+
+The compiler makes a loop of its own out of every sum, and calls it by itself. So a pass that needs several sums makes
+them in one reduction, and reads many short arrays as one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import add
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from proxsps.core.array import Array
+
+SHORT = 1 << 16  # entries up to which arrays are joined; long ones stay where they are, perhaps on several devices
+RUN = 1 << 10  # entries of a joined array that are added up one after the other
+RUNS = 1 << 9, 1 << 15  # how many entries of other arrays: about so many, and at most so many
+
+
+def dot(left: Sequence[Array], right: Sequence[Array], dtype: Any) -> Array:
+    """Inner product of two lists of arrays."""
+    parts = [jnp.sum(a * b, dtype=dtype) for a, b in zip(left, right, strict=True)]
+    return jnp.sum(jnp.stack(parts)) if parts else jnp.zeros((), dtype)
+
+
+def joined(xs: Sequence[Array], ds: Sequence[Array]) -> list[tuple[Array, Array]]:
+    """The pairs of arrays, those that are short as one matrix of each dtype, which is filled up with zeros."""
+    pairs, short = [], defaultdict(list)
+    for x, d in zip(xs, ds, strict=True):
+        if x.size <= SHORT:
+            short[x.dtype].append((x, d))
+        else:
+            pairs.append((x, d))
+    for members in short.values():
+        x, d = (_matrix(parts) for parts in zip(*members, strict=True)) if len(members) > 1 else members[0]
+        pairs.append((x, d))
+    return pairs
+
+
+def _matrix(arrays: Sequence[Array]) -> Array:
+    """All entries in rows of one length."""
+    flat = [x.reshape(-1) for x in arrays]
+    rest = -sum(x.size for x in flat) % RUN
+    return jnp.concatenate([*flat, jnp.zeros(rest, flat[0].dtype)]).reshape(-1, RUN)
+
+
+def add_up(terms: Sequence[Array], axes: Sequence[int] | None = None) -> list[Array]:
+    """The sum of each of some arrays of one shape over these axes (None: all), in one pass.
+
+    A reduction of several arrays adds up entry after entry, which would round a long sum more and more. So it takes
+    runs of entries along the last axes, and the sums of the runs are added up as usual.
+    """
+    shape = terms[0].shape
+    axes = range(len(shape)) if axes is None else sorted(axis % len(shape) for axis in axes)
+    if axes and shape[axes[-1]] > RUNS[1]:
+        terms = [_folded(term, axes[-1]) for term in terms]
+        axes = [*axes, axes[-1] + 1]
+        shape = terms[0].shape
+    inner: list[int] = []
+    size = 1
+    for axis in reversed(axes):
+        if size >= RUNS[0] or (inner and size * shape[axis] > RUNS[1]):
+            break
+        inner.append(axis)
+        size *= shape[axis]
+    outer = tuple(axis - sum(i < axis for i in inner) for axis in axes if axis not in inner)
+    runs = _reduce(tuple(terms), tuple(inner))
+    return [jnp.sum(run, axis=outer) for run in runs] if outer else list(runs)
+
+
+def _reduce(terms: tuple[Array, ...], axes: tuple[int, ...]) -> Sequence[Array]:
+    zeros = tuple(jnp.zeros((), term.dtype) for term in terms)
+    return jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(add, a, b)), axes)
+
+
+def _folded(x: Array, axis: int) -> Array:
+    """An axis as two, the second of which is short; filled up with zeros."""
+    length = x.shape[axis]
+    widths = [(0, -length % RUN if i == axis else 0) for i in range(x.ndim)]
+    return jnp.pad(x, widths).reshape(*x.shape[:axis], -1, RUN, *x.shape[axis + 1 :])
+
+
+def spread(values: Sequence[Any], counts: Sequence[int], dtype: Any) -> Any:
+    """One number for each of some rows, of which every value has so many; a single number where all are equal."""
+    first = values[0]
+    if all(value is first or (_known(value) and _known(first) and value == first) for value in values):
+        return first
+    places = [i for i, count in enumerate(counts) for _ in range(count)]
+    return jnp.stack([jnp.asarray(value, dtype) for value in values])[jnp.asarray(places, int)]
+
+
+def _known(value: Any) -> bool:
+    return isinstance(value, (int, float))

@@ -1,0 +1,41 @@
+"""Sparsity, and what the steps did, in the logs of trainers: `callbacks.lightning` and `callbacks.transformers`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxsps.core.report import BRANCHES
+from proxsps.optim.base import PolyakOptimizer
+from proxsps.sparsity.report import sparsity_report
+from proxsps.sparsity.units import Units
+
+
+class Journal:
+    """Collects the steps of an epoch without waiting for the device, and sums them up at its end."""
+
+    def __init__(self, units: Units | None = None, prefix: str = "sparsity/") -> None:
+        self.units, self.prefix = units, prefix
+        self._steps: list[Tensor] = []
+
+    def step(self, optimizer: Any) -> None:
+        """Note the last step of an optimizer of this package; any other has nothing to note."""
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # trainers wrap it
+        last = optimizer.last_step if isinstance(optimizer, PolyakOptimizer) else None
+        if last is not None:
+            self._steps.append(torch.stack([last.tau[0], last.zeta[0], last.branch.to(last.tau.dtype)]))
+
+    def epoch(self, model: nn.Module) -> dict[str, float]:
+        """Shares of zeros, medians of tau and zeta, shares of the branches; then it starts again."""
+        found = dict(sparsity_report(model, self.units).summary())
+        if self._steps:
+            tau, zeta, branch = torch.stack(self._steps).T.cpu()
+            found |= {"tau": float(tau.nanmedian()), "zeta": float(zeta.nanmedian())}
+            found |= {name: float((branch == code).float().mean()) for code, name in BRANCHES.items()}
+        self._steps.clear()
+        return {f"{self.prefix}{name}": value for name, value in found.items()}
+
+
+__all__ = ["Journal"]

@@ -1,0 +1,50 @@
+"""Walks through torch-pruning's graph that come to an end."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+ROUNDS = 10  # how often a walk may come to each edge of the graph; two or three times are usual
+
+
+class EndlessError(Exception):
+    """torch-pruning follows channels in circles; with the modules that it came to."""
+
+    def __init__(self, reached: set[Any]) -> None:
+        super().__init__()
+        self.reached = reached
+
+
+class Guard:
+    """Ends a walk through the graph that takes far more steps than the graph has edges.
+
+    Where channels are cut and joined again, as by rotary embeddings, each round gives new indices, and torch-pruning
+    would walk for ever. A count, and not a clock: the result must not depend on how busy the machine is.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        edges = [edge for node in graph.module2node.values() for edge in node.dependencies]
+        self.graph, self.limit, self.steps = graph, ROUNDS * len(edges) + 100, 0
+        self.reached: set[Any] = set()
+        for edge in edges:
+            edge.is_triggered_by = partial(self._count, edge)
+
+    def __enter__(self) -> None:
+        self.steps, self.reached = 0, set()
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def _count(self, edge: Any, function: Any) -> bool:
+        self.steps += 1
+        if self.steps > self.limit:
+            raise EndlessError(self.reached)
+        if edge.trigger != function:
+            return False
+        if self.graph.is_out_channel_pruning_fn(edge.handler):
+            self.reached.add(edge.target.module)
+        return True
+
+
+__all__ = ["EndlessError", "Guard"]

@@ -1,0 +1,95 @@
+"""How a model is called: example inputs, outputs as a list of tensors, copies that leave the model alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class TraceError(ValueError):
+    """A model that cannot be called or traced with the example inputs. It was not changed."""
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The model's output: inputs are one tensor, a tuple or list of arguments, or a mapping of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """All floating-point tensors of an output, whatever it is nested in."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in tensors_of(part)]
+
+
+def converted(inputs: Any, dtype: torch.dtype) -> Any:
+    """Inputs with their floating-point tensors in another dtype."""
+    if isinstance(inputs, Tensor):
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
+    if isinstance(inputs, Mapping):
+        return {key: converted(value, dtype) for key, value in inputs.items()}
+    return type(inputs)(converted(part, dtype) for part in inputs) if isinstance(inputs, (tuple, list)) else inputs
+
+
+def duplicate(model: nn.Module) -> nn.Module:
+    """A copy of a model, or an error that says why there is none."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # whatever a module keeps that cannot be copied
+        raise TraceError(f"The model cannot be copied by copy.deepcopy: {first_line(error)}.") from error
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
+    """The output tensors in evaluation mode; the mode is put back."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        found = tensors_of(call(model, inputs))
+    except Exception as error:
+        raise TraceError(
+            f"The model cannot be called with these example inputs: {first_line(error)}. Pass them as the model takes "
+            "them: one tensor, a tuple of arguments, or a dictionary of keyword arguments."
+        ) from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    if not found:
+        raise TraceError("The model returns no floating-point tensor for these example inputs, so it cannot be traced.")
+    return found
+
+
+def in_double(model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
+    """A copy of a model and its inputs in double precision; in their own where the model does not run so."""
+    copied = duplicate(model).eval()
+    wide = converted(inputs, torch.float64)
+    try:
+        outputs(copied.double(), wide)
+    except (TraceError, TypeError):  # dtypes that the model's code sets by itself
+        return duplicate(model).eval(), inputs
+    return copied, wide
+
+
+def difference(ones: list[Tensor], others: list[Tensor]) -> float:
+    """Largest difference of two lists of outputs, relative to the largest entry; infinity where shapes differ."""
+    if [a.shape for a in ones] != [b.shape for b in others]:
+        return float("inf")
+    worst = 0.0
+    for a, b in zip(ones, others, strict=True):
+        scale = float(a.double().abs().max()) if a.numel() else 0.0
+        apart = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+        worst = max(worst, apart / scale if scale > 0 else apart if apart == apart else float("inf"))
+    return worst if worst == worst else float("inf")
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -1,0 +1,144 @@
+"""How sparse a network is, layer by layer: cheap enough for every epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from proxsps.sparsity.tables import Table
+from proxsps.sparsity.units import Units
+
+
+class LayerSparsity(NamedTuple):
+    """Counts of one weight tensor; rows are its slices along the first dim, units those of `find_units`."""
+
+    name: str
+    entries: int
+    zeros: int
+    rows: int
+    dead_rows: int
+    units: int
+    dead_units: int
+
+
+@dataclass(frozen=True)
+class SparsityReport:
+    """Counts of all weight tensors; biases and normalisation layers are not counted."""
+
+    layers: tuple[LayerSparsity, ...]
+    units: int = 0
+    dead_units: int = 0
+
+    @property
+    def zeros(self) -> float:
+        """Share of weights that are exactly zero."""
+        return _share(sum(layer.zeros for layer in self.layers), sum(layer.entries for layer in self.layers))
+
+    @property
+    def dead_rows(self) -> float:
+        """Share of rows that are exactly zero."""
+        return _share(sum(layer.dead_rows for layer in self.layers), sum(layer.rows for layer in self.layers))
+
+    @property
+    def dead_channels(self) -> float:
+        """Share of units that are exactly zero in all their tensors; NaN where no units were given."""
+        return self.dead_units / self.units if self.units else float("nan")
+
+    def summary(self) -> dict[str, float]:
+        """The three shares by name, without those that are not known."""
+        shares = {"zeros": self.zeros, "dead_rows": self.dead_rows, "dead_units": self.dead_channels}
+        return {name: share for name, share in shares.items() if share == share}
+
+    @property
+    def table(self) -> Table:
+        """One row for each layer."""
+        rows = [
+            [
+                layer.name,
+                layer.entries,
+                f"{_share(layer.zeros, layer.entries):.1%}",
+                f"{layer.dead_rows}/{layer.rows}",
+                f"{layer.dead_units}/{layer.units}" if layer.units else "-",
+            ]
+            for layer in self.layers
+        ]
+        return Table(["weight", "entries", "zeros", "dead rows", "dead units"], rows)
+
+    @property
+    def frame(self) -> Any:
+        """One row for each layer, as a pandas DataFrame of counts."""
+        import pandas
+
+        return pandas.DataFrame(list(self.layers), columns=list(LayerSparsity._fields))
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+    def __rich__(self) -> Any:
+        return self.table
+
+
+@torch.no_grad()
+def sparsity_report(model: nn.Module, units: Units | None = None) -> SparsityReport:
+    """Count zeros, dead rows and dead units of all weights with two dims or more.
+
+    Args:
+        model: any module.
+        units: what `find_units` returned, to count dead units (channels) too.
+
+    Example:
+        >>> import torch
+        >>> from proxsps.sparsity import sparsity_report
+        >>> model = torch.nn.Linear(4, 3)
+        >>> _ = model.weight.data[1].zero_()
+        >>> print(sparsity_report(model))
+        weight  entries  zeros  dead rows  dead units
+        ------  -------  -----  ---------  ----------
+        weight       12  33.3%  1/3        -
+    """
+    names, counts = [], []
+    params = dict(model.named_parameters())
+    dead = None if units is None else _dead(params, units)
+    members = {} if units is None else units.members
+    for name, param in params.items():
+        if param.ndim < 2:
+            continue
+        alive = param != 0
+        found = [alive.sum(), alive.flatten(1).any(1).sum()]
+        of_units = torch.zeros(2, dtype=torch.long, device=param.device)
+        if dead is not None and name in members:
+            ids = torch.from_numpy(members[name].ids.copy()).to(param.device)
+            ids = ids[ids >= 0]
+            of_units = torch.stack([of_units[0] + len(ids), dead.to(param.device)[ids].sum()])
+        names.append((name, param.numel(), len(param)))
+        counts.append(torch.cat([torch.stack(found), of_units]))
+    # One transfer for all numbers: reading them one by one would wait for the device each time.
+    table = torch.stack([count.to(counts[0].device) for count in counts]).tolist() if counts else []
+    layers = tuple(
+        LayerSparsity(name, entries, entries - nonzero, rows, rows - live, of, gone)
+        for (name, entries, rows), (nonzero, live, of, gone) in zip(names, table, strict=True)
+    )
+    return SparsityReport(layers, 0 if units is None else len(units), 0 if dead is None else int(dead.sum()))
+
+
+def _dead(params: dict[str, Tensor], units: Units) -> Tensor:
+    """Which of all units are zero in all their tensors."""
+    alive = None
+    for member in units.members.values():
+        param = params[member.name]
+        flags = (param != 0).movedim(member.dim, 0).flatten(1).any(1) if param.ndim > 1 else param != 0
+        ids = torch.from_numpy(member.ids.copy()).to(param.device)
+        alive = torch.zeros(len(units) + 1, dtype=torch.bool, device=param.device) if alive is None else alive
+        # Index -1, of slices without a unit, is the last place, which is cut off.
+        alive = alive.index_put((ids.to(alive.device),), flags.to(alive.device), accumulate=True)
+    return torch.zeros(0, dtype=torch.bool) if alive is None else ~alive[:-1]
+
+
+def _share(count: int, total: int) -> float:
+    return count / total if total else 0.0
+
+
+__all__ = ["LayerSparsity", "SparsityReport", "sparsity_report"]

@@ -1,0 +1,189 @@
+"""Networks to make sparse: a multi-layer perceptron on digits, and the residual networks of `proxsps train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+
+from proxsps.optim.base import PolyakOptimizer
+from proxsps.problems.base import BASE_SEED
+from proxsps.problems.datasets import DataError
+from proxsps.problems.vision import ImageClassification, image_problem
+from proxsps.training.loader import epoch_batches, plain_batches, prepared
+from proxsps.training.ranks import Ranks
+
+DIGITS = "digits-mlp"
+TRAINING_DIGITS = 1347  # of 1797; the others are for validation
+EVALUATED = 500  # samples in a batch of an evaluation
+
+
+class Task(Protocol):
+    """Data and a network with its starting weights."""
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that a result depends on, as plain data."""
+
+    def network(self, seed: int) -> nn.Module:
+        """The network with starting weights of this seed."""
+
+    def example_inputs(self) -> Tensor:
+        """A few samples as the network takes them."""
+
+    def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and labels of one epoch, which depend on nothing but seed and epoch."""
+
+    def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and labels of the validation set."""
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Handwritten digits of 8 x 8 pixels, as scikit-learn ships them, and a perceptron with two hidden layers."""
+
+    hidden: tuple[int, int] = (300, 100)
+    batch_size: int = 64
+
+    def settings(self) -> dict[str, Any]:
+        """The options of the task."""
+        return {"task": DIGITS, "hidden": list(self.hidden), "batch_size": self.batch_size}
+
+    def network(self, seed: int) -> nn.Module:
+        """Two hidden layers with ReLU."""
+        one, two = self.hidden
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(BASE_SEED + seed)
+            return nn.Sequential(nn.Linear(64, one), nn.ReLU(), nn.Linear(one, two), nn.ReLU(), nn.Linear(two, 10))
+
+    def example_inputs(self) -> Tensor:
+        """Four digits."""
+        return _digits()[0][0][:4]
+
+    def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All digits in a new order; an incomplete last batch is dropped."""
+        x, labels = _digits()[0]
+        order = np.random.default_rng((seed, epoch)).permutation(len(labels))
+        for first in range(0, len(order) - self.batch_size + 1, self.batch_size):
+            chosen = torch.from_numpy(order[first : first + self.batch_size])
+            yield x[chosen], labels[chosen]
+
+    def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All at once."""
+        yield _digits()[1]
+
+
+@dataclass(frozen=True)
+class Images:
+    """An image problem of `proxsps train`."""
+
+    problem: ImageClassification
+    ranks: Ranks
+
+    def settings(self) -> dict[str, Any]:
+        """The options of the problem."""
+        return {"task": self.problem.name, **asdict(self.problem)}
+
+    def network(self, seed: int) -> nn.Module:
+        """The residual network; seed 0 gives the weights that `proxsps train` starts with."""
+        fresh = replace(self.problem, data_seed=self.problem.data_seed + seed).network()
+        return fresh.to(self.ranks.device, memory_format=torch.channels_last)
+
+    def example_inputs(self) -> Tensor:
+        """Two images."""
+        return prepared(self.problem.train_data()[0][:2]).to(self.ranks.device)
+
+    def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Augmented batches."""
+        return epoch_batches(self.problem, seed, epoch, self.ranks)
+
+    def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images as they are."""
+        return plain_batches(self.problem.validation_data(0), EVALUATED, self.ranks)
+
+
+def task_named(name: str, device: torch.device | None = None, **options: Any) -> Task:
+    """The task of a name: "digits-mlp", or "cifar10-resnet20" and its like with options of `ImageClassification`."""
+    if name == DIGITS:
+        given = {key for key in options if key != "batch_size"}
+        if given:
+            raise ValueError(f"{DIGITS} has no options {', '.join(sorted(given))}; they are those of image networks.")
+        return Digits(**options)
+    try:
+        problem = image_problem(name, **options)
+    except ValueError as error:
+        raise ValueError(f"{error} Or {DIGITS!r}.") from None
+    return Images(problem, Ranks(device or torch.device("cpu")))
+
+
+def fit(
+    task: Task,
+    model: nn.Module,
+    optimizer: Optimizer,
+    epochs: int,
+    seed: int,
+    first_epoch: int = 0,
+    after_backward: Callable[[nn.Module], None] = lambda model: None,
+) -> None:
+    """Train for some epochs with a cap that falls to zero on a line, so that the last weights carry little noise.
+
+    Args:
+        task: data.
+        model: trained as it is.
+        optimizer: made for the model; the `lr` of its groups is the largest.
+        epochs: passes over the data.
+        seed: of the order of samples.
+        first_epoch: which of the seed's epochs comes first.
+        after_backward: called before each step, for penalties that are added to gradients.
+    """
+    caps = [group["lr"] for group in optimizer.param_groups]
+    model.train()
+    for epoch in range(epochs):
+        for group, cap in zip(optimizer.param_groups, caps, strict=True):
+            group["lr"] = cap * (1 - epoch / epochs)
+        for x, labels in task.batches(seed, first_epoch + epoch):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), labels)
+            loss.backward()
+            after_backward(model)
+            if isinstance(optimizer, PolyakOptimizer):
+                optimizer.step(loss=loss)
+            else:
+                optimizer.step()
+    for group, cap in zip(optimizer.param_groups, caps, strict=True):
+        group["lr"] = cap
+
+
+@torch.no_grad()
+def accuracy(task: Task, model: nn.Module) -> float:
+    """Share of right answers on the validation set, in evaluation mode."""
+    training = model.training
+    model.eval()
+    right = count = 0
+    for x, labels in task.validation():
+        right += int((model(x).argmax(1) == labels).sum())
+        count += len(labels)
+    model.train(training)
+    return right / count
+
+
+@lru_cache(maxsize=1)
+def _digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError("The digits come with scikit-learn: pip install scikit-learn.") from None
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    x = torch.from_numpy(data.data[order] / 16).float()
+    labels = torch.from_numpy(data.target[order]).long()
+    return (x[:TRAINING_DIGITS], labels[:TRAINING_DIGITS]), (x[TRAINING_DIGITS:], labels[TRAINING_DIGITS:])
+
+
+__all__ = ["DIGITS", "Digits", "Images", "Task", "accuracy", "fit", "task_named"]

@@ -1,0 +1,123 @@
+"""Searches over many entries start from a sample of them: the answer is the same, and few passes find it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from proxsps.optim import ProxSPS, assembly
+from proxsps.optim.parts.compiled import CompiledEntries, load_kernels
+from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, NonNegative
+
+ALPHA = 0.3
+REGULARIZERS = [L1(0.2), ElasticNet(0.2, 0.5), NonNegative(), Box(-0.7, 0.9)]
+needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="the compiled kernels are not installed")
+
+
+@pytest.fixture(autouse=True)
+def worth(monkeypatch):
+    """Samples from few entries on."""
+    monkeypatch.setattr(assembly, "WORTH", 10_000)
+
+
+def drawn(seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    params = []
+    for shape in ((211, 307), (30_011,), (97, 53), (13,)):
+        x, noise = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        params.append(torch.nn.Parameter(x.to(dtype)))
+        params[-1].grad = (noise + 0.5 * x).to(dtype)
+    return params
+
+
+def height(groups, u):
+    """sum <d, y(u) - x> in doubles."""
+    total = 0.0
+    for group in groups:
+        phi = group.get("regularizer") or L2(group["weight_decay"])
+        for p in group["params"]:
+            x, d = p.detach().double(), p.grad.double()
+            total += float(torch.sum(d * (phi.prox(x - u * ALPHA * d, ALPHA) - x)))
+    return total
+
+
+def groups_of(phi, params):
+    return [
+        {"params": params[:2], "regularizer": phi},
+        {"params": params[2:3], "regularizer": GroupLasso.rows(0.3)},
+        {"params": params[3:], "weight_decay": 0.1},
+    ]
+
+
+@pytest.mark.parametrize("part", [0.02, 0.4, 0.97])
+@pytest.mark.parametrize("phi", REGULARIZERS, ids=str)
+@pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_kernels), False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_answer_has_the_duality_gap_that_was_asked_for(phi, part, fused, dtype):
+    params = drawn(1, dtype)
+    groups = groups_of(phi, params)
+    gap = -(height(groups, 0.0) + part * (height(groups, 1.0) - height(groups, 0.0)))
+    start = [{**group, "params": [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]} for group in groups]
+    for group, copy in zip(groups, start, strict=True):
+        for p, q in zip(group["params"], copy["params"], strict=True):
+            q.grad = p.grad
+    opt = ProxSPS(groups, lr=ALPHA, fused=fused)
+    opt.step(loss=gap)
+    u = float(opt.last_step.u)
+    assert opt.last_step.branch_name == "inside"
+    # Sums of f32 are rounded; 97,000 entries of size 1 leave an error of a few eps times the root of their number.
+    h, slack = gap + height(start, u), 1e-12 * gap if dtype is torch.float64 else (1e-7 + 4 * 1.2e-7) * gap
+    assert max((1 - u) * h, -u * h) <= 2 * slack
+
+
+@needs_kernels
+@pytest.mark.parametrize("phi", REGULARIZERS, ids=str)
+def test_two_or_three_passes_over_all_entries_are_enough(phi, monkeypatch):
+    passes = []
+    inner = CompiledEntries.pass_over
+
+    def spied(self, u, every=1):
+        passes.append(every)
+        return inner(self, u, every)
+
+    monkeypatch.setattr(CompiledEntries, "pass_over", spied)
+    params = drawn(2)
+    groups = groups_of(phi, params)
+    ProxSPS(groups, lr=ALPHA).step(loss=-(height(groups, 0.0) + height(groups, 1.0)) / 2)
+    assert passes.count(assembly.SAMPLE) == 2
+    assert passes.count(1) <= 4  # entries are few here, so that their kinks count for more than in a network
+
+
+@needs_kernels
+@pytest.mark.parametrize("phi", REGULARIZERS, ids=str)
+def test_a_capped_step_takes_one_pass(phi, monkeypatch):
+    passes = []
+    inner = CompiledEntries.pass_over
+    monkeypatch.setattr(
+        CompiledEntries, "pass_over", lambda self, u, every=1: (passes.append(every), inner(self, u, every))[1]
+    )
+    params = drawn(3)
+    groups = groups_of(phi, params)
+    opt = ProxSPS(groups, lr=ALPHA)
+    opt.step(loss=-1.5 * height(groups, 1.0))
+    assert opt.last_step.branch_name == "capped"
+    assert passes.count(1) == 1
+
+
+def test_the_number_of_threads_does_not_change_the_step():
+    results = []
+    for threads in (1, 2):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            params = drawn(4)
+            groups = groups_of(L1(0.2), params)
+            gap = -(height(groups, 0.0) + height(groups, 1.0)) / 2
+            opt = ProxSPS(groups, lr=ALPHA)
+            opt.step(loss=gap)
+            results.append(np.concatenate([p.detach().numpy().ravel() for p in params]))
+        finally:
+            torch.set_num_threads(before)
+    if load_kernels() is not None:  # torch's own sums may depend on the number of threads
+        assert (results[0] == results[1]).all()

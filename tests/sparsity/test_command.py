@@ -1,0 +1,115 @@
+"""`proxsps sparsify` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from proxsps.cli import app
+from proxsps.problems.resnet import ResNet
+from proxsps.sparsity import load_shrunk, load_sparse
+from proxsps.training.tasks import Digits, accuracy, task_named
+
+TINY = ["--width=2", "--size=8", "--images=80", "--validation-images=30", "--batch-size=16", "--device=cpu"]
+NETWORK = "synthetic-resnet8"
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *words: CliRunner().invoke(app, ["sparsify", *words])
+
+
+def test_help_teaches(call):
+    text = call("--help").output
+    for word in ("digits-mlp", "cifar10-resnet20", "--keep", "--max-drop", "goes on from them"):
+        assert word in text
+
+
+def test_digits_become_small_and_the_files_hold_it(call, tmp_path):
+    words = [
+        "digits-mlp",
+        "--epochs=2",
+        "--max-drop=0.3",
+        "--keep=0.6",
+        "--strengths=1e-3,3e-3,6e-3",
+        "--json",
+        "--no-polish",
+    ]
+    result = call(*words)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    best = next(point for point in found["points"] if point["chosen"])
+    assert best["size"] <= 0.6
+    assert found["after"]["parameters"] == best["parameters"]
+    assert found["difference"] < 1e-6
+    folder = tmp_path / found["folder"]
+    small = load_shrunk(Digits().network(7), torch.load(folder / "small.pt", weights_only=True))
+    assert accuracy(Digits(), small) == pytest.approx(best["accuracy"])
+    assert json.loads((folder / "path.json").read_text()) == found["points"]
+    state = load_sparse(folder / "small.safetensors")
+    assert all(torch.equal(state[name], tensor) for name, tensor in small.state_dict().items())
+    # The same command trains nothing again and says the same.
+    before = {file.name: file.stat().st_mtime_ns for file in folder.glob("point-*.pt")}
+    again = json.loads(call(*words).stdout)
+    assert again["points"] == found["points"]
+    assert {file.name: file.stat().st_mtime_ns for file in folder.glob("point-*.pt")} == before
+
+
+def test_a_residual_network(call, tmp_path):
+    result = call(NETWORK, *TINY, "--epochs=2", "--strengths=0.001,0.01", "--max-drop=1", "--lr=0.5")
+    assert result.exit_code == 0, result.output
+    assert "Accuracy of the smaller network" in result.stdout
+    assert "dense: accuracy" in result.stderr
+    assert "strength 0.01: accuracy" in result.stderr
+    assert "a shortcut pads or shifts the channels" in result.stdout
+    (file,) = tmp_path.rglob("small.pt")
+    load_shrunk(ResNet(8, 2, batch_norm=True), torch.load(file, weights_only=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digits"], "Unknown problem 'digits'"),
+        (["cifar-resnet20"], "Or 'digits-mlp'."),
+        (["digits-mlp", "--strengths", "a,b"], "--strengths must be numbers with commas between them"),
+        (["digits-mlp", "--strengths", "0"], "strengths must be positive, finite and growing"),
+        (["digits-mlp", "--strengths", "1e-3,inf"], "strengths must be positive, finite and growing"),
+        (["digits-mlp", "--keep", "2"], "keep must be a share between 0 and 1"),
+        (["digits-mlp", "--max-drop", "-1"], "max_drop must be a number >= 0"),
+        (["digits-mlp", "--device", "abacus"], "The device 'abacus' cannot be used here"),
+    ],
+)
+def test_wrong_words_get_one_line(call, tmp_path, words, message):
+    result = call(*words)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("missing", ["torch_pruning", "safetensors.torch"])
+def test_what_is_not_installed_is_said_before_anything_is_trained(call, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    result = call("digits-mlp")
+    assert result.exit_code == 2
+    assert "pip install 'proxsps[sparsity]'" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_everything_dead_is_said_and_the_dense_network_is_kept(call):
+    result = call(NETWORK, *TINY, "--epochs=1", "--strengths=1e3", "--max-drop=1", "--kind=weights", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert "Everything is dead at strength 1e+03" in found["reason"]
+    assert [point["chosen"] for point in found["points"]] == [True, False]
+
+
+def test_options_of_images_are_not_those_of_digits():
+    with pytest.raises(ValueError, match="digits-mlp has no options width"):
+        task_named("digits-mlp", width=3)

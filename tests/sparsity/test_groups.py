@@ -1,0 +1,171 @@
+"""Parameter groups in one line: who gets the regulariser, at which strength, and the table that says so."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from proxsps import L1, SPS, Box, GroupLasso, ProxSGD, ProxSPS, SparseGroupLasso
+from proxsps.sparsity import rows, sparse_groups
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 6)
+        self.conv = nn.Conv1d(6, 4, 3)
+        self.norm = nn.BatchNorm1d(4)
+        self.layer_norm = nn.LayerNorm(4)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, words):
+        x = self.norm(self.conv(self.embed(words).transpose(1, 2)))
+        return self.head(self.layer_norm(x.mean(2)) * self.scale)
+
+
+def regularised(groups):
+    return {name: group["regularizer"] for group in groups for name, _ in group["params"] if group["regularizer"]}
+
+
+def test_weights_get_it_and_biases_and_norms_do_not():
+    groups = sparse_groups(Net(), L1(0.1))
+    assert set(regularised(groups)) == {"embed.weight", "conv.weight", "head.weight"}
+    names = [name for group in groups for name, _ in group["params"]]
+    assert sorted(names) == sorted(name for name, _ in Net().named_parameters())
+    assert len(groups) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"exclude": "head"}, {"embed.weight", "conv.weight"}),
+        ({"exclude": "head.*"}, {"embed.weight", "conv.weight"}),
+        ({"exclude": nn.Embedding}, {"conv.weight", "head.weight"}),
+        ({"exclude": [nn.Embedding, "he*"]}, {"conv.weight"}),
+        ({"include": nn.Linear}, {"head.weight"}),
+        (
+            {"include": ["*.weight"], "exclude": nn.Conv1d},
+            {"embed.weight", "norm.weight", "layer_norm.weight", "head.weight"},
+        ),
+        ({"include": "*.bias"}, {"conv.bias", "norm.bias", "layer_norm.bias", "head.bias"}),
+        ({"include": nn.modules.batchnorm._BatchNorm}, {"norm.weight"}),
+        ({"include": ["scale", nn.Linear]}, {"scale", "head.weight"}),
+    ],
+)
+def test_patterns(options, expected):
+    assert set(regularised(sparse_groups(Net(), L1(0.1), **options))) == expected
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+@pytest.mark.parametrize("pattern", ["heads", nn.Conv2d, "*.wieght"])
+def test_a_pattern_that_matches_nothing_is_an_error(option, pattern):
+    with pytest.raises(ValueError, match=rf"{option}=.* matches no trained parameter.*embed \(Embedding\), conv"):
+        sparse_groups(Net(), L1(0.1), **{option: pattern})
+
+
+def test_a_model_without_weights_is_an_error():
+    with pytest.raises(ValueError, match="no trained weights"):
+        sparse_groups(nn.Sequential(nn.BatchNorm1d(3)), L1(0.1))
+
+
+@pytest.mark.parametrize("phi", [L1(0.0), SparseGroupLasso(0.0, 0.0), GroupLasso(0.0)], ids=repr)
+def test_strength_zero_is_an_error(phi):
+    with pytest.raises(ValueError, match="has strength 0 and makes no zeros"):
+        sparse_groups(Net(), phi)
+
+
+def test_frozen_parameters_are_left_out():
+    model = Net()
+    model.embed.requires_grad_(False)
+    groups = sparse_groups(model, L1(0.1))
+    assert "embed.weight" not in [name for group in groups for name, _ in group["params"]]
+    with pytest.raises(ValueError, match="matches no trained parameter"):
+        sparse_groups(model, L1(0.1), include="embed")
+
+
+def test_shared_parameters_come_once():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    assert set(regularised(sparse_groups(model, L1(0.1)))) == {"0.weight"}
+
+
+def test_strength_by_layer():
+    by_fan = regularised(sparse_groups(Net(), L1(0.1), scale="fan-in"))
+    assert by_fan["conv.weight"].lam == pytest.approx(0.1 / math.sqrt(18))
+    assert by_fan["head.weight"].lam == pytest.approx(0.05)
+    by_name = regularised(sparse_groups(Net(), L1(0.1), scale=lambda name, p: 2.0 if name == "conv.weight" else 1.0))
+    assert (by_name["conv.weight"], by_name["head.weight"]) == (L1(0.2), L1(0.1))
+    by_size = regularised(sparse_groups(Net(), rows(0.1, scale_by_size=False), scale="group-size"))
+    assert by_size["conv.weight"] == GroupLasso(0.1 * math.sqrt(18), (1, 2))
+    assert by_size["embed.weight"] == GroupLasso(0.1 * math.sqrt(6), (1,))
+    both = regularised(sparse_groups(Net(), SparseGroupLasso(0.1, 0.2, (1,)), include="head", scale="group-size"))
+    assert both["head.weight"] == SparseGroupLasso(0.2, 0.4, (1,))
+    assert regularised(sparse_groups(Net(), L1(0.1), scale="group-size"))["head.weight"] == L1(0.1)
+
+
+@pytest.mark.parametrize(
+    ("phi", "scale", "message"),
+    [
+        (L1(0.1), "size", "scale must be 'group-size', 'fan-in', a function"),
+        (L1(0.1), lambda name, p: float("inf"), "scale gave the factor inf for embed.weight"),
+        (Box(-1, 1), "fan-in", "has no strength that could be scaled"),
+        (rows(0.1), "group-size", "scales by the size of its groups already"),
+        (lambda param: 0.1, None, "a function that returns one for a tensor; for embed.weight it gave 0.1"),
+    ],
+)
+def test_errors_of_strengths(phi, scale, message):
+    with pytest.raises(ValueError, match=message):
+        sparse_groups(Net(), phi, scale=scale)
+
+
+def test_rows_norm_everything_but_the_first_dim():
+    found = regularised(sparse_groups(Net(), rows(0.1)))
+    assert found["conv.weight"] == GroupLasso(0.1, (1, 2), True)
+    assert found["head.weight"] == GroupLasso(0.1, (1,), True)
+
+
+@pytest.mark.parametrize("kind", [ProxSPS, ProxSGD, SPS])
+def test_optimizers_train_on_them(kind):
+    torch.manual_seed(0)
+    model = Net()
+    opt = kind(sparse_groups(model, L1(0.02)), lr=0.1)
+    words, labels = torch.randint(7, (16, 9)), torch.randint(2, (16,))
+    for _ in range(30):
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(model(words), labels)
+        loss.backward()
+        opt.step(loss=loss)
+    if kind is not SPS:  # which has the penalty inside the loss, and makes no exact zeros
+        assert (model.conv.weight == 0).any()
+    assert (model.norm.weight != 0).all()
+    assert opt.param_groups[0]["param_names"] == ["embed.weight", "conv.weight", "head.weight"]
+
+
+def test_table_prints_without_rich():
+    code = (
+        "import sys; sys.modules['rich'] = None\n"
+        "from torch import nn; from proxsps import L1; from proxsps.sparsity import sparse_groups\n"
+        "sparse_groups(nn.Linear(3, 2), L1(0.5)).table.show()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines() == [
+        "parameter  shape  entries  regularizer",
+        "---------  -----  -------  -----------",
+        "weight     2x3          6  L1(lam=0.5)",
+        "bias       2            2  none",
+    ]
+
+
+def test_table_prints_with_rich_and_is_a_frame(capsys):
+    pytest.importorskip("rich")
+    table = sparse_groups(nn.Linear(3, 2), L1(0.5)).table
+    table.show()
+    assert "L1(lam=0.5)" in capsys.readouterr().out
+    frame = table.frame()
+    assert frame["entries"].tolist() == [6, 2]

@@ -1,0 +1,166 @@
+"""The path over the strength: warm starts, early stops, resuming, and what happens when everything dies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from proxsps import ProxSPS
+from proxsps.sparsity import PathError, shrink, strength_path
+from proxsps.sparsity.path import DEFAULT_STEPS
+
+X = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
+LABELS = (X[:, 0] * X[:, 1] > 0).long()
+
+
+STRENGTHS = [1e-3, 5e-3, 2e-2, 8e-2]
+
+
+class Job:
+    """A small classification problem whose training depends on nothing but the model and the groups."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 2))
+        self.trained: list[float] = []
+        self.starts: list[torch.Tensor] = []
+        self.ends: list[torch.Tensor] = []
+        self.fail_at = -1
+
+    def train(self, model, groups):
+        phi = groups[0]["regularizer"]
+        if len(self.trained) == self.fail_at:
+            raise KeyboardInterrupt
+        self.trained.append(0.0 if phi is None else phi.lam)
+        self.starts.append(model[0].weight.detach().clone())
+        opt = ProxSPS(groups, lr=1.0)
+        for epoch in range(12):
+            for group in opt.param_groups:
+                group["lr"] = 1 - epoch / 12
+            for batch in torch.arange(200).split(50):
+                opt.zero_grad()
+                loss = nn.functional.cross_entropy(model(X[batch]), LABELS[batch])
+                loss.backward()
+                opt.step(loss=loss)
+        self.ends.append(model[0].weight.detach().clone())
+
+    @torch.no_grad()
+    def evaluate(self, model):
+        return float((model(X).argmax(1) == LABELS).float().mean())
+
+    def run(self, **options):
+        return strength_path(self.model, self.train, self.evaluate, X[:4], **options)
+
+
+def test_from_dense_to_sparse_with_the_default_path():
+    job = Job()
+    path = job.run(max_drop=0.05)
+    assert path.points[0].strength == 0
+    assert path.points[0].size == 1
+    strengths = [point.strength for point in path.points[1:]]
+    assert strengths[1] == pytest.approx(2 * strengths[0])
+    assert len(strengths) <= len(DEFAULT_STEPS) + 2
+    # Two strengths lie between the last good one of the doubled strengths and the one that was too much.
+    doubled, refined = strengths[:-2], strengths[-2:]
+    assert doubled == sorted(doubled)
+    assert all(doubled[-2] < strength < doubled[-1] for strength in refined)
+    # Each point starts where the last one ended, the refined ones where the last good one did.
+    count = len(doubled)
+    assert all(torch.equal(job.starts[i + 1], job.ends[i]) for i in range(count))
+    assert torch.equal(job.starts[count + 1], job.ends[count - 1])
+    best = path.best
+    assert best.accuracy >= max(point.accuracy for point in path.points[: path.chosen]) - 0.05
+    assert best.size < 0.6
+    assert best.dead_units >= 8
+    # The model is the chosen one, not the last one.
+    assert job.evaluate(job.model) == best.accuracy
+    small = shrink(job.model, X[:4], timing_seconds=0).report
+    assert small.after.parameters == best.parameters
+    frame = path.frame
+    assert frame["chosen"].tolist().index(True) == path.chosen
+    assert "<- chosen" in str(path)
+
+
+def test_stops_at_the_wanted_size():
+    job = Job()
+    path = job.run(max_drop=1.0, keep=0.7)
+    assert path.chosen == len(path.points) - 1
+    assert path.best.size <= 0.7 < path.points[-2].size
+    assert path.reason.startswith("Size")
+
+
+def test_weights_and_rows():
+    for kind in ("weights", "rows"):
+        path = Job().run(kind=kind, max_drop=0.3, keep=0.5)
+        assert path.best.size == pytest.approx(1 - path.best.zeros)
+        assert path.best.zeros >= 0.5
+
+
+def test_everything_dead_keeps_the_last_good_point(tmp_path):
+    job = Job()
+    path = job.run(strengths=[1e-3, 50.0, 100.0], max_drop=1.0, folder=tmp_path)
+    assert path.chosen == 1
+    assert len(path.points) == 3  # the next strength is not tried
+    assert "Everything is dead at strength 50" in path.reason
+    assert "Try strengths up to 0.224" in path.reason
+    assert job.evaluate(job.model) == path.best.accuracy > 0.8
+    assert (job.model[0].weight != 0).any()
+    saved = torch.load(tmp_path / "point-001.pt", weights_only=True)
+    assert all(torch.equal(saved["model"][name], tensor) for name, tensor in job.model.state_dict().items())
+
+
+def test_an_interrupted_path_goes_on_and_ends_the_same(tmp_path):
+    whole = Job()
+    expected = whole.run(max_drop=0.05, strengths=STRENGTHS)
+    job = Job()
+    job.fail_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        job.run(max_drop=0.05, strengths=STRENGTHS, folder=tmp_path, settings={"epochs": 12})
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"point-{i:03d}.pt" for i in range(3)]
+    again = Job()
+    found = again.run(max_drop=0.05, strengths=STRENGTHS, folder=tmp_path, settings={"epochs": 12})
+    assert found == expected
+    assert len(again.trained) == len(expected.points) - 3
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor)
+    third = Job()
+    assert third.run(max_drop=0.05, strengths=STRENGTHS, folder=tmp_path, settings={"epochs": 12}) == expected
+    assert not third.trained
+
+
+def test_folders_of_others_are_refused(tmp_path):
+    Job().run(strengths=[1e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(PathError, match="is of another path: it has epochs 12 instead of 20"):
+        Job().run(strengths=[1e-3], folder=tmp_path, settings={"epochs": 20})
+    with pytest.raises(PathError, match=r"it has strength 0\.001 instead of 0\.002"):
+        Job().run(strengths=[2e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})
+    with pytest.raises(PathError, match="kind 'units' instead of 'weights'"):
+        Job().run(kind="weights", folder=tmp_path, settings={"epochs": 12})
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    (tmp_path / "point-000.pt").write_bytes(b"damaged")
+    with pytest.raises(PathError, match="is not a point of a path, or is damaged"):
+        Job().run(folder=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PathError, match="cannot be made"):
+        Job().run(folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize("strengths", [[], [0.0], [1e-3, float("inf")], [2e-3, 1e-3], [-1.0]])
+def test_strengths_must_be_positive_finite_and_growing(strengths):
+    with pytest.raises(ValueError, match="strengths must be positive, finite and growing"):
+        Job().run(strengths=strengths)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("keep", 0.0), ("keep", 1.5), ("max_drop", -0.1), ("max_drop", float("nan"))]
+)
+def test_other_options(option, value):
+    with pytest.raises(ValueError, match=f"{option} must be"):
+        Job().run(**{option: value})
+
+
+def test_a_model_without_units_says_so():
+    with pytest.raises(ValueError, match="has no units that could be removed"):
+        strength_path(nn.Linear(8, 2), lambda *_: None, lambda _: 1.0, X[:4])
