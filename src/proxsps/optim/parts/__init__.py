@@ -73,7 +73,7 @@ def _curve(
     _check_fused(None if exact else fused, rows, blocks)
     if isinstance(numbers, Device):
         return DeviceRows(numbers, blocks, places, structures)
-    return rows or RowsOfTensors(numbers, blocks, places, structures)
+    return rows or RowsOfTensors(numbers, blocks, places, structures, exact)
 
 
 def _check_fused(fused: bool | None, memory: object, blocks: Sequence[Block]) -> None:

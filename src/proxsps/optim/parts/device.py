@@ -15,10 +15,10 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_moves_sq, row_values
 from proxsps.optim.blocks import Block
+from proxsps.optim.lists import spread
 from proxsps.optim.numbers import Device
 from proxsps.optim.parts.base import Curve, masked, relaxed, resting, stepping
 from proxsps.optim.parts.entries import Bucket, buckets
-from proxsps.optim.lists import spread
 from proxsps.optim.passes import scale_of, widened
 from proxsps.optim.refine import POINTS
 from proxsps.regularizers.structure import Entries, Prox, Rows, Scalar

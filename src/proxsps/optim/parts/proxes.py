@@ -1,4 +1,4 @@
-"""Blocks of which only the prox is known: evaluated whole, tensors of one shape together where the regulariser allows."""
+"""Blocks of which only the prox is known: evaluated whole, tensors of one shape together where that is possible."""
 
 from __future__ import annotations
 
