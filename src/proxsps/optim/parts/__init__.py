@@ -73,8 +73,9 @@ def _curve(
     _check_fused(None if exact else fused, rows, blocks)
     if rows is not None:
         return rows
-    by_torch = DeviceRows if isinstance(numbers, Device) else RowsOfTensors
-    return by_torch(numbers, blocks, places, structures)
+    if isinstance(numbers, Device):
+        return DeviceRows(numbers, blocks, places, structures)
+    return RowsOfTensors(numbers, blocks, places, structures, exact)
 
 
 def _check_fused(fused: bool | None, memory: object, blocks: Sequence[Block]) -> None:

@@ -1,7 +1,7 @@
-"""Blocks whose regulariser acts on each entry, by torch alone: passes over pieces of memory.
+"""Blocks whose regulariser acts on each entry, by torch alone on the host.
 
-Entries are taken in buckets: slices of long tensors, and short ones joined. On the host a bucket fits into the cache,
-so that what is calculated from it never reaches memory.
+Entries are taken in buckets, slices of long tensors and short ones joined. A bucket fits into the cache, so that what
+is calculated from it never reaches memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.optim.blocks import Block
 from proxsps.optim.lists import join, spread
-from proxsps.optim.numbers import Device, Numbers
-from proxsps.optim.parts.base import Curve, relaxed, resting, stepping
+from proxsps.optim.numbers import Numbers
+from proxsps.optim.parts.base import Curve, relaxed
 from proxsps.optim.passes import widened
-from proxsps.optim.refine import POINTS
 from proxsps.regularizers.structure import Entries, Prox, Scalar
 
-BUCKET = 1 << 16  # entries on the host
-ROOM = 1 << 23  # entries of memory that a round may use on a device, or twice the parameters where they have more
+BUCKET = 1 << 16  # entries
+MANY = 1 << 20  # entries from which on only the first evaluation of a search has a slope: secants do for the others
+SAMPLE = 16  # one bucket in so many tells how large the products of entries are
 
 
 class Bucket(NamedTuple):
@@ -61,7 +61,7 @@ def buckets(block: Block, place: int, size: int) -> Iterator[Bucket]:
 
 
 class EntriesOfTensors(Curve):
-    """Entries by torch operations, on the host or on a device.
+    """Entries by torch operations on the host.
 
     Args:
         numbers: those of the step.
@@ -80,130 +80,154 @@ class EntriesOfTensors(Curve):
         exact: bool = False,
     ) -> None:
         super().__init__(numbers, blocks, places)
-        self._device = isinstance(numbers, Device)
         self._exact = exact
         self.entries = sum(x.numel() for block in blocks for x in block.params)
-        size = max(2 * self.entries, ROOM) // (POINTS + 2) if self._device else BUCKET
-        self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, size)]
-        pairs = zip(structures, blocks, strict=True)
-        self._psi = [resting(own.psi, block.alpha) if isinstance(own.psi, Scalar) else own.psi for own, block in pairs]
-        self._products: Array | None = None
+        self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, BUCKET)]
+        self._psi = [own.psi for own in structures]
+        self._sums = np.zeros((3, len(blocks)))
+        self._evaluated = False
+        self._memory: dict[torch.dtype, list[Tensor]] = {}
 
-    def _vectors(self, bucket: Bucket) -> tuple[Tensor, Tensor]:
-        x, d = bucket.vectors()
-        return (x.double(), d.double()) if self._exact else (x, d)
+    def _vectors(self, every: int = 1) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
+        for bucket in self._buckets[::every]:
+            x, d = bucket.vectors()
+            yield (bucket, x.double(), d.double()) if self._exact else (bucket, x, d)
+
+    def _room(self, x: Tensor) -> list[Tensor]:
+        """Two vectors of memory that is used for one bucket after the other."""
+        if x.dtype not in self._memory:
+            self._memory[x.dtype] = [torch.empty(min(BUCKET, self.entries), dtype=x.dtype) for _ in range(2)]
+        return [part if part.numel() == x.numel() else part[: x.numel()] for part in self._memory[x.dtype]]
 
     def sums(self, points: bool) -> Array:
-        """One pass; the products of entries, which tell how much h is rounded, are kept on the host."""
-        if self._device:
-            return self._device_sums()
-        sums, *heights = self.pass_over(self.ahead)
-        self.answered = (self.ahead, *heights)
-        return sums
-
-    def _device_sums(self) -> Array:
-        wide = self.numbers.dtype
-        columns = [[self.numbers.scalar(0.0)] * 3 for _ in self.blocks]
-        for bucket in self._buckets:
-            x, d = bucket.vectors()
-            own = columns[bucket.block]
-            own[0] = own[0] + torch.linalg.vector_norm(d, dtype=wide).square()
-            own[1] = own[1] + torch.dot(d, x)
-        self._block_sums = torch.stack([torch.stack(own) for own in columns], dim=1)
-        square = self._block_sums[0].sum()
-        # Slopes over a common scale, lest their squares leave the range of f32.
-        self._scale = torch.where(square > 0, square, torch.ones_like(square)).sqrt()
-        return self._block_sums
+        """One pass, which answers h at the points of `ahead` as well."""
+        heights, slopes = np.zeros((2, len(self.ahead)))
+        self._products = 0.0
+        seen = range(0, len(self._buckets), min(SAMPLE, len(self._buckets)))
+        for i, (bucket, x, d) in enumerate(self._vectors()):
+            # Two dots read d once from memory; longer ones than a bucket would lose digits of f32.
+            self._sums[:2, bucket.block] += torch.dot(d, x).item(), torch.dot(d, d).item()
+            if i in seen:
+                self._products += len(self._buckets) / len(seen) * (d * x).square_().sum(dtype=torch.float64).item()
+            self._add(bucket, x, d, self.ahead.tolist(), heights, slopes)
+        self._sums[:2] = self._sums[1::-1]
+        self.answered = (self.ahead, *self._completed(self.ahead, heights, slopes))
+        self._evaluated = len(self.ahead) > 0
+        return self._sums
 
     def _heights(self, u: Array) -> tuple[Array, Array]:
-        return self._device_heights(u) if self._device else self.pass_over(u)[1:]
+        slopes = np.zeros_like(u) if self.entries < MANY or not self._evaluated else None
+        self._evaluated = True
+        return self._pass(u, slopes)
 
     def sampled(self, u: Array, every: int) -> tuple[Array, Array]:
         """Some of the buckets."""
-        return self.pass_over(u, every)[1:]
+        return self._pass(u, np.zeros_like(u), every)
 
-    def pass_over(self, u: Array, every: int = 1) -> tuple[Array, Array, Array]:
-        """The sums by block, and h and its slope at the points u, from every so-manieth bucket, scaled up to all."""
-        sums, products = np.zeros((3, len(self.blocks))), 0.0
-        h, slope = np.zeros_like(u), np.zeros_like(u)
-        for bucket in self._buckets[::every]:
-            x, d = self._vectors(bucket)
-            alpha, psi = self.blocks[bucket.block].alpha, self._psi[bucket.block]
-            if every == 1 and self._products is None:
-                product = d * x
-                sums[:2, bucket.block] += torch.dot(d, d).item(), product.sum(dtype=torch.float64).item()
-                products += torch.dot(product, product).item()
-            for i, point in enumerate(u.tolist()):
-                z = torch.add(x, d, alpha=-point * alpha)
-                y = psi.prox(z, alpha)
-                tangent = psi.prox_jvp(z, y, d, alpha)
-                h[i] += torch.dot(d, y - x).item()
-                slope[i] -= math.nan if tangent is None else alpha * torch.dot(d, tangent).item()
-        if every == 1 and self._products is None:
-            self._products = np.float64(products)
-        return sums, every * h, every * slope
+    def _pass(self, u: Array, slopes: Array | None, every: int = 1) -> tuple[Array, Array]:
+        """h and its slope at the points, from every so-manieth bucket, scaled up to all."""
+        heights = np.zeros_like(u)
+        lines = np.zeros((3, len(self.blocks)))
+        for bucket, x, d in self._vectors(every):
+            if every > 1:  # the sums are not known yet
+                lines[:2, bucket.block] += torch.dot(d, d).item(), torch.dot(d, x).item()
+            self._add(bucket, x, d, u.tolist(), heights, slopes)
+        h, slope = self._completed(u, heights, slopes, lines if every > 1 else self._sums)
+        seen = sum(x.numel() for bucket in self._buckets[::every] for x in bucket.xs)
+        share = self.entries / seen if every > 1 else 1.0
+        return share * h, share * slope
 
-    def _device_heights(self, u: Array) -> tuple[Array, Array]:
-        h = slope = torch.zeros_like(u)
-        for bucket in self._buckets:
-            x, d = bucket.vectors()
-            alpha, psi = self.blocks[bucket.block].alpha, self._psi[bucket.block]
-            d = d / self._scale.to(d.dtype)
-            steps = (u * (-alpha * self._scale)).to(d.dtype)[:, None]
-            z = torch.addcmul(x, d, steps)  # one row per point
-            own, bend = (
-                _thrifty(z, x, d, psi, stepping(alpha)) if isinstance(psi, Scalar) else _plain(z, x, d, psi, alpha)
-            )
-            h = h + own
-            slope = slope - alpha * bend
-        return self._scale * h, self._scale**2 * slope
+    def _add(
+        self, bucket: Bucket, x: Tensor, d: Tensor, points: list[float], heights: Array, slopes: Array | None
+    ) -> None:
+        """Add to h and h' at the points what a bucket contributes; the lines of `_completed` are left out."""
+        alpha, psi = self.blocks[bucket.block].alpha, self._psi[bucket.block]
+        for i, u in enumerate(points):
+            evaluate = _known if isinstance(psi, Scalar) else _plain
+            h, bend = evaluate(x, d, u * alpha, psi, alpha, slopes is not None, *self._room(x))
+            heights[i] += h
+            if slopes is not None:
+                slopes[i] -= alpha * bend
+
+    def _completed(
+        self, u: Array, heights: Array, slopes: Array | None, sums: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Add the line that h of a block without bounds has apart from keep <d, clip(z)>."""
+        d_sq, d_dot_x, _ = self._sums if sums is None else sums
+        for i, (block, psi) in enumerate(zip(self.blocks, self._psi, strict=True)):
+            if isinstance(psi, Scalar) and not psi.bounded:
+                keep = 1 / (1 + block.alpha * psi.l2)
+                heights = heights + (keep - 1) * d_dot_x[i] - keep * block.alpha * d_sq[i] * u
+        return heights, np.full_like(u, math.nan) if slopes is None else slopes
 
     def products_sq(self) -> Array:
-        """From the first pass; a device stops by rounds, and does not need them."""
-        return self.numbers.scalar(0.0) if self._device else self._products
+        """From some of the buckets."""
+        return np.float64(self._products)
 
     def moves_sq(self, u: Array) -> Array:
         """One pass."""
-        return self.numbers.total([(y - x).square().sum() for _, x, y in self._points(u)])
+        return self.numbers.total(
+            [(self._point(bucket, x, d, u) - x).square_().sum() for bucket, x, d in self._vectors()]
+        )
 
-    def _points(self, u: Array) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
-        """x and y(u) of each bucket."""
-        for bucket in self._buckets:
-            x, d = self._vectors(bucket)
-            alpha = self.blocks[bucket.block].alpha
-            tau = self.numbers.factor(u * alpha)
-            yield bucket, x, self._psi[bucket.block].prox(x - tau * d, self.numbers.factor(stepping(alpha)))
+    def _point(self, bucket: Bucket, x: Tensor, d: Tensor, u: Array, out: Tensor | None = None) -> Tensor:
+        """y(u) of a bucket, in `out` or in memory that is used again."""
+        alpha, psi = self.blocks[bucket.block].alpha, self._psi[bucket.block]
+        z, room = self._room(x)
+        torch.add(x, d, alpha=-float(u) * alpha, out=z)
+        return _prox(z, psi, alpha, room if out is None else out) if isinstance(psi, Scalar) else psi.prox(z, alpha)
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """One pass."""
         if self.numbers.refuses(ok):
             return
-        for bucket, x, y in self._points(u):
-            y = relaxed(x, y, s).to(bucket.xs[0].dtype)
-            if self._device:
-                moves = ok & (self.numbers.scalar(self.blocks[bucket.block].alpha) > 0)
-                y = torch.where(moves, y, x.to(y.dtype))
-            spread(y, bucket.xs)
+        for bucket, x, d in self._vectors():
+            place = x if x.data_ptr() == bucket.xs[0].data_ptr() and s == 1 else None  # a view of the parameter
+            y = self._point(bucket, x, d, u, place)
+            if y is not place:
+                spread(relaxed(x, y, s), bucket.xs)
 
 
-def _plain(z: Tensor, x: Tensor, d: Tensor, psi: Prox, alpha: Tensor | float) -> tuple[Tensor, Tensor | float]:
-    """<d, y - x> and <d, y'>, one entry per row of z, for any function of an entry."""
-    y = psi.prox(z, stepping(alpha))
-    tangent = psi.prox_jvp(z, y, d.expand_as(z), stepping(alpha))
-    return (y - x) @ d, math.nan if tangent is None else tangent @ d
+def _plain(
+    x: Tensor, d: Tensor, tau: float, psi: Prox, alpha: float, sloped: bool, z: Tensor, room: Tensor
+) -> tuple[float, float]:
+    """<d, y - x> and <d, y'> for any function of an entry."""
+    torch.add(x, d, alpha=-tau, out=z)
+    y = psi.prox(z, alpha)
+    tangent = psi.prox_jvp(z, y, d, alpha) if sloped else None
+    bend = math.nan if tangent is None else torch.dot(d, tangent).item()
+    return torch.dot(d, torch.sub(y, x, out=room)).item(), bend
 
 
-def _thrifty(z: Tensor, x: Tensor, d: Tensor, psi: Scalar, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
-    """The same for the family of functions that we know, in the memory of z."""
+def _known(
+    x: Tensor, d: Tensor, tau: float, psi: Scalar, alpha: float, sloped: bool, z: Tensor, room: Tensor
+) -> tuple[float, float]:
+    """The same for the family of functions that we know; -keep <d, clip(z)> instead of the first without bounds."""
+    torch.add(x, d, alpha=-tau, out=z)
     keep = 1 / (1 + alpha * psi.l2)
+    bend = keep * torch.dot(_tangent(z, d, psi, alpha), d).item() if sloped else 0.0
     if psi.bounded:
-        y = psi.prox(z, alpha)
-        h = (y - x) @ d
-        z = torch.mul(d, psi.prox_jvp(z, y, torch.ones_like(d), alpha), out=y)
-        return h, z @ d
+        return torch.dot(d, torch.sub(_prox(z, psi, alpha, room), x, out=room)).item(), bend
     threshold = alpha * psi.l1
-    inside = z @ d
-    z.clamp_(-threshold, threshold)
-    h = keep * (inside - z @ d) - x @ d
-    outside = z.abs_().ge_(threshold).mul_(d)
-    return h, keep * (outside @ d)
+    return -keep * torch.dot(d, z.clamp_(-threshold, threshold)).item(), bend
+
+
+def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float) -> Tensor:
+    """d where the prox moves with z, else 0; torch's own backward passes choose entries in one go."""
+    if not psi.bounded:
+        return torch.ops.aten.softshrink_backward(d, z, alpha * psi.l1)
+    if psi.l1:
+        d = torch.ops.aten.softshrink_backward(d, z, alpha * psi.l1)
+        z = torch.nn.functional.softshrink(z, alpha * psi.l1)
+    scale = 1 + alpha * psi.l2
+    return torch.ops.aten.hardtanh_backward(d, z, psi.lower * scale, psi.upper * scale)
+
+
+def _prox(z: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
+    """The prox; the memory of z is used for what comes in between."""
+    if psi.l1:
+        last = not (psi.l2 or psi.bounded)
+        torch.ops.aten.softshrink.out(z, alpha * psi.l1, out=out if last else z)
+    if psi.l2:
+        torch.div(z, 1 + alpha * psi.l2, out=z if psi.bounded else out)
+    return torch.clamp(z, psi.lower, psi.upper, out=out) if psi.bounded else out

@@ -1,7 +1,7 @@
-"""Blocks whose regulariser sees rows only through their norms, by torch alone: one pass for sums, one to write.
+"""Blocks whose regulariser sees rows only through their norms, by torch alone on the host, in two passes.
 
-Tensors of one shape are stacked, so that hundreds of small ones are a handful of calls; a long tensor on the host stays
-where it is and is passed over in slices that fit into the cache.
+Tensors of one shape are stacked, so that hundreds of small ones are a handful of calls; a long tensor stays where it is
+and is passed over in slices that fit into the cache.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.model import RowSums, row_factors, row_heights, row_moves_sq
+from proxsps.core.model import RowSums, row_heights, row_moves_sq
 from proxsps.optim.blocks import Block
-from proxsps.optim.numbers import Device, Numbers
-from proxsps.optim.parts.base import Curve, relaxed, resting, stepping
+from proxsps.optim.numbers import Numbers
+from proxsps.optim.parts.base import Curve, relaxed
 from proxsps.optim.passes import widened
 from proxsps.regularizers.structure import Rows, Scalar
 
-SLICE = 1 << 16  # entries that are passed over at a time on the host
-SMALL = 1 << 15  # entries up to which tensors of one shape are stacked on the host
+SLICE = 1 << 16  # entries that are passed over at a time
+SMALL = 1 << 15  # entries up to which tensors of one shape are stacked
 
 
 @dataclass
@@ -50,11 +51,11 @@ class Stack:
         return moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).unbind()
 
 
-def stacks(block: Block, place: int, structures: Sequence[Rows], whole: bool) -> Iterator[Stack]:
-    """The tensors of a block by shape; large ones for themselves unless `whole`."""
+def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Stack]:
+    """The tensors of a block by shape; large ones for themselves."""
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, x in enumerate(block.params):
-        alone = i if x.numel() > SMALL and not whole else -1
+        alone = i if x.numel() > SMALL else -1
         found[x.shape, x.dtype, alone].append(i)
     for members in found.values():
         first, rows = block.params[members[0]], structures[members[0]]
@@ -65,50 +66,56 @@ def stacks(block: Block, place: int, structures: Sequence[Rows], whole: bool) ->
         order = (0, *(d + 1 for d in counted), *(d + 1 for d in normed))
         count = len(members) * math.prod(first.shape[d] for d in counted)
         pair = ([part[i] for i in members] for part in (block.params, block.slopes))
-        yield Stack(place, *pair, order, length, count, resting(rows.psi, block.alpha))
+        yield Stack(place, *pair, order, length, count, rows.psi)
 
 
 class RowsOfTensors(Curve):
-    """Rows by torch operations, on the host or on a device."""
+    """Rows by torch operations on the host; `exact` sums up in doubles."""
 
     def __init__(
-        self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], structures: Sequence[Sequence[Rows]]
+        self,
+        numbers: Numbers,
+        blocks: Sequence[Block],
+        places: Sequence[int],
+        structures: Sequence[Sequence[Rows]],
+        exact: bool = False,
     ) -> None:
         super().__init__(numbers, blocks, places)
-        self._device = isinstance(numbers, Device)
         pairs = zip(blocks, structures, strict=True)
-        self._stacks = [s for i, (block, own) in enumerate(pairs) for s in stacks(block, i, own, self._device)]
-        self._rows: RowSums | None = None
+        self._stacks = [s for i, (block, own) in enumerate(pairs) for s in stacks(block, i, own)]
+        self._exact = exact
 
     def sums(self, points: bool) -> Array:
         """Three sums per row, kept for the search, and added up over each block."""
-        parts = [self._stack_sums(stack) for stack in self._stacks]
-        xp = array_namespace(parts[0])
-        self._rows = RowSums(*xp.concat(parts, axis=1))
+        with np.errstate(over="ignore"):  # where squares leave the range of f32, the sums are made again
+            parts = [self._stack_sums(stack) for stack in self._stacks]
+        self._rows = RowSums(*np.concatenate(parts, axis=1))
         self._alpha, self._psi = row_constants(
             [(self.blocks[s.block].alpha, s.psi, s.rows) for s in self._stacks], self._rows.d_sq
         )
         self.points = row_points(len(self._rows.d_sq))
-        totals = [xp.sum(part, axis=1) for part in parts]
-        columns = []
-        for i in range(len(self.blocks)):
-            own = [total for stack, total in zip(self._stacks, totals, strict=True) if stack.block == i]
-            columns.append(sum(own[1:], start=own[0]))
-        x_sq, d_dot_x, d_sq = xp.stack(columns, axis=1)
-        return xp.stack([d_sq, d_dot_x, x_sq])
+        sums = np.zeros((3, len(self.blocks)))
+        for stack, part in zip(self._stacks, parts, strict=True):
+            sums[:, stack.block] += part.sum(axis=1)[::-1]
+        return sums
 
     def _stack_sums(self, stack: Stack) -> Array:
         """||x||^2, <d, x> and ||d||^2 of each row, (3, rows)."""
         xs, ds = stack.matrix(stack.params), stack.matrix(stack.slopes)
-        slices = [(xs, ds)] if self._device else zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True)
-        wide = self.numbers.dtype if self._device else torch.float64
-
-        def square(x: Tensor) -> Tensor:  # in doubles, lest squares leave the range of f32
-            return torch.linalg.vector_norm(x, dim=1, dtype=wide).square_()
-
-        found = [torch.stack([square(x), (x * d).sum(1, dtype=wide), square(d)]) for x, d in slices]
-        sums = found[0] if len(found) == 1 else torch.cat(found, dim=1)
-        return sums if self._device else sums.numpy()
+        wide = xs.dtype is torch.float64 or self._exact
+        found = []
+        for x, d in zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True):
+            if wide:
+                x, d = x.double(), d.double()
+            norms = [torch.linalg.vector_norm(part, dim=1) for part in (x, d)]
+            found.append(torch.stack([norms[0], torch.linalg.vecdot(x, d), norms[1]]))
+        sums = (found[0] if len(found) == 1 else torch.cat(found, dim=1)).double().numpy()
+        sums[::2] **= 2
+        # One row that leaves the range of f32 is enough; tiny ones count for nothing beside others.
+        if not wide and not (np.isfinite(sums).all() and sums[0].max(initial=1.0) < 1e30):
+            self._exact = True
+            return self._stack_sums(stack)
+        return sums
 
     @staticmethod
     def _slices(stack: Stack, matrix: Tensor) -> Sequence[Tensor]:
@@ -118,7 +125,7 @@ class RowsOfTensors(Curve):
         return row_heights(self._rows, self._psi, self._alpha, u)
 
     def products_sq(self) -> Array:
-        """Sums in doubles are hardly rounded."""
+        """The three sums are rounded once, and h is the same function of them at all u."""
         return self.numbers.scalar(0.0)
 
     def moves_sq(self, u: Array) -> Array:
@@ -127,29 +134,16 @@ class RowsOfTensors(Curve):
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
-        for stack in self._stacks:
+        for stack in self._stacks if ok else ():
             alpha = self.blocks[stack.block].alpha
-            tau, cap = (self.numbers.factor(number) for number in (u * alpha, stepping(alpha)))
             xs, ds = stack.matrix(stack.params), stack.matrix(stack.slopes)
-            if self._device:
-                ys = self._written(stack, xs, ds, tau, cap, s)
-                ys = torch.where(ok & (self.numbers.scalar(alpha) > 0), ys, xs).to(stack.params[0].dtype)
-                torch._foreach_copy_(stack.params, list(stack.tensors(ys)))
-            elif ok and alpha > 0:
-                pieces = zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True)
-                for x, d in pieces:
-                    x.copy_(self._written(stack, x, d, tau, cap, s))
-                if xs.data_ptr() != stack.params[0].data_ptr():  # a copy, not a view
-                    torch._foreach_copy_(stack.params, list(stack.tensors(xs.to(stack.params[0].dtype))))
-
-    @staticmethod
-    def _written(
-        stack: Stack, x: Tensor, d: Tensor, tau: Tensor | float, cap: Tensor | float, s: Array | float
-    ) -> Tensor:
-        z = x - tau * d
-        norm = torch.linalg.vector_norm(z, dim=1, keepdim=True, dtype=x.dtype)
-        c = row_factors(stack.psi, norm, cap)
-        return relaxed(x, c.to(x.dtype) * z, s)
+            for x, d in zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True):
+                z = torch.add(x.double() if self._exact else x, d, alpha=-float(u) * alpha)
+                norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
+                z.mul_(stack.psi.prox(norm, alpha).div_(norm))
+                x.copy_(relaxed(x, z, s))
+            if xs.data_ptr() != stack.params[0].data_ptr():  # a copy, not a view
+                torch._foreach_copy_(stack.params, list(stack.tensors(xs)))
 
 
 def row_stretches(
