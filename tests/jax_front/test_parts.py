@@ -164,7 +164,7 @@ def test_a_search_over_rows_reads_no_tensor(kit):
 
 
 def test_a_search_over_entries_reads_short_tensors_in_one_pass(kit):
-    xs = kit.drawn(0, *[(8, 30)] * 20, (SHORT + 1,))
+    xs = kit.drawn(0, *[(8, 30)] * 20, (SHORT, 2))
     (body,) = loops(prox_sps(regularizer=L1(0.1)), xs)
     assert str(body).count(" reduce[") == 2  # one for all short ones, one for the long one
     assert len([var for var in body.invars if var.aval.size > 1000]) == 4
@@ -173,7 +173,9 @@ def test_a_search_over_entries_reads_short_tensors_in_one_pass(kit):
 # Sums
 
 
-@pytest.mark.parametrize("shape", [(3,), (4, 5), (2 * RUNS[1] + 5,), (3, RUNS[1] + 1), (RUNS[1], 3), (2, 3, 4, 600)])
+@pytest.mark.parametrize(
+    "shape", [(3,), (4, 5), (2 * RUNS[1] + 5,), (3, RUNS[1]), (RUNS[1], 3), (70, 90, 3), (2, 3, 4, 600)]
+)
 def test_sums_in_one_pass(kit, shape):
     a, b = (np.asarray(x) for x in kit.drawn(0, shape, shape))
     every = [None, *({(axis,) for axis in range(len(shape))} | {(0, len(shape) - 1)} if len(shape) > 1 else [])]
@@ -185,9 +187,10 @@ def test_sums_in_one_pass(kit, shape):
 
 def test_long_sums_keep_their_digits():
     """Entry after entry in f32, a million tenths add up to 100958."""
-    for shape in ((1 << 20,), (1 << 10, 1 << 10), (1 << 14, 64)):
-        (total,) = add_up([jnp.full(shape, 0.1)])
-        assert float(total) == pytest.approx(0.1 * (1 << 20), rel=1e-6)
+    for shape in ((1 << 20,), (1 << 5, 1 << 15), (1 << 10, 1 << 10), (1 << 14, 64), (1 << 16, 4, 4)):
+        totals = add_up([jnp.full(shape, 0.1), jnp.full(shape, 0.3)])  # of a single array XLA takes care itself
+        for total, tenths in zip(totals, (1, 3), strict=True):
+            assert float(total) == pytest.approx(0.1 * tenths * (1 << 20), rel=2e-5)
 
 
 def test_products_beyond_the_range_of_f32_do_not_end_a_search(kit):
@@ -225,7 +228,7 @@ def test_steps_without_a_search_can_be_differentiated(phi):
 def test_tensors_that_are_sharded_are_not_gathered(kit, phi, kind):
     """Devices exchange sums of rows, and short tensors where only the compiler knows that they are sharded."""
     mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
-    shapes = [(256, 512), (8, 4), (4, 8)]
+    shapes = [(256, 512), (8, 4), (4, 8), (2, SHORT + 2), (128, 1152)]
     xs, ds = kit.drawn(0, *shapes), kit.drawn(1, *shapes)
     opt = prox_sps(regularizer=phi)
     expected, _ = kit.stepper(opt)(xs, opt.init(xs), ds, value=1.0)

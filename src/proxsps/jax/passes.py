@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from proxsps.core.array import Array
 
 SHORT = 1 << 16  # entries up to which arrays are joined; long ones stay where they are, perhaps on several devices
-RUN = 1 << 10  # entries of a joined array that are added up one after the other
-RUNS = 1 << 9, 1 << 15  # how many entries of other arrays: about so many, and at most so many
+RUN = 1 << 7  # entries of a joined array that are added up one after the other
+RUNS = 1 << 6, 1 << 10  # how many entries of other arrays: about so many, and at most so many
 
 
 def dot(left: Sequence[Array], right: Sequence[Array], dtype: Any) -> Array:
@@ -56,16 +56,14 @@ def add_up(terms: Sequence[Array], axes: Sequence[int] | None = None) -> list[Ar
     """The sum of each of some arrays of one shape over these axes (None: all), in one pass.
 
     A reduction of several arrays adds up entry after entry, which would round a long sum more and more. So it takes
-    runs of entries along the last axes, and the sums of the runs are added up as usual.
+    runs of entries along the last axes, and the sums of the runs are added up as usual. Axes that are too long for a
+    run are not cut, for they may be divided among devices that would have to gather them first; there each sum has a
+    pass of its own.
     """
     shape = terms[0].shape
     axes = range(len(shape)) if axes is None else sorted(axis % len(shape) for axis in axes)
     if axes and shape[axes[-1]] > RUNS[1]:
-        if any(map(is_sharded, terms)):
-            return [jnp.sum(term, axis=tuple(axes)) for term in terms]
-        terms = [_folded(term, axes[-1]) for term in terms]
-        axes = [*axes, axes[-1] + 1]
-        shape = terms[0].shape
+        return [jnp.sum(term, axis=tuple(axes)) for term in terms]
     inner: list[int] = []
     size = 1
     for axis in reversed(axes):
@@ -89,13 +87,6 @@ def _reduce_jvp(axes: tuple[int, ...], primals: Any, tangents: Any) -> tuple[Any
     # JAX's own rule is for any function of two entries, and raises where some of the terms are constant.
     ((terms,), (directions,)) = primals, tangents
     return _reduce(terms, axes), tuple(jnp.sum(direction, axis=axes) for direction in directions)
-
-
-def _folded(x: Array, axis: int) -> Array:
-    """An axis as two, the second of which is short; filled up with zeros."""
-    length = x.shape[axis]
-    widths = [(0, -length % RUN if i == axis else 0) for i in range(x.ndim)]
-    return jnp.pad(x, widths).reshape(*x.shape[:axis], -1, RUN, *x.shape[axis + 1 :])
 
 
 def is_sharded(x: Array) -> bool:
