@@ -57,6 +57,25 @@ def test_the_search_for_the_dual_variable(kit):
     check(kit, [(ProxSPS, {"lr": 0.5, "regularizer": L1(0.1)})], "eager", torch.float32, 1e-4)
 
 
+def test_many_tensors_are_few_operations_for_the_compiler():
+    # Code for each of hundreds of tensors that are copied into one vector takes the default backend minutes.
+    sizes = []
+
+    def count(graph, inputs):
+        sizes.append(len([node for node in graph.graph.nodes if node.op in ("call_function", "call_method")]))
+        return graph.forward
+
+    for tensors in (3, 30):
+        torch._dynamo.reset()
+        params = [torch.nn.Parameter(torch.ones(5)) for _ in range(tensors)]
+        for p in params:
+            p.grad = torch.full((5,), 0.5)
+        opt = ProxSPS(params, lr=0.5, regularizer=L1(0.1), capturable=True)
+        torch.compile(lambda loss, opt=opt: opt.step(loss=loss), backend=count, fullgraph=True)(torch.tensor(0.7))
+        assert all((p < 1).all() for p in params)
+    assert sizes[0] == sizes[1] < 500
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, when the backend is loaded
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the default backend needs a C++ compiler")
 def test_the_default_backend(kit):

@@ -17,7 +17,7 @@ LIMITS = {
     "SPS, weight decay": 70,
     "DecSPS, weight decay": 95,
     "ProxSPS, L1": 200,
-    "ProxSPS, ElasticNet": 200,
+    "ProxSPS, ElasticNet": 210,
     "ProxSPS, Box": 200,
     "ProxSPS, GroupLasso.filters and weight decay": 200,
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxsps.regularizers import L1, GroupLasso
+from proxsps.regularizers import L1, Box, GroupLasso, NuclearNorm, SparseGroupLasso
 
 READS = ("aten._local_scalar_dense", "aten.item", "aten.is_nonzero", "aten.equal", "aten.nonzero")
 
@@ -56,6 +56,30 @@ def test_a_capturable_step_reads_nothing(case, kit, options, loss):
     assert count.operations > 5
     assert count.reads == []
     assert report.branch_name != "skipped"
+
+
+@pytest.mark.parametrize(
+    "phi",
+    [
+        GroupLasso.rows(0.2),
+        GroupLasso(0.2, dims=(0,)),
+        NuclearNorm(0.2),
+        SparseGroupLasso(0.1, 0.1, dims=(1,)),
+        Box(-1, 1),
+    ],
+    ids=["rows", "columns", "NuclearNorm", "SparseGroupLasso", "Box"],
+)
+def test_rows_and_proxes_read_nothing(prox_case, kit, phi):
+    groups = [
+        {"params": kit.drawn((4, 3), (4, 3), (5, 2)), "regularizer": phi},
+        {"params": kit.drawn((7,)), "weight_decay": 0.2, "lr": torch.tensor(0.1)},
+        {"params": kit.drawn((4, 3), (4, 3)), "regularizer": phi, "lr": torch.tensor(0.2)},
+    ]
+    opt = prox_case.make(groups, capturable=True, max_move=0.1)
+    opt.step(loss=0.7)
+    with CountReads() as count:
+        opt.step(loss=torch.tensor(0.7))
+    assert count.reads == []
 
 
 @pytest.mark.parametrize("bad", ["loss", "grad", "bound"])

@@ -18,8 +18,8 @@ from torch import Tensor
 from proxsps.core.dual import Found
 
 POINTS = 7
-POWER = 4  # the first points are (k/n)^4, closer together towards 0
-FAR = 1000.0  # heights at the two ends of a bracket in this ratio tell nothing of the root between
+POWER = 6  # the first points are (k/n)^6, closer together towards 0
+FAR = 100.0  # ratio of the heights at the ends of a bracket from which on it is worth a look which end is better
 
 
 def refine_dual(evaluate: Callable[[Tensor], Tensor], like: Tensor, rounds: int, first: int = POINTS) -> Found:
@@ -45,7 +45,7 @@ def refine_dual(evaluate: Callable[[Tensor], Tensor], like: Tensor, rounds: int,
         known = torch.cat([four[:, :2], torch.stack([u, evaluate(u)]), four[:, 2:]], dim=1)
         four, zeros = _nearest(known, around)
     (low, high), (above, below) = four[:, 1:3]
-    # Far out on a bend the chord says nothing. Then the upper end is the better answer if its duality gap is.
+    # On a bend the chord tells little. Then the upper end is the better answer where its duality gap is the smaller.
     bent = (below < -FAR * above) & (torch.addcmul(above, high, below) > 0)
     u = torch.where(bent, high, zeros[1])
     # Where the two ends are one point, h has one sign on all of [0, 1].

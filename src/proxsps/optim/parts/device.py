@@ -44,9 +44,10 @@ class DeviceEntries(Curve):
         params = [x for block in blocks for x in block.params]
         entries = sum(x.numel() for x in params)
         self._dtype = torch.float64 if any(x.dtype is torch.float64 for x in params) else torch.float32
-        room = max(2 * sum(x.nbytes for x in params), ROOM) // self._dtype.itemsize
-        self._piece, loose = (room - 2 * entries) // POINTS, room // (POINTS + 2)
-        # Six operations over a piece that has to be joined first, three over one that is there.
+        room = max(2 * sum(x.numel() * x.dtype.itemsize for x in params), ROOM) // self._dtype.itemsize
+        rows = POINTS * (2 if any(isinstance(block.alpha, Tensor) for block in blocks) else 1)  # see `_shrink`
+        self._piece, loose = (room - 2 * entries) // rows, room // (rows + 2)
+        # Seven operations over a piece that has to be joined first, four over one that is there.
         self._keeps = self._piece > 0 and math.ceil(entries / self._piece) <= 2 * math.ceil(entries / loose)
         size = entries if self._keeps else loose
         self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, size)]
@@ -75,7 +76,6 @@ class DeviceEntries(Curve):
         zeros = torch.zeros(len(self.blocks), 1, dtype=wide, device=self._scale.device)
         sums = torch.cat([torch.stack(columns).reshape(-1, 2), zeros], dim=1).T
         self._reach = [-self._scale * block.alpha for block in self.blocks]
-        self._lines = [self._line(i, *sums[:2, i]) for i in range(len(self.blocks))]
         return sums
 
     def _vectors(self) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
@@ -95,32 +95,13 @@ class DeviceEntries(Curve):
             for pair in zip(x.split(size), d.split(size), strict=True):
                 yield bucket.block, *pair
 
-    def _line(self, i: int, d_sq: Tensor, d_dot_x: Tensor) -> tuple[Tensor | float, Tensor] | None:
-        """h of a block without bounds is a line minus keep <d, clip(z)>; its start and its slope.
-
-        This keeps digits: x itself is in none of the sums over f32 then.
-        """
-        psi, alpha = self._psi[i], self.blocks[i].alpha
-        if not isinstance(psi, Scalar) or psi.bounded:
-            return None
-        keep = _keep(psi, alpha)
-        return (0.0 if keep == 1 else (keep - 1) * d_dot_x), -d_sq * (keep * alpha)
-
     def _heights(self, u: Array) -> tuple[Array, None]:
         steps = [(u * reach).to(self._dtype)[:, None] for reach in self._reach]
         found: list[list[Tensor]] = [[] for _ in self.blocks]
         for i, x, d in self._pieces():
             found[i].append(_products(x, d, steps[i].to(x.dtype), self._psi[i], stepping(self.blocks[i].alpha)))
-        own = [self._height(i, u, _added(parts, u.dtype)) for i, parts in enumerate(found) if parts]
-        return sum(own[1:], start=own[0]), None
-
-    def _height(self, i: int, u: Tensor, products: Tensor) -> Tensor:
-        """h of a block from its products."""
-        if self._lines[i] is None:
-            return products * self._scale
-        (start, slope), keep = self._lines[i], _keep(self._psi[i], self.blocks[i].alpha)
-        line = slope * u if isinstance(start, float) else torch.addcmul(start, slope, u)
-        return torch.addcmul(line, products, self._scale * keep if keep != 1 else self._scale, value=-1)
+        own = [_added(parts, u.dtype) for parts in found if parts]
+        return self._scale * sum(own[1:], start=own[0]), None
 
     def products_sq(self) -> Array:
         """Not needed where a search stops by rounds."""
@@ -145,14 +126,11 @@ class DeviceEntries(Curve):
 
 
 def _products(x: Tensor, d: Tensor, steps: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
-    """<d, y - x> for each of the steps, a column; <d, clip(z)> for a known psi without bounds."""
+    """<d, y - x> for each of the steps, a column."""
     z = torch.addcmul(x, d, steps)  # one row per step
     if not isinstance(psi, Scalar):
         return (psi.prox(z, alpha) - x) @ d
-    if psi.bounded:
-        return _prox(z, psi, alpha).sub_(x) @ d
-    threshold = alpha * psi.l1
-    return z.clamp_(-threshold, threshold) @ d
+    return _prox(z, psi, alpha).sub_(x) @ d
 
 
 def _prox(z: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
@@ -160,15 +138,19 @@ def _prox(z: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
     if not isinstance(psi, Scalar):
         return psi.prox(z, alpha)
     if psi.l1:
-        threshold = alpha * psi.l1
-        z.sub_(z.clamp(-threshold, threshold))
+        z = _shrink(z, alpha * psi.l1)
     if psi.l2:
         z.div_(1 + alpha * psi.l2)
     return z.clamp_(psi.lower, psi.upper) if psi.bounded else z
 
 
-def _keep(psi: Scalar, alpha: Tensor | float) -> Tensor | float:
-    return 1.0 if isinstance(psi.l2, (int, float)) and psi.l2 == 0 else 1 / (1 + alpha * psi.l2)
+def _shrink(z: Tensor, threshold: Tensor | float) -> Tensor:
+    """Soft thresholding in the memory of z; with a threshold on the device in twice as much."""
+    if isinstance(threshold, Tensor):
+        return z.sub_(z.clamp(-threshold, threshold))
+    if torch.compiler.is_compiling():
+        return torch.nn.functional.softshrink(z, threshold)
+    return torch.ops.aten.softshrink.out(z, threshold, out=z)
 
 
 def _added(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -84,7 +84,6 @@ class EntriesOfTensors(Curve):
         self.entries = sum(x.numel() for block in blocks for x in block.params)
         self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, BUCKET)]
         self._psi = [own.psi for own in structures]
-        self._sums = np.zeros((3, len(blocks)))
         self._evaluated = False
         self._memory: dict[torch.dtype, list[Tensor]] = {}
 
@@ -101,19 +100,18 @@ class EntriesOfTensors(Curve):
 
     def sums(self, points: bool) -> Array:
         """One pass, which answers h at the points of `ahead` as well."""
-        heights, slopes = np.zeros((2, len(self.ahead)))
+        sums, heights, slopes = np.zeros((3, len(self.blocks))), *np.zeros((2, len(self.ahead)))
         self._products = 0.0
         seen = range(0, len(self._buckets), min(SAMPLE, len(self._buckets)))
         for i, (bucket, x, d) in enumerate(self._vectors()):
             # Two dots read d once from memory; longer ones than a bucket would lose digits of f32.
-            self._sums[:2, bucket.block] += torch.dot(d, x).item(), torch.dot(d, d).item()
+            sums[1::-1, bucket.block] += torch.dot(d, x).item(), torch.dot(d, d).item()
             if i in seen:
                 self._products += len(self._buckets) / len(seen) * (d * x).square_().sum(dtype=torch.float64).item()
             self._add(bucket, x, d, self.ahead.tolist(), heights, slopes)
-        self._sums[:2] = self._sums[1::-1]
-        self.answered = (self.ahead, *self._completed(self.ahead, heights, slopes))
+        self.answered = (self.ahead, heights, slopes)
         self._evaluated = len(self.ahead) > 0
-        return self._sums
+        return sums
 
     def _heights(self, u: Array) -> tuple[Array, Array]:
         slopes = np.zeros_like(u) if self.entries < MANY or not self._evaluated else None
@@ -127,20 +125,16 @@ class EntriesOfTensors(Curve):
     def _pass(self, u: Array, slopes: Array | None, every: int = 1) -> tuple[Array, Array]:
         """h and its slope at the points, from every so-manieth bucket, scaled up to all."""
         heights = np.zeros_like(u)
-        lines = np.zeros((3, len(self.blocks)))
         for bucket, x, d in self._vectors(every):
-            if every > 1:  # the sums are not known yet
-                lines[:2, bucket.block] += torch.dot(d, d).item(), torch.dot(d, x).item()
             self._add(bucket, x, d, u.tolist(), heights, slopes)
-        h, slope = self._completed(u, heights, slopes, lines if every > 1 else self._sums)
         seen = sum(x.numel() for bucket in self._buckets[::every] for x in bucket.xs)
         share = self.entries / seen if every > 1 else 1.0
-        return share * h, share * slope
+        return share * heights, np.full_like(u, math.nan) if slopes is None else share * slopes
 
     def _add(
         self, bucket: Bucket, x: Tensor, d: Tensor, points: list[float], heights: Array, slopes: Array | None
     ) -> None:
-        """Add to h and h' at the points what a bucket contributes; the lines of `_completed` are left out."""
+        """Add to h and h' at the points what a bucket contributes."""
         alpha, psi = self.blocks[bucket.block].alpha, self._psi[bucket.block]
         for i, u in enumerate(points):
             evaluate = _known if isinstance(psi, Scalar) else _plain
@@ -148,17 +142,6 @@ class EntriesOfTensors(Curve):
             heights[i] += h
             if slopes is not None:
                 slopes[i] -= alpha * bend
-
-    def _completed(
-        self, u: Array, heights: Array, slopes: Array | None, sums: Array | None = None
-    ) -> tuple[Array, Array]:
-        """Add the line that h of a block without bounds has apart from keep <d, clip(z)>."""
-        d_sq, d_dot_x, _ = self._sums if sums is None else sums
-        for i, (block, psi) in enumerate(zip(self.blocks, self._psi, strict=True)):
-            if isinstance(psi, Scalar) and not psi.bounded:
-                keep = 1 / (1 + block.alpha * psi.l2)
-                heights = heights + (keep - 1) * d_dot_x[i] - keep * block.alpha * d_sq[i] * u
-        return heights, np.full_like(u, math.nan) if slopes is None else slopes
 
     def products_sq(self) -> Array:
         """From some of the buckets."""
@@ -202,14 +185,11 @@ def _plain(
 def _known(
     x: Tensor, d: Tensor, tau: float, psi: Scalar, alpha: float, sloped: bool, z: Tensor, room: Tensor
 ) -> tuple[float, float]:
-    """The same for the family of functions that we know; -keep <d, clip(z)> instead of the first without bounds."""
+    """The same for the family of functions that we know."""
     torch.add(x, d, alpha=-tau, out=z)
     keep = 1 / (1 + alpha * psi.l2)
     bend = keep * torch.dot(_tangent(z, d, psi, alpha), d).item() if sloped else 0.0
-    if psi.bounded:
-        return torch.dot(d, torch.sub(_prox(z, psi, alpha, room), x, out=room)).item(), bend
-    threshold = alpha * psi.l1
-    return -keep * torch.dot(d, z.clamp_(-threshold, threshold)).item(), bend
+    return torch.dot(d, torch.sub(_prox(z, psi, alpha, room), x, out=room)).item(), bend
 
 
 def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float) -> Tensor:
