@@ -149,7 +149,7 @@ def test_equal_options_are_one_problem(problem):
         (lambda: matrix_fac1(dtype="float16"), "dtype must be one of 'float32', 'float64', got 'float16'"),
         (lambda: matrix_fac1(r=0), "r must be at least 1, got 0"),
         (lambda: matrix_fac1(upsilon=0.0), "upsilon must be in"),
-        (lambda: MatrixCompletion(data="fake"), "data must be one of 'real', 'synthetic', got 'fake'"),
+        (lambda: MatrixCompletion(data="fake"), "'real', 'synthetic' or the name of a .csv file, got 'fake'"),
         (lambda: MatrixCompletion(data="synthetic", batch_size=50_000).steps_per_epoch, "larger than the 44926"),
         (lambda: LogisticRegression(flip=0.7), "flip must be in"),
         (lambda: PlanarSquares(batch_size=2), "has one sample"),

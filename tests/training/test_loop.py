@@ -29,7 +29,9 @@ def test_a_run_without_augmentation_is_the_sweeps_single_run(kit, method):
     """Two implementations of the same fifteen steps, in float32 and with another order of sums."""
     spec = kit.spec(kit.tiny(augment=False), method=method)
     mine, theirs = train(spec), run_single(spec)
-    np.testing.assert_allclose(mine.metrics, theirs.metrics, rtol=2e-3, atol=1e-6)
+    # The last metric is the median of the zetas, which amplify rounding.
+    np.testing.assert_allclose(mine.metrics[:, :-1], theirs.metrics[:, :-1], rtol=2e-3, atol=1e-6)
+    np.testing.assert_allclose(mine.metrics[:, -1], theirs.metrics[:, -1], rtol=2e-2, atol=1e-6)
     np.testing.assert_allclose(mine.zetas, theirs.zetas, rtol=2e-2, atol=1e-6)
     assert np.isfinite(mine.zetas).all() == (method in ("prox-sps", "sps", "dec-sps"))
 

@@ -40,10 +40,10 @@ def test_arrays_of_a_regularizer_are_cut_with_the_parameters(sharded, kind):
 def test_what_a_step_sends(sharded):
     for outcome in sharded.of("collectives"):
         assert outcome["decay"] == ({"c10d.allreduce_": 1}, 0)
-        # A search adds one for its tolerance and one for every evaluation.
+        # A search adds one for its tolerance and one for every round of three points.
         sent, evaluations = outcome["L1"]
-        assert evaluations > 1
-        assert sent == {"c10d.allreduce_": 2 + evaluations}
+        assert evaluations > 3
+        assert sent == {"c10d.allreduce_": 2 + evaluations / 3}
         # Three matrices and their gradients are gathered, and searched over without another word.
         sent, evaluations = outcome["whole"]
         assert evaluations > 1
@@ -53,7 +53,8 @@ def test_what_a_step_sends(sharded):
 def test_sharded_and_replicated_parameters_in_one_group(sharded):
     for outcome in sharded.of("mixed"):
         for got, want, entries in outcome.values():
-            close(got, want)
+            # A search ends at a duality gap of 1e-12 of the loss's, wherever its rounds have led it.
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
             assert entries == (1,)
 
 

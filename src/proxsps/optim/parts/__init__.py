@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxsps.optim.blocks import ENTRIES, PROXES, UNITS, Block
+import torch
+
+from proxsps.optim.blocks import ENTRIES, PROXES, UNITS, Block, plain
 from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts.base import Curve, Part, Sums
 from proxsps.optim.parts.compiled import (
@@ -48,6 +50,9 @@ def make_curve(
         if units is not None:
             return units
         kind = PROXES
+    tensors = [t for block in blocks for t in (*block.params, *block.slopes)]
+    if isinstance(numbers, Host) and (not plain(tensors) or any(map(torch._is_functional_tensor, tensors))):
+        kind = PROXES  # their pieces are not theirs to write
     curve = _curve(kind, numbers, blocks, places, fused, exact)
     curve.kind = kind
     return curve

@@ -107,7 +107,7 @@ class EntriesOfTensors(Curve):
             # Two dots read d once from memory; longer ones than a bucket would lose digits of f32.
             sums[1::-1, bucket.block] += torch.dot(d, x).item(), torch.dot(d, d).item()
             if i in seen:
-                self._products += len(self._buckets) / len(seen) * (d * x).square_().sum(dtype=torch.float64).item()
+                self._products += len(self._buckets) / len(seen) * (d * x).square().sum(dtype=torch.float64).item()
             self._add(bucket, x, d, self.ahead.tolist(), heights, slopes)
         self.answered = (self.ahead, heights, slopes)
         self._evaluated = len(self.ahead) > 0

@@ -63,7 +63,7 @@ def piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterato
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, x in enumerate(params):
         own = phi.at(block.indices[i])
-        found[(x.shape, x.dtype, slopes[i].dtype) if phi.batches and own is phi else (i,)].append(i)
+        found[(x.shape, x.dtype, slopes[i].dtype) if getattr(phi, "batches", False) and own is phi else (i,)].append(i)
     for members in found.values():
         xs, ds = ([tensors[i] for i in members] for tensors in (params, slopes))
         stacked = len(members) > 1
