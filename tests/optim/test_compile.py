@@ -73,7 +73,8 @@ def test_many_tensors_are_few_operations_for_the_compiler():
         opt = ProxSPS(params, lr=0.5, regularizer=L1(0.1), capturable=True)
         torch.compile(lambda loss, opt=opt: opt.step(loss=loss), backend=count, fullgraph=True)(torch.tensor(0.7))
         assert all((p < 1).all() for p in params)
-    assert sizes[0] == sizes[1] < 500
+    assert sizes[1] - sizes[0] <= 27  # at most one view for each tensor
+    assert sizes[1] < 500
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, when the backend is loaded
