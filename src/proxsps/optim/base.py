@@ -146,10 +146,15 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         found = [x for block in blocks for x in _with_gradient(block)]
         if not found and (returned is not None or (value is not None and self.needs_loss)):
             self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step", 5)
+        if value is None:
+            self._start_state()
         if value is not None and (found or self._ranks.size > 1) and computable(found, value, self.needs_loss):
             numbers = choose(blocks, options["capturable"] or any(map(is_fake, found)))
             self._step(blocks, numbers, value, weight, lower_bound)
         return returned
+
+    def _start_state(self) -> None:
+        """Make the state of parameters with a gradient, for a checkpoint to be loaded into."""
 
     @property
     def _kept(self) -> Container[Tensor]:
