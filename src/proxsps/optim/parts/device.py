@@ -50,7 +50,7 @@ class DeviceEntries(Curve):
         # Seven operations over a piece that has to be joined first, four over one that is there.
         self._keeps = self._piece > 0 and math.ceil(entries / self._piece) <= 2 * math.ceil(entries / loose)
         size = entries if self._keeps else loose
-        self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, size)]
+        self._buckets = [b for i, block in enumerate(blocks) for b in buckets(block.params, block.slopes, i, size)]
         self._kept: list[tuple[Tensor, Tensor]] = []
         self._psi = [
             resting(own.psi, block.alpha) if isinstance(own.psi, Scalar) else own.psi

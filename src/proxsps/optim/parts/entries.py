@@ -22,8 +22,10 @@ from proxsps.optim.parts.base import Curve, relaxed
 from proxsps.optim.passes import widened
 from proxsps.regularizers.structure import Entries, Prox, Scalar
 
-BUCKET = 1 << 16  # entries
+BUCKET = 1 << 18  # entries: few enough for the cache, and many enough that calls do not count
 MANY = 1 << 20  # entries from which on only the first evaluation of a search has a slope: secants do for the others
+KEPT = 16  # buckets of joined tensors that are kept from pass to pass: 32 MB in f32
+SHORT = 1 << 10  # entries below which a tensor is left out of a sample
 SAMPLE = 16  # one bucket in so many tells how large the products of entries are
 
 
@@ -39,12 +41,12 @@ class Bucket(NamedTuple):
         return widened(join(self.xs)), widened(join(self.ds))
 
 
-def buckets(block: Block, place: int, size: int) -> Iterator[Bucket]:
+def buckets(params: Sequence[Tensor], slopes: Sequence[Tensor], place: int, size: int) -> Iterator[Bucket]:
     """The tensors of a block in buckets of at most `size` entries, each of one dtype."""
     xs: list[Tensor] = []
     ds: list[Tensor] = []
     room = size
-    for x, d in zip(block.params, block.slopes, strict=True):
+    for x, d in zip(params, slopes, strict=True):
         length = x.numel()
         if xs and (length > room or x.dtype != xs[0].dtype or d.dtype != ds[0].dtype):
             yield Bucket(place, xs, ds)
@@ -58,6 +60,13 @@ def buckets(block: Block, place: int, size: int) -> Iterator[Bucket]:
             room -= length
     if xs:
         yield Bucket(place, xs, ds)
+
+
+def _sample(block: Block, place: int, every: int) -> Iterator[Bucket]:
+    """The first part of each tensor of a block that is not short."""
+    chosen = [i for i, x in enumerate(block.params) if x.numel() >= SHORT]
+    parts = ([ts[i].reshape(-1)[: ts[i].numel() // every] for i in chosen] for ts in (block.params, block.slopes))
+    yield from buckets(*parts, place, BUCKET)
 
 
 class EntriesOfTensors(Curve):
@@ -82,14 +91,18 @@ class EntriesOfTensors(Curve):
         super().__init__(numbers, blocks, places)
         self._exact = exact
         self.entries = sum(x.numel() for block in blocks for x in block.params)
-        self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, BUCKET)]
+        self._buckets = [b for i, block in enumerate(blocks) for b in buckets(block.params, block.slopes, i, BUCKET)]
         self._psi = [own.psi for own in structures]
         self._evaluated = False
+        self._sample: list[Bucket] | None = None
+        self._joined: dict[int, tuple[Tensor, Tensor]] = {}
         self._memory: dict[torch.dtype, list[Tensor]] = {}
 
-    def _vectors(self, every: int = 1) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
-        for bucket in self._buckets[::every]:
-            x, d = bucket.vectors()
+    def _vectors(self, chosen: Sequence[Bucket] | None = None) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
+        for bucket in self._buckets if chosen is None else chosen:
+            x, d = self._joined.get(id(bucket)) or bucket.vectors()
+            if len(bucket.xs) > 1 and len(self._joined) < KEPT:
+                self._joined[id(bucket)] = x, d
             yield (bucket, x.double(), d.double()) if self._exact else (bucket, x, d)
 
     def _room(self, x: Tensor) -> list[Tensor]:
@@ -119,17 +132,21 @@ class EntriesOfTensors(Curve):
         return self._pass(u, slopes)
 
     def sampled(self, u: Array, every: int) -> tuple[Array, Array]:
-        """Some of the buckets."""
-        return self._pass(u, np.zeros_like(u), every)
+        """From the first entries of each tensor that is not short."""
+        if self._sample is None:
+            self._sample = [b for i, block in enumerate(self.blocks) for b in _sample(block, i, every)]
+        if not self._sample:
+            return self._pass(u, np.zeros_like(u))
+        h, slope = self._pass(u, np.zeros_like(u), self._sample)
+        share = self.entries / sum(x.numel() for bucket in self._sample for x in bucket.xs)
+        return share * h, share * slope
 
-    def _pass(self, u: Array, slopes: Array | None, every: int = 1) -> tuple[Array, Array]:
-        """h and its slope at the points, from every so-manieth bucket, scaled up to all."""
+    def _pass(self, u: Array, slopes: Array | None, chosen: Sequence[Bucket] | None = None) -> tuple[Array, Array]:
+        """h and its slope at the points, from all buckets or some."""
         heights = np.zeros_like(u)
-        for bucket, x, d in self._vectors(every):
+        for bucket, x, d in self._vectors(chosen):
             self._add(bucket, x, d, u.tolist(), heights, slopes)
-        seen = sum(x.numel() for bucket in self._buckets[::every] for x in bucket.xs)
-        share = self.entries / seen if every > 1 else 1.0
-        return share * heights, np.full_like(u, math.nan) if slopes is None else share * slopes
+        return heights, np.full_like(u, math.nan) if slopes is None else slopes
 
     def _add(
         self, bucket: Bucket, x: Tensor, d: Tensor, points: list[float], heights: Array, slopes: Array | None
