@@ -52,14 +52,28 @@ def buckets(params: Sequence[Tensor], slopes: Sequence[Tensor], place: int, size
             yield Bucket(place, xs, ds)
             xs, ds, room = [], [], size
         if length > size:
-            for pair in zip(x.reshape(-1).split(size), d.reshape(-1).split(size), strict=True):
-                yield Bucket(place, *([part] for part in pair))
+            yield from (Bucket(place, [x_part], [d_part]) for x_part, d_part in _cut(x, d, size))
         elif length:
             xs.append(x)
             ds.append(d)
             room -= length
     if xs:
         yield Bucket(place, xs, ds)
+
+
+def _cut(x: Tensor, d: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of two long tensors, cut alike into parts of at most `size` entries."""
+    if x.is_contiguous() and d.is_contiguous():
+        yield from zip(x.view(-1).split(size), d.view(-1).split(size), strict=True)
+        return
+    # As a vector, such a tensor may be a copy, and what is written to that is lost.
+    dim = max(range(x.dim()), key=x.shape.__getitem__)
+    length = max(1, size * x.shape[dim] // x.numel())
+    for pair in zip(x.split(length, dim), d.split(length, dim), strict=True):
+        if pair[0].numel() > size:
+            yield from _cut(*pair, size)
+        else:
+            yield pair
 
 
 def _sample(block: Block, place: int, every: int) -> Iterator[Bucket]:
