@@ -9,7 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxsps import L1, ElasticNet, GroupLasso, NuclearNorm, ProxSPS
+from proxsps import L1, SPS, ElasticNet, GroupLasso, NuclearNorm, ProxSPS
 from proxsps.optim.parts.device import ROOM
 
 LIMITS = {
@@ -51,6 +51,16 @@ def test_launches_do_not_depend_on_how_many_tensors_there_are(launches, kit):
             {"params": kit.drawn(*[(7,)] * tensors, dtype=torch.float32), "weight_decay": 0.1},
         ]
         opt = ProxSPS(groups, **options)
+        return launches.counted(lambda: opt.step(loss=torch.tensor(1.0))).total()
+
+    assert count(2) == count(20)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("method", [ProxSPS, SPS])
+def test_nor_does_weight_decay_in_any_precision(launches, kit, method, dtype):
+    def count(tensors):
+        opt = method(kit.drawn(*[(5, 3)] * tensors, dtype=dtype), lr=1.0, weight_decay=0.1, capturable=True)
         return launches.counted(lambda: opt.step(loss=torch.tensor(1.0))).total()
 
     assert count(2) == count(20)
