@@ -109,6 +109,7 @@ class EntriesOfTensors(Curve):
         self._psi = [own.psi for own in structures]
         self._evaluated = False
         self._sample: list[Bucket] | None = None
+        self._pulls: dict[int, float] = {}
         self._joined: dict[int, tuple[Tensor, Tensor]] = {}
         self._memory: dict[torch.dtype, list[Tensor]] = {}
 
@@ -170,9 +171,18 @@ class EntriesOfTensors(Curve):
         for i, u in enumerate(points):
             evaluate = _known if isinstance(psi, Scalar) else _plain
             h, bend = evaluate(x, d, u * alpha, psi, alpha, slopes is not None, *self._room(x))
-            heights[i] += h
+            heights[i] += h - self._pulled(bucket, x, d)
             if slopes is not None:
                 slopes[i] -= alpha * bend
+
+    def _pulled(self, bucket: Bucket, x: Tensor, d: Tensor) -> float:
+        """(1 - k) <d, x> where `_known` leaves it out: the same at all points."""
+        psi, key = self._psi[bucket.block], id(bucket)
+        if not isinstance(psi, Scalar) or psi.bounded or not psi.l2:
+            return 0.0
+        if key not in self._pulls:
+            self._pulls[key] = (1 - _kept(psi, self.blocks[bucket.block].alpha)) * torch.dot(d, x).item()
+        return self._pulls[key]
 
     def products_sq(self) -> Array:
         """From some of the buckets."""
@@ -216,22 +226,36 @@ def _plain(
 def _known(
     x: Tensor, d: Tensor, tau: float, psi: Scalar, alpha: float, sloped: bool, z: Tensor, room: Tensor
 ) -> tuple[float, float]:
-    """The same for the family of functions that we know."""
+    """The same for the family of functions that we know.
+
+    The squared l2 norm without bounds makes y = k s with k below 1 and s as without it. Then <d, y - x> is
+    k <d, s - x> - (1 - k) <d, x>, of which the second term is left out here.
+    """
     torch.add(x, d, alpha=-tau, out=z)
-    keep = 1 / (1 + alpha * psi.l2)
-    bend = keep * torch.dot(_tangent(z, d, psi, alpha), d).item() if sloped else 0.0
+    keep = _kept(psi, alpha)
+    bend = keep * torch.dot(_tangent(z, d, psi, alpha, room), d).item() if sloped else 0.0
+    if psi.l2 and not psi.bounded:
+        s = torch.ops.aten.softshrink.out(z, alpha * psi.l1, out=room)
+        return keep * torch.dot(d, torch.sub(s, x, out=room)).item(), bend
     return torch.dot(d, torch.sub(_prox(z, psi, alpha, room), x, out=room)).item(), bend
 
 
-def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float) -> Tensor:
+def _kept(psi: Scalar, alpha: float) -> float:
+    """What the squared l2 norm leaves of an entry."""
+    return 1 / (1 + alpha * psi.l2)
+
+
+def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
     """d where the prox moves with z, else 0; torch's own backward passes choose entries in one go."""
+    if psi.l1 or not psi.bounded:
+        d = torch.ops.aten.softshrink_backward.grad_input(d, z, alpha * psi.l1, grad_input=out)
     if not psi.bounded:
-        return torch.ops.aten.softshrink_backward(d, z, alpha * psi.l1)
+        return d
     if psi.l1:
-        d = torch.ops.aten.softshrink_backward(d, z, alpha * psi.l1)
         z = torch.nn.functional.softshrink(z, alpha * psi.l1)
     scale = 1 + alpha * psi.l2
-    return torch.ops.aten.hardtanh_backward(d, z, psi.lower * scale, psi.upper * scale)
+    low, high = psi.lower * scale, psi.upper * scale
+    return torch.ops.aten.hardtanh_backward.grad_input(d, z, low, high, grad_input=out)
 
 
 def _prox(z: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
