@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from proxsps.optim.blocks import Block, stored
+from proxsps.optim.lists import join
 
 DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on the CPU
 
@@ -29,7 +30,7 @@ def flat(x: Tensor) -> Tensor:
 
 def joined(tensors: Iterable[Tensor]) -> Tensor:
     """The entries of tensors of one dtype as one vector, in f32 at least."""
-    return widened(torch.cat([_vector(x) for x in tensors]))
+    return widened(join(list(tensors)))
 
 
 def _vector(x: Tensor) -> Tensor:
