@@ -125,35 +125,35 @@ class Memory(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """The first entry of each tensor, and an array of their type."""
+    """The first entry of each tensor, one row per list of tensors, and an array of their type."""
 
     like: np.ndarray
-    x_at: np.ndarray
-    d_at: np.ndarray
+    at: np.ndarray
 
 
-def addresses(xs: Sequence[Tensor], ds: Sequence[Tensor]) -> Addresses | None:
-    """The addresses of CPU tensors, or None where the kernels do not apply.
+def addresses(*lists: Sequence[Tensor]) -> Addresses | None:
+    """The addresses of CPU tensors in lists of the same length, or None where the kernels do not apply.
 
-    They need tensors without gaps, with x and d in the same order, all f32 or all f64, whose memory is their own.
+    They need tensors without gaps, the first of all lists in the same order and so on, all f32 or all f64, whose memory
+    is their own.
     """
     # Whole lists at a time: with hundreds of tensors these checks cost as much as the arithmetic.
-    both = [*xs, *ds]
-    if not both:
-        return Addresses(LIKE[torch.float64], np.empty(0, np.int64), np.empty(0, np.int64))
-    dtypes = {t.dtype for t in both}
+    tensors = list(itertools.chain(*lists))
+    if not tensors:
+        return Addresses(LIKE[torch.float64], np.empty((len(lists), 0), np.int64))
+    dtypes = {t.dtype for t in tensors}
     like = LIKE.get(dtypes.pop())
-    if like is None or dtypes or not all(map(_plain, set(map(type, both)))) or not same_order(xs, ds):
+    if like is None or dtypes or not all(map(_plain, set(map(type, tensors)))) or not same_order(*lists):
         return None
-    if not all(map(attrgetter("is_cpu"), both)) or any(map(Tensor.is_neg, both)):
+    if not all(map(attrgetter("is_cpu"), tensors)) or any(map(Tensor.is_neg, tensors)):
         return None
     try:
-        at = np.fromiter(map(Tensor.data_ptr, both), np.int64, len(both))
+        at = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
     except RuntimeError:  # tensors inside torch.func transforms have no memory to name
         return None
-    if not at.all() and any(t.numel() and not t.data_ptr() for t in both):
+    if not at.all() and any(t.numel() and not t.data_ptr() for t in tensors):
         return None
-    return Addresses(like, at[: len(xs)], at[len(xs) :])
+    return Addresses(like, at.reshape(len(lists), -1))
 
 
 @cache
@@ -168,10 +168,10 @@ def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]
     if at is None:
         return None
     sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
-    return Memory(at.like, layout(sizes, torch.get_num_threads()), at.x_at, at.d_at)
+    return Memory(at.like, layout(sizes, torch.get_num_threads()), *at.at)
 
 
-def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0) -> None:
+def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0, backwards: bool = False) -> None:
     """Call kernel(*args, first, last) on every share of the chunks; whoever is free takes the next one.
 
     Args:
@@ -179,12 +179,14 @@ def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float =
         chunks: the pieces of memory to be shared out.
         args: arguments of the kernel.
         weight: work per entry, as a multiple of that of a plain sum: heavier passes take threads for fewer entries.
+        backwards: whether to begin with the last share, of which a pass before may have left something in the cache.
     """
     total = int(chunks.sizes.sum())
     if not total:
         return
     threads = min(chunks.threads, max(1, int(total * weight) // ALONE))
-    waiting = deque(chunks.shares(threads))
+    shares = chunks.shares(threads)
+    waiting = deque(shares[::-1] if backwards else shares)
 
     def work() -> None:
         while waiting:

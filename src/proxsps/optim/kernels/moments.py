@@ -1,0 +1,283 @@
+"""Two passes for affine blocks whose slope is an average of gradients, in the identity metric or in Adam's.
+
+The new averages are not kept between the passes, because a step that is skipped must leave the state as it was. Both
+passes compute them entry by entry from the state and the gradient:
+
+    d' = old d + new g,    v' = old_v v + new_v g^2,    D = sqrt(v') + eps.
+
+The first pass only reads and adds up; the second one stores d' and v', and writes x <- keep x + move D^-1 d'. A sample
+of the entries is compared with that at the start of the run while a chunk is in the cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsps.core.distance import STRIDE, sample_size
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Layout, addresses, layout, pointer, run
+
+NOWHERE = np.empty(0, np.int64)
+
+
+class Sums(NamedTuple):
+    """What the first pass makes, one number per block; r = D^-1 d' is the direction of the step."""
+
+    d_sq: np.ndarray  # <d', r>
+    d_dot_x: np.ndarray  # <d', x>
+    x_sq: np.ndarray  # ||x||^2
+    g_dot_x: np.ndarray  # <g, x>
+    g_sq: np.ndarray  # ||D^-1 g||^2
+    step_sq: np.ndarray  # ||r||^2
+    step_dot_x: np.ndarray  # <r, x>
+    moved_sq: np.ndarray  # ||x - x_0||^2, estimated from the sample; 0 without a start
+
+
+class Averages(NamedTuple):
+    """Where parameters, gradients and their averages lie, with the weights of this step; valid while tensors live."""
+
+    like: np.ndarray
+    layout: Layout
+    x_at: np.ndarray
+    g_at: np.ndarray
+    d_at: np.ndarray
+    v_at: np.ndarray  # empty in the identity metric
+    start_at: np.ndarray  # empty without a start
+    scale: np.ndarray  # of the sampled squares, one number per tensor
+    seen: np.ndarray  # whether a tensor has a gradient
+    weights: np.ndarray  # old, new, old_v, new_v as rows, one column per tensor
+    eps: float
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _averaged(old, average, new, g):
+    return old * average + new * g
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _averaged_square(old, average, new, g):
+    return old * average + (new * g) * g  # in this order a weight of 0 wins over a square that overflows
+
+
+@numba.njit(fastmath=REORDER)
+def _add_average(x, g, d, old, new):
+    """The sums of a run in the identity metric."""
+    dd, dx, xx, gx, gg = old - old, old - old, old - old, old - old, old - old
+    for k in range(len(x)):
+        slope = _averaged(old, d[k], new, g[k])
+        dd += slope * slope
+        dx += slope * x[k]
+        xx += x[k] * x[k]
+        gx += g[k] * x[k]
+        gg += g[k] * g[k]
+    return dd, dx, xx, gx, gg
+
+
+@numba.njit(fastmath=REORDER, error_model="numpy")
+def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, one):
+    """The sums of a run in Adam's metric."""
+    zero = one - one
+    dr, dx, xx, gx, gg, rr, rx = zero, zero, zero, zero, zero, zero, zero
+    for k in range(len(x)):
+        slope = _averaged(old, d[k], new, g[k])
+        inverse = one / (np.sqrt(_averaged_square(old_v, v[k], new_v, g[k])) + eps)
+        direction, scaled = slope * inverse, g[k] * inverse
+        dr += slope * direction
+        dx += slope * x[k]
+        xx += x[k] * x[k]
+        gx += g[k] * x[k]
+        gg += scaled * scaled
+        rr += direction * direction
+        rx += direction * x[k]
+    return dr, dx, xx, gx, gg, rr, rx
+
+
+@numba.njit(fastmath=REORDER)
+def _moved_sq(x, start, origin):
+    """||x - x_0||^2 over the sampled entries of a chunk that begins at entry `origin` of its tensor."""
+    first, skipped = -(-origin // STRIDE), -origin % STRIDE
+    count = max(0, (len(x) - skipped + STRIDE - 1) // STRIDE)
+    sampled = start[first : first + count]
+    total = 0.0
+    for k in range(count):
+        moved = np.float64(x[skipped + STRIDE * k] - sampled[k])
+        total += moved * moved
+    return total
+
+
+@numba.njit(nogil=True, cache=True)
+def _sum_average(
+    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, partial, first, last
+):
+    """The sums of each chunk in the identity metric; those of the direction are those of the slope."""
+    of = like.dtype.type
+    for i in range(first, last):
+        j, low, n = tensor[i], origin[i], length[i]
+        x = numba.carray(pointer(x_at[j], like), low + n)[low:]
+        g = numba.carray(pointer(g_at[j], like), low + n)[low:]
+        d = numba.carray(pointer(d_at[j], like), low + n)[low:]
+        old, new, out = of(weights[0, j]), of(weights[1, j]), partial[i]
+        start = numba.carray(pointer(start_at[j], like), (low + n + STRIDE - 1) // STRIDE) if len(start_at) else x
+        out[:] = 0
+        for at in range(0, n, RUN):
+            sums = _add_average(x[at : at + RUN], g[at : at + RUN], d[at : at + RUN], old, new)
+            for row in range(5):
+                out[row] += sums[row]
+            if len(start_at):
+                out[7] += _moved_sq(x[at : at + RUN], start, low + at)
+        out[5], out[6] = out[0], out[1]
+
+
+@numba.njit(nogil=True, cache=True)
+def _sum_adam(
+    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, partial, first, last
+):
+    """The sums of each chunk in Adam's metric."""
+    of = like.dtype.type
+    for i in range(first, last):
+        j, low, n = tensor[i], origin[i], length[i]
+        x = numba.carray(pointer(x_at[j], like), low + n)[low:]
+        g = numba.carray(pointer(g_at[j], like), low + n)[low:]
+        d = numba.carray(pointer(d_at[j], like), low + n)[low:]
+        v = numba.carray(pointer(v_at[j], like), low + n)[low:]
+        old, new, old_v, new_v = of(weights[0, j]), of(weights[1, j]), of(weights[2, j]), of(weights[3, j])
+        start = numba.carray(pointer(start_at[j], like), (low + n + STRIDE - 1) // STRIDE) if len(start_at) else x
+        out = partial[i]
+        out[:] = 0
+        for at in range(0, n, RUN):
+            end = at + RUN
+            sums = _add_adam(x[at:end], g[at:end], d[at:end], v[at:end], old, new, old_v, new_v, of(eps), of(1))
+            for row in range(7):
+                out[row] += sums[row]
+            if len(start_at):
+                out[7] += _moved_sq(x[at:end], start, low + at)
+
+
+@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
+def _write_average(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, keep, move, first, last):
+    """d <- d', x <- keep x + move d' in each chunk."""
+    of = like.dtype.type
+    for i in range(last - 1, first - 1, -1):
+        j, low, n = tensor[i], origin[i], length[i]
+        x = numba.carray(pointer(x_at[j], like), low + n)[low:]
+        g = numba.carray(pointer(g_at[j], like), low + n)[low:]
+        d = numba.carray(pointer(d_at[j], like), low + n)[low:]
+        old, new = of(weights[0, j]), of(weights[1, j])
+        a, b = of(keep[block[i]]), of(move[block[i]])
+        for k in range(n):
+            slope = _averaged(old, d[k], new, g[k])
+            d[k] = slope
+            x[k] = a * x[k] + b * slope
+
+
+@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE, error_model="numpy")
+def _write_adam(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, keep, move, first, last):
+    """d <- d', v <- v', x <- keep x + move D^-1 d' in each chunk."""
+    of = like.dtype.type
+    for i in range(last - 1, first - 1, -1):
+        j, low, n = tensor[i], origin[i], length[i]
+        x = numba.carray(pointer(x_at[j], like), low + n)[low:]
+        g = numba.carray(pointer(g_at[j], like), low + n)[low:]
+        d = numba.carray(pointer(d_at[j], like), low + n)[low:]
+        v = numba.carray(pointer(v_at[j], like), low + n)[low:]
+        old, new, old_v, new_v = of(weights[0, j]), of(weights[1, j]), of(weights[2, j]), of(weights[3, j])
+        a, b, added = of(keep[block[i]]), of(move[block[i]]), of(eps)
+        for k in range(n):
+            slope = _averaged(old, d[k], new, g[k])
+            square = _averaged_square(old_v, v[k], new_v, g[k])
+            d[k], v[k] = slope, square
+            x[k] = a * x[k] + b * (slope / (np.sqrt(square) + added))
+
+
+def averages(
+    params: Sequence[Sequence[Tensor]],
+    grads: Sequence[Sequence[Tensor | None]],
+    first: Sequence[Sequence[Tensor]],
+    second: Sequence[Sequence[Tensor]] | None,
+    starts: Sequence[Sequence[Tensor]] | None,
+    weights: np.ndarray,
+    eps: float = 0.0,
+) -> Averages | None:
+    """The memory of a step with averages, or None where the kernels do not apply.
+
+    They need tensors without gaps, all of one tensor in the same order, all f32 or all f64, whose memory is their own.
+    With a start all parameters must be contiguous, because a sample counts entries in the order of their indices.
+
+    Args:
+        params: one list per block.
+        grads: alike; None for a tensor without a gradient, whose averages are then to have the weight 0 on the new.
+        first: d alike.
+        second: v alike, or None for the identity metric.
+        starts: the sampled entries of x_0 (`core.distance.sample`) alike, or None without a distance cap.
+        weights: old, new and, with `second`, old_v, new_v as rows, one column per tensor.
+        eps: added to the root of v.
+    """
+    xs, gs, *states = (list(itertools.chain(*ts)) for ts in (params, grads, first, second) if ts is not None)
+    seen = np.array([g is not None for g in gs], bool)
+    if not seen.all():
+        gs = [d if g is None else g for g, d in zip(gs, states[0], strict=True)]
+    at = addresses(xs, gs, *states)
+    sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
+    counts = list(itertools.chain(*sizes))
+    if at is None or any([list(map(Tensor.numel, state)) != counts for state in states]):
+        return None
+    start_at, scale = NOWHERE, np.empty(0)
+    if starts is not None:
+        samples = list(itertools.chain(*starts))
+        taken, scale = _samples(sizes)
+        found = addresses(samples)
+        if found is None or found.like is not at.like or tuple(map(Tensor.numel, samples)) != taken:
+            return None
+        if not all([x.is_contiguous() for x in xs]):
+            return None
+        (start_at,) = found.at
+    x_at, g_at, d_at, v_at = (*at.at, NOWHERE)[:4]
+    whole = layout(sizes, torch.get_num_threads())
+    return Averages(at.like, whole, x_at, g_at, d_at, v_at, start_at, scale, seen, weights, float(eps))
+
+
+@lru_cache(maxsize=32)
+def _samples(sizes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], np.ndarray]:
+    """How many entries of each tensor are sampled, and what a sum over them is to be multiplied by."""
+    counts = tuple(itertools.chain(*sizes))
+    taken = tuple(map(sample_size, counts))
+    return taken, np.array(counts, np.float64) / np.maximum(taken, 1)
+
+
+def sums(at: Averages) -> Sums:
+    """The sums of a step; nothing is written."""
+    chunks, adam = at.layout.chunks, len(at.v_at) > 0
+    partial = np.empty((len(chunks.sizes), len(Sums._fields)))
+    args = (at.x_at, at.g_at, at.d_at, at.v_at, at.start_at, at.weights, at.eps, partial)
+    run(_sum_adam if adam else _sum_average, chunks, at.like, *chunks.columns, *args, weight=3.0 if adam else 1.5)
+    columns, tensor = partial.T, chunks.columns[1]
+    if not at.seen.all():
+        columns[3:5, ~at.seen[tensor]] = 0
+    if len(at.scale):
+        columns[7] *= at.scale[tensor]
+    return Sums(*at.layout.per_block(columns))
+
+
+def write(at: Averages, keep: np.ndarray, move: np.ndarray) -> None:
+    """Store the new averages, and x <- keep x + move D^-1 d', with one number keep and one number move per block."""
+    chunks, adam = at.layout.chunks, len(at.v_at) > 0
+    args = (at.x_at, at.g_at, at.d_at, at.v_at, at.weights, at.eps, keep, move)
+    run(
+        _write_adam if adam else _write_average,
+        chunks,
+        at.like,
+        *chunks.columns,
+        *args,
+        weight=3.0 if adam else 1.5,
+        backwards=True,
+    )
+
+
+__all__ = ["Averages", "Sums", "averages", "sums", "write"]
