@@ -3,7 +3,7 @@
 The new averages are not kept between the passes, because a step that is skipped must leave the state as it was. Both
 passes compute them entry by entry from the state and the gradient:
 
-    d' = old d + new g,    v' = old_v v + new_v g^2,    D = sqrt(v') + eps.
+    d' = old d + new g,    v' = old_v v + new_v g^2,    D = max{sqrt(v') + eps, least}.
 
 The first pass only reads and adds up; the second one stores d' and v', and writes x <- keep x + move D^-1 d'. A sample
 of the entries is compared with that at the start of the run while a chunk is in the cache.
@@ -54,6 +54,7 @@ class Averages(NamedTuple):
     seen: np.ndarray  # whether a tensor has a gradient
     weights: np.ndarray  # old, new, old_v, new_v as rows, one column per tensor
     eps: float
+    least: float
 
 
 @numba.njit(fastmath=ENTRYWISE)
@@ -64,6 +65,11 @@ def _averaged(old, average, new, g):
 @numba.njit(fastmath=ENTRYWISE)
 def _averaged_square(old, average, new, g):
     return old * average + (new * g) * g  # in this order a weight of 0 wins over a square that overflows
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _metric(square, eps, least):
+    return max(np.sqrt(square) + eps, least)
 
 
 @numba.njit(fastmath=REORDER)
@@ -81,13 +87,13 @@ def _add_average(x, g, d, old, new):
 
 
 @numba.njit(fastmath=REORDER, error_model="numpy")
-def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, one):
+def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, least, one):
     """The sums of a run in Adam's metric."""
     zero = one - one
     dr, dx, xx, gx, gg, rr, rx = zero, zero, zero, zero, zero, zero, zero
     for k in range(len(x)):
         slope = _averaged(old, d[k], new, g[k])
-        inverse = one / (np.sqrt(_averaged_square(old_v, v[k], new_v, g[k])) + eps)
+        inverse = one / _metric(_averaged_square(old_v, v[k], new_v, g[k]), eps, least)
         direction, scaled = slope * inverse, g[k] * inverse
         dr += slope * direction
         dx += slope * x[k]
@@ -114,7 +120,7 @@ def _moved_sq(x, start, origin):
 
 @numba.njit(nogil=True, cache=True)
 def _sum_average(
-    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, partial, first, last
+    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, least, partial, first, last
 ):
     """The sums of each chunk in the identity metric; those of the direction are those of the slope."""
     of = like.dtype.type
@@ -137,7 +143,7 @@ def _sum_average(
 
 @numba.njit(nogil=True, cache=True)
 def _sum_adam(
-    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, partial, first, last
+    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, least, partial, first, last
 ):
     """The sums of each chunk in Adam's metric."""
     of = like.dtype.type
@@ -153,7 +159,9 @@ def _sum_adam(
         out[:] = 0
         for at in range(0, n, RUN):
             end = at + RUN
-            sums = _add_adam(x[at:end], g[at:end], d[at:end], v[at:end], old, new, old_v, new_v, of(eps), of(1))
+            sums = _add_adam(
+                x[at:end], g[at:end], d[at:end], v[at:end], old, new, old_v, new_v, of(eps), of(least), of(1)
+            )
             for row in range(7):
                 out[row] += sums[row]
             if len(start_at):
@@ -161,7 +169,9 @@ def _sum_adam(
 
 
 @numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
-def _write_average(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, keep, move, first, last):
+def _write_average(
+    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, least, keep, move, first, last
+):
     """d <- d', x <- keep x + move d' in each chunk."""
     of = like.dtype.type
     for i in range(last - 1, first - 1, -1):
@@ -178,7 +188,9 @@ def _write_average(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, 
 
 
 @numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE, error_model="numpy")
-def _write_adam(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, keep, move, first, last):
+def _write_adam(
+    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, least, keep, move, first, last
+):
     """d <- d', v <- v', x <- keep x + move D^-1 d' in each chunk."""
     of = like.dtype.type
     for i in range(last - 1, first - 1, -1):
@@ -188,12 +200,12 @@ def _write_adam(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, wei
         d = numba.carray(pointer(d_at[j], like), low + n)[low:]
         v = numba.carray(pointer(v_at[j], like), low + n)[low:]
         old, new, old_v, new_v = of(weights[0, j]), of(weights[1, j]), of(weights[2, j]), of(weights[3, j])
-        a, b, added = of(keep[block[i]]), of(move[block[i]]), of(eps)
+        a, b, added, floor = of(keep[block[i]]), of(move[block[i]]), of(eps), of(least)
         for k in range(n):
             slope = _averaged(old, d[k], new, g[k])
             square = _averaged_square(old_v, v[k], new_v, g[k])
             d[k], v[k] = slope, square
-            x[k] = a * x[k] + b * (slope / (np.sqrt(square) + added))
+            x[k] = a * x[k] + b * (slope / _metric(square, added, floor))
 
 
 def averages(
@@ -204,6 +216,7 @@ def averages(
     starts: Sequence[Sequence[Tensor]] | None,
     weights: np.ndarray,
     eps: float = 0.0,
+    least: float = 0.0,
 ) -> Averages | None:
     """The memory of a step with averages, or None where the kernels do not apply.
 
@@ -218,6 +231,7 @@ def averages(
         starts: the sampled entries of x_0 (`core.distance.sample`) alike, or None without a distance cap.
         weights: old, new and, with `second`, old_v, new_v as rows, one column per tensor.
         eps: added to the root of v.
+        least: what D is at least; entries that never had a gradient need it where eps is 0.
     """
     xs, gs, *states = (list(itertools.chain(*ts)) for ts in (params, grads, first, second) if ts is not None)
     seen = np.array([g is not None for g in gs], bool)
@@ -240,7 +254,7 @@ def averages(
         (start_at,) = found.at
     x_at, g_at, d_at, v_at = (*at.at, NOWHERE)[:4]
     whole = layout(sizes, torch.get_num_threads())
-    return Averages(at.like, whole, x_at, g_at, d_at, v_at, start_at, scale, seen, weights, float(eps))
+    return Averages(at.like, whole, x_at, g_at, d_at, v_at, start_at, scale, seen, weights, float(eps), float(least))
 
 
 @lru_cache(maxsize=32)
@@ -255,7 +269,7 @@ def sums(at: Averages) -> Sums:
     """The sums of a step; nothing is written."""
     chunks, adam = at.layout.chunks, len(at.v_at) > 0
     partial = np.empty((len(chunks.sizes), len(Sums._fields)))
-    args = (at.x_at, at.g_at, at.d_at, at.v_at, at.start_at, at.weights, at.eps, partial)
+    args = (at.x_at, at.g_at, at.d_at, at.v_at, at.start_at, at.weights, at.eps, at.least, partial)
     run(_sum_adam if adam else _sum_average, chunks, at.like, *chunks.columns, *args, weight=3.0 if adam else 1.5)
     columns, tensor = partial.T, chunks.columns[1]
     if not at.seen.all():
@@ -268,7 +282,7 @@ def sums(at: Averages) -> Sums:
 def write(at: Averages, keep: np.ndarray, move: np.ndarray) -> None:
     """Store the new averages, and x <- keep x + move D^-1 d', with one number keep and one number move per block."""
     chunks, adam = at.layout.chunks, len(at.v_at) > 0
-    args = (at.x_at, at.g_at, at.d_at, at.v_at, at.weights, at.eps, keep, move)
+    args = (at.x_at, at.g_at, at.d_at, at.v_at, at.weights, at.eps, at.least, keep, move)
     run(
         _write_adam if adam else _write_average,
         chunks,
