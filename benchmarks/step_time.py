@@ -8,9 +8,11 @@ moment of the machine hits all of them; a time is the median over rounds.
 
 "searched" is a step whose dual variable lies inside (0, 1), "capped" one that ends at the cap. GroupLasso has filters
 in (a), with weight decay on the other tensors, and rows in (b) and (c); "mixed" has L1 on every other tensor and weight
-decay on the rest. "momentum" and "Adam's metric" have a model that is an average over steps, with weight decay and a
-learning rate; "no lr" is the same with the distance cap. Floors are what a step cannot do without: "read, then write" reads parameters and gradients once
-(torch.dot) before it reads and writes them (fused SGD), "read twice, then write" reads them twice.
+decay on the rest. "momentum" and "Adam's metric" have a model that is an average over steps, with weight decay; "no lr"
+is a step without a learning rate, with the distance cap.
+
+Floors are what a step cannot do without: "read, then write" reads parameters and gradients once (torch.dot) before it
+reads and writes them (fused SGD), "read twice, then write" reads them twice.
 """
 
 from __future__ import annotations

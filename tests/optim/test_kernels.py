@@ -340,7 +340,7 @@ at = rows.memory([[x]], [[d]], [None], np.zeros(1, np.int64))
 rows.sums(at), rows.write(at, psi, one, 0.5)
 first, second = torch.ones(4, 3), torch.ones(4, 3)
 for squares in (None, [[second]]):
-    at = moments.averages([[x]], [[d]], [[first]], squares, None, np.full((4, 1), 0.5))
+    at = moments.averages([[x]], [[d]], [[first]], squares, np.full((4, 1), 0.5))
     moments.sums(at), moments.write(at, one, one)
 stats = {}
 for module in (lines, entries, rows, moments):

@@ -38,7 +38,11 @@ class Case:
         self.weights = np.array([old, 1 - old, old_v, 1 - old_v])
 
     def memory(self):
-        return moments.averages(self.x, self.g, self.d, self.v, self.x0, self.weights, EPS)
+        at = moments.averages(self.x, self.g, self.d, self.v, self.weights, EPS)
+        if at is None or self.x0 is None:
+            return at
+        start = kernels.start_of(self.x, self.x0, at.like)
+        return None if start is None else at._replace(start=start)
 
     def state(self):
         return [t for lists in (self.x, self.g, self.d, self.v or []) for block in lists for t in block]
@@ -209,9 +213,25 @@ def test_other_tensors_are_not_taken(name):
     assert case.memory() is None
 
 
-def test_channels_last_parameters_are_taken_without_a_start_only():
+def test_channels_last_parameters_are_taken_but_their_samples_are_not():
     x, g, d = (torch.randn(3, 5, 4, 2).to(memory_format=torch.channels_last) for _ in range(3))
     weights = np.array([[0.9], [0.1]])
-    assert moments.averages([[x]], [[g]], [[d]], None, None, weights) is not None
-    assert moments.averages([[x]], [[g]], [[d]], None, [[sample(x.ravel())]], weights) is None
-    assert moments.averages([[x]], [[g]], [[d.contiguous()]], None, None, weights) is None
+    at = moments.averages([[x]], [[g]], [[d]], None, weights)
+    assert at is not None
+    assert moments.averages([[x]], [[g]], [[d.contiguous()]], None, weights) is None
+    assert kernels.start_of([[x]], [[sample(x.ravel())]], at.like) is None
+
+
+@both_dtypes
+@pytest.mark.parametrize("points", [True, False])
+@pytest.mark.parametrize("name", SIZES)
+def test_plain_sums_measure_the_distance_too(name, points, dtype):
+    case = cases(name, dtype, False)
+    at = kernels.memory(case.x, case.g)
+    lam = np.zeros(len(case.x))
+    got = kernels.sums(at, lam, points, kernels.start_of(case.x, case.x0, at.like))
+    want = np.zeros(len(case.x))
+    for b, (*_, moved) in case.expected():
+        want[b] += moved
+    np.testing.assert_allclose(got[3], want, rtol=4 * torch.finfo(dtype).eps)
+    assert np.array_equal(got[:3], kernels.sums(at, lam, points))

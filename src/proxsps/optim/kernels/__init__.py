@@ -8,6 +8,7 @@ slope d from memory, which is the gradient or a tensor of the state.
 from proxsps.optim.kernels import entries, moments, rows
 from proxsps.optim.kernels.layout import Memory, memory
 from proxsps.optim.kernels.lines import sums, write
+from proxsps.optim.kernels.sampling import Start, start_of
 from proxsps.optim.kernels.scalar import Psi
 
-__all__ = ["Memory", "Psi", "entries", "memory", "moments", "rows", "sums", "write"]
+__all__ = ["Memory", "Psi", "Start", "entries", "memory", "moments", "rows", "start_of", "sums", "write"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numba
@@ -21,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.core.distance import STRIDE, sample_size
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Layout, addresses, layout, pointer, run
+from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
 NOWHERE = np.empty(0, np.int64)
 
@@ -49,8 +48,7 @@ class Averages(NamedTuple):
     g_at: np.ndarray
     d_at: np.ndarray
     v_at: np.ndarray  # empty in the identity metric
-    start_at: np.ndarray  # empty without a start
-    scale: np.ndarray  # of the sampled squares, one number per tensor
+    start: Start
     seen: np.ndarray  # whether a tensor has a gradient
     weights: np.ndarray  # old, new, old_v, new_v as rows, one column per tensor
     eps: float
@@ -105,19 +103,6 @@ def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, least, one):
     return dr, dx, xx, gx, gg, rr, rx
 
 
-@numba.njit(fastmath=REORDER)
-def _moved_sq(x, start, origin):
-    """||x - x_0||^2 over the sampled entries of a chunk that begins at entry `origin` of its tensor."""
-    first, skipped = -(-origin // STRIDE), -origin % STRIDE
-    count = max(0, (len(x) - skipped + STRIDE - 1) // STRIDE)
-    sampled = start[first : first + count]
-    total = 0.0
-    for k in range(count):
-        moved = np.float64(x[skipped + STRIDE * k] - sampled[k])
-        total += moved * moved
-    return total
-
-
 @numba.njit(nogil=True, cache=True)
 def _sum_average(
     like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, least, partial, first, last
@@ -130,14 +115,14 @@ def _sum_average(
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
         d = numba.carray(pointer(d_at[j], like), low + n)[low:]
         old, new, out = of(weights[0, j]), of(weights[1, j]), partial[i]
-        start = numba.carray(pointer(start_at[j], like), (low + n + STRIDE - 1) // STRIDE) if len(start_at) else x
+        start = numba.carray(pointer(start_at[j], like), sample_end(low + n)) if len(start_at) else x
         out[:] = 0
         for at in range(0, n, RUN):
             sums = _add_average(x[at : at + RUN], g[at : at + RUN], d[at : at + RUN], old, new)
             for row in range(5):
                 out[row] += sums[row]
             if len(start_at):
-                out[7] += _moved_sq(x[at : at + RUN], start, low + at)
+                out[7] += moved_sq(x[at : at + RUN], start, low + at)
         out[5], out[6] = out[0], out[1]
 
 
@@ -154,7 +139,7 @@ def _sum_adam(
         d = numba.carray(pointer(d_at[j], like), low + n)[low:]
         v = numba.carray(pointer(v_at[j], like), low + n)[low:]
         old, new, old_v, new_v = of(weights[0, j]), of(weights[1, j]), of(weights[2, j]), of(weights[3, j])
-        start = numba.carray(pointer(start_at[j], like), (low + n + STRIDE - 1) // STRIDE) if len(start_at) else x
+        start = numba.carray(pointer(start_at[j], like), sample_end(low + n)) if len(start_at) else x
         out = partial[i]
         out[:] = 0
         for at in range(0, n, RUN):
@@ -165,7 +150,7 @@ def _sum_adam(
             for row in range(7):
                 out[row] += sums[row]
             if len(start_at):
-                out[7] += _moved_sq(x[at:end], start, low + at)
+                out[7] += moved_sq(x[at:end], start, low + at)
 
 
 @numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
@@ -213,7 +198,6 @@ def averages(
     grads: Sequence[Sequence[Tensor | None]],
     first: Sequence[Sequence[Tensor]],
     second: Sequence[Sequence[Tensor]] | None,
-    starts: Sequence[Sequence[Tensor]] | None,
     weights: np.ndarray,
     eps: float = 0.0,
     least: float = 0.0,
@@ -221,14 +205,13 @@ def averages(
     """The memory of a step with averages, or None where the kernels do not apply.
 
     They need tensors without gaps, all of one tensor in the same order, all f32 or all f64, whose memory is their own.
-    With a start all parameters must be contiguous, because a sample counts entries in the order of their indices.
+    A start (`start_of`) is not part of it: where there is one, put it in the place of `NO_START`.
 
     Args:
         params: one list per block.
         grads: alike; None for a tensor without a gradient, whose averages are then to have the weight 0 on the new.
         first: d alike.
         second: v alike, or None for the identity metric.
-        starts: the sampled entries of x_0 (`core.distance.sample`) alike, or None without a distance cap.
         weights: old, new and, with `second`, old_v, new_v as rows, one column per tensor.
         eps: added to the root of v.
         least: what D is at least; entries that never had a gradient need it where eps is 0.
@@ -242,40 +225,22 @@ def averages(
     counts = list(itertools.chain(*sizes))
     if at is None or any([list(map(Tensor.numel, state)) != counts for state in states]):
         return None
-    start_at, scale = NOWHERE, np.empty(0)
-    if starts is not None:
-        samples = list(itertools.chain(*starts))
-        taken, scale = _samples(sizes)
-        found = addresses(samples)
-        if found is None or found.like is not at.like or tuple(map(Tensor.numel, samples)) != taken:
-            return None
-        if not all([x.is_contiguous() for x in xs]):
-            return None
-        (start_at,) = found.at
     x_at, g_at, d_at, v_at = (*at.at, NOWHERE)[:4]
     whole = layout(sizes, torch.get_num_threads())
-    return Averages(at.like, whole, x_at, g_at, d_at, v_at, start_at, scale, seen, weights, float(eps), float(least))
-
-
-@lru_cache(maxsize=32)
-def _samples(sizes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], np.ndarray]:
-    """How many entries of each tensor are sampled, and what a sum over them is to be multiplied by."""
-    counts = tuple(itertools.chain(*sizes))
-    taken = tuple(map(sample_size, counts))
-    return taken, np.array(counts, np.float64) / np.maximum(taken, 1)
+    return Averages(at.like, whole, x_at, g_at, d_at, v_at, NO_START, seen, weights, float(eps), float(least))
 
 
 def sums(at: Averages) -> Sums:
     """The sums of a step; nothing is written."""
     chunks, adam = at.layout.chunks, len(at.v_at) > 0
     partial = np.empty((len(chunks.sizes), len(Sums._fields)))
-    args = (at.x_at, at.g_at, at.d_at, at.v_at, at.start_at, at.weights, at.eps, at.least, partial)
+    args = (at.x_at, at.g_at, at.d_at, at.v_at, at.start.at, at.weights, at.eps, at.least, partial)
     run(_sum_adam if adam else _sum_average, chunks, at.like, *chunks.columns, *args, weight=3.0 if adam else 1.5)
     columns, tensor = partial.T, chunks.columns[1]
     if not at.seen.all():
         columns[3:5, ~at.seen[tensor]] = 0
-    if len(at.scale):
-        columns[7] *= at.scale[tensor]
+    if len(at.start.at):
+        columns[7] *= at.start.scale[tensor]
     return Sums(*at.layout.per_block(columns))
 
 

@@ -167,10 +167,8 @@ def _write(lists: Sequence[list[Tensor]], own: Moments, weights: Weights | None,
     torch._foreach_addcdiv_(xs, ds, [_metric(v.clone(), own.eps) for v in vs], move)
 
 
-def _fused_adam(
-    columns: Sequence[list[Tensor]], own: Moments, weights: Weights, keep: float, move: float
-) -> None:
-    """The same by torch's own kernel, with a count of steps at which its bias correction is over: ours is in weights."""
+def _fused_adam(columns: Sequence[list[Tensor]], own: Moments, weights: Weights, keep: float, move: float) -> None:
+    """The same by torch's own kernel, after so many steps that its bias correction is over: ours is in the weights."""
     xs, gs, ds, vs = columns
     torch._fused_adamw_(
         xs,
