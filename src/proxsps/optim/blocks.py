@@ -47,6 +47,7 @@ class Block:
     moments: Moments | None = None  # averages of gradients, where the model is made of them
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
     metrics: list[Tensor] | None = None  # D, one entry per entry, where the prox needs it
+    starts: list[Tensor] | None = None  # sampled entries of x_0, where a part may compare them while it sums
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
 

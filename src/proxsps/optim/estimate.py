@@ -132,6 +132,7 @@ class Averaged(Estimate):
         for block in blocks:
             averages = [entries(*pair) for pair in self._held(block, "average")]
             block.moments = Moments(block.slopes, averages, weights)
+            block.moments.fresh = any(["average" not in self._state.get(owner, ()) for owner in block.owners])
             if self._beta2 is not None:
                 block.moments.squares = [entries(*pair) for pair in self._held(block, "square")]
                 block.moments.square_weights = self._square_weights(block)
@@ -188,6 +189,8 @@ class Averaged(Estimate):
         values = dict(zip(self.keys, map(self._numbers.factor, after), strict=True))
         store_all(self._groups, **values)
         for block in self._blocks:
+            if not block.moments.written:
+                block.moments.make(block)  # in a step of length 0, nothing is written
             block.moments.keep(partial(self._replace, block))
             for owner in block.owners if self._beta2 is not None else ():
                 own = self._state[owner]

@@ -8,7 +8,7 @@ the weights to update them with. Nothing is calculated when the record is made, 
   slopes need. The new averages replace the old ones when the step is accepted (`Moments.keep`).
 - A part that updates averages while it sums does not call it. It reads the record, answers `Part.extras` itself, and
   writes new averages into the tensors of the record (`averages`, `squares`) in its write pass, where the step is
-  accepted. `Moments.keep` then has nothing to do. `make_lines` is where such a part is chosen.
+  accepted. It sets `Moments.written`. `make_lines` is where such a part is chosen.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Moments:
     new_squares: list[Tensor] = field(default_factory=list)
     metrics: list[Tensor] = field(default_factory=list)  # D = sqrt(v) + eps
     made: bool = False
+    fresh: bool = False  # whether some averages are not in the optimizer's state yet
+    written: bool = False  # whether a part has written new averages into the tensors above
 
     def make(self, block: Block) -> None:
         """Calculate the new averages, and give the block its slopes, directions and metric."""
@@ -99,12 +101,13 @@ class Moments:
         return [numbers.total(parts) for parts in found]
 
     def keep(self, store: Store) -> None:
-        """Hand over the new averages; nothing where a part has written them already."""
-        if not self.made:
+        """Hand over the new averages; those that a part has written where they are need it once only."""
+        if self.written and not self.fresh:
             return
-        for i, d in enumerate(self.slopes):
+        slopes, squares = (self.averages, self.squares or []) if self.written else (self.slopes, self.new_squares)
+        for i, d in enumerate(slopes):
             store(i, "average", d)
-        for i, v in enumerate(self.new_squares):
+        for i, v in enumerate(squares):
             store(i, "square", v)
 
 
@@ -115,5 +118,10 @@ def metrics(squares: Sequence[Tensor], eps: float) -> list[Tensor]:
         torch._foreach_add_(found, eps)
     else:
         for D in found:
-            D.clamp_min_(torch.finfo(D.dtype).tiny ** 0.5)
+            D.clamp_min_(least_metric(D.dtype))
     return found
+
+
+def least_metric(dtype: torch.dtype) -> float:
+    """What D is at least where there is no eps."""
+    return torch.finfo(dtype).tiny ** 0.5

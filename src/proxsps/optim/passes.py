@@ -36,11 +36,11 @@ def _vector(x: Tensor) -> Tensor:
     return x if x.dim() == 1 else x.ravel()
 
 
-def pieces(*parts: Tensor) -> Iterable[tuple[Tensor, ...]]:
+def pieces(*parts: Tensor, piece: int = DOT) -> Iterable[tuple[Tensor, ...]]:
     """Vectors, cut alike into pieces that one dot product takes."""
-    if parts[0].numel() <= DOT or not parts[0].is_cpu:
+    if parts[0].numel() <= piece or not parts[0].is_cpu:
         return [parts]
-    return zip(*(part.split(DOT) for part in parts), strict=True)
+    return zip(*(part.split(piece) for part in parts), strict=True)
 
 
 def dots(a: Tensor, b: Tensor) -> list[Tensor]:
@@ -100,8 +100,10 @@ def scale_of(norm: Tensor) -> Tensor:
     return norm.clamp(single.tiny, single.max)
 
 
-def bucketed(items: Iterable[tuple[Tensor, ...]], small: int, bucket: int) -> Iterator[tuple[Tensor, ...]]:
-    """Tuples of tensors of one shape as vectors, those of at most `small` entries joined with others.
+def bucketed(
+    items: Iterable[tuple[Tensor, ...]], small: int, bucket: int, piece: int = DOT
+) -> Iterator[tuple[Tensor, ...]]:
+    """Tuples of tensors of one shape as vectors, those of at most `small` entries joined, long ones cut into pieces.
 
     One product of long vectors beats hundreds of tiny ones.
     """
@@ -110,7 +112,7 @@ def bucketed(items: Iterable[tuple[Tensor, ...]], small: int, bucket: int) -> It
     for item in items:
         entries = item[0].numel()
         if entries > small:
-            yield from pieces(*map(flat, item))
+            yield from pieces(*map(flat, item), piece=piece)
             continue
         before, dtypes = dtypes, [x.dtype for x in item]
         if waiting and (size + entries > bucket or dtypes != before):

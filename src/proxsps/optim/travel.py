@@ -7,7 +7,7 @@ The numbers rbar, G and k are in the groups.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,9 +23,10 @@ from proxsps.core.distance import (
     start_travel,
     update_travel,
 )
-from proxsps.optim.blocks import PLAIN
+from proxsps.optim.blocks import PLAIN, Block
 from proxsps.optim.memory import State, store_all
 from proxsps.optim.numbers import Host, Numbers
+from proxsps.optim.parts import Part
 from proxsps.optim.passes import widened
 from proxsps.optim.reduce import Ranks
 
@@ -47,12 +48,20 @@ class Distance:
         self._before = Travel(*(numbers.scalar(groups[0][key]) for key in KEYS))
         # Whether this is the first step, as far as that can be known without waiting for a device.
         self._first = not isinstance(numbers, Host) or bool(self._before.taken == 0)
+        self._ranks = ranks
         self._fresh: list[tuple[dict[str, Any], Tensor]] = []
         self._samples: list[Tensor] = []
         self._starts: list[Tensor] = []
         self._factors: list[float] = []  # from the sum over a sample to that over all entries, and the share of a rank
-        for owner in self._owners():
-            self._take(owner, ranks)
+
+    def offer(self, blocks: Sequence[Block]) -> None:
+        """Give blocks the start of their tensors, for parts that compare it while they sum (`Part.moved_sq`)."""
+        if self._first:
+            return
+        for block in blocks:
+            starts = [self._state.get(owner, {}).get("start") for owner in block.owners]
+            if not block.sharded and not any([start is None for start in starts]):
+                block.starts = starts
 
     def _owners(self) -> Iterator[Tensor]:
         """All parameters with a gradient, and those that had one before."""
@@ -80,11 +89,21 @@ class Distance:
         self._starts.append(widened(start))
         self._factors.append(share * count / max(1, sample_size(count)))
 
-    def sums(self) -> Array:
+    def sums(self, parts: Iterable[Part]) -> Array:
         """||x - x_0||^2 and, where it may be needed, ||x||^2, of what this rank holds."""
+        known, measured = self._numbers.scalar(0.0), set()
+        for part in parts:
+            if part.moved_sq is not None:
+                known = known + sum(
+                    block.share * moved for block, moved in zip(part.blocks, part.moved_sq, strict=True)
+                )
+                measured.update(id(owner) for block in part.blocks for owner in block.owners)
+        for owner in self._owners():
+            if id(owner) not in measured:
+                self._take(owner, self._ranks)
         if not self._samples:
-            return self._numbers.vector([0.0, 0.0])
-        moved = self._squares(torch._foreach_sub(self._samples, self._starts))
+            return self._numbers.vector([known, 0.0])
+        moved = known + self._squares(torch._foreach_sub(self._samples, self._starts))
         return self._numbers.vector([moved, self._squares(self._samples) if self._first else 0.0])
 
     def _squares(self, tensors: Sequence[Tensor]) -> Array:
