@@ -143,7 +143,7 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
             check_bound(lower_bound)
         blocks = gather(self.param_groups, self._ranks, self._kept)
         # Among several ranks, one without gradients takes part all the same: the others wait for it.
-        found = [block.params[i] for block in blocks if (i := _first_gradient(block)) is not None]
+        found = [x for block in blocks for x in _with_gradient(block)]
         if not found and (returned is not None or (value is not None and self.needs_loss)):
             self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step", 5)
         if value is not None and (found or self._ranks.size > 1) and computable(found, value, self.needs_loss):
@@ -292,9 +292,12 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
             _keep_regularizer(group, mine["regularizer"])
 
 
-def _first_gradient(block: Block) -> int | None:
-    """The place of the first tensor of a block that has a gradient."""
-    return next((i for i, owner in enumerate(block.owners) if owner.grad is not None), None)
+def _with_gradient(block: Block) -> list[Tensor]:
+    """The first tensor of a block that has a gradient, if there is one."""
+    for x, owner in zip(block.params, block.owners, strict=True):
+        if owner.grad is not None:
+            return [x]
+    return []
 
 
 def _only_plain_data(opt: Optimizer, state: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ class AveragedLines(Lines):
         """All sums as rows with one column per block."""
         return np.array([block_sums(block, exact=False) for block in self.blocks]).T
 
-    def extras(self, moves: bool) -> list[list[Array]]:
+    def extras(self) -> list[list[Array]]:
         """From the same pass."""
         return [[g_dot_x, g_sq, np.float64(0.0), *step] for g_dot_x, g_sq, *step in self._further.T]
 
