@@ -47,6 +47,7 @@ class Moments:
     weights: Weights  # with which d takes in g
     squares: list[Tensor] | None = None  # v before the step; None in the identity metric
     square_weights: Sequence[Weights] = ()  # with which v takes in g^2: each tensor has its own count
+    present: Sequence[bool] = ()  # whether each tensor has a gradient; in a metric only
     eps: float = 0.0
     moves: bool = False  # whether the Euclidean length of the move will be asked for
     in_place: bool = True  # whether `averages` and `squares` are the state itself, and not gathered from shards
@@ -126,7 +127,6 @@ class DeviceMoments(Moments):
     """
 
     steps: list[Tensor] | None = None  # of each tensor, the gradients that v has taken in
-    present: Sequence[bool] = ()  # whether each tensor has a gradient
     beta2: float = 0.0
 
     def make(self, block: Block, numbers: Numbers) -> None:

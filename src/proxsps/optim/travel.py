@@ -98,9 +98,10 @@ class Distance:
                     block.share * moved for block, moved in zip(part.blocks, part.moved_sq, strict=True)
                 )
                 measured.update(id(owner) for block in part.blocks for owner in block.owners)
-        for owner in self._owners():
-            if id(owner) not in measured:
-                self._take(owner, self._ranks)
+        if len(measured) < sum(len(group["params"]) for group in self._groups):
+            for owner in self._owners():
+                if id(owner) not in measured:
+                    self._take(owner, self._ranks)
         if not self._samples:
             return self._numbers.vector([known, 0.0])
         moved = known + self._squares(torch._foreach_sub(self._samples, self._starts))
