@@ -139,6 +139,7 @@ class Averaged(Estimate):
             owns = [self._state.get(owner, {}) for owner in owners]
             moments = (DeviceMoments if device else Moments)(block.slopes, _held(block, owns, "average"), weights)
             moments.moves, moments.eps = self._moves, self._eps
+            moments.sizes = self._groups[0].get("distance_cap", True)
             moments.in_place = not block.gathered
             moments.fresh = any(["average" not in own for own in owns])
             if self._beta2 is not None:

@@ -50,6 +50,7 @@ class Moments:
     present: Sequence[bool] = ()  # whether each tensor has a gradient; in a metric only
     eps: float = 0.0
     moves: bool = False  # whether the Euclidean length of the move will be asked for
+    sizes: bool = True  # whether ||D^-1 g||^2 will be asked for
     in_place: bool = True  # whether `averages` and `squares` are the state itself, and not gathered from shards
     slopes: list[Tensor] = field(default_factory=list)  # d after the step
     new_squares: list[Tensor] = field(default_factory=list)

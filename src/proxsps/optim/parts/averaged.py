@@ -21,7 +21,7 @@ from proxsps.optim.moments import Moments, least_metric
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.passes import COPIES, bucketed
 
-PIECE = 1 << 17  # entries; 512 KiB of f32 for each of a handful of streams
+PIECE = 1 << 18  # entries; smaller pieces spend their time on calls
 SUMS = 7  # <d, D^-1 d>, <d, x>, ||x||^2, <g, x>, ||D^-1 g||^2, ||D^-1 d||^2, <D^-1 d, x>
 
 
@@ -35,16 +35,18 @@ class AveragedLines(Lines):
 
     def sums(self, points: bool) -> Array:
         """One pass; blocks whose squares leave the range of f32 are taken again in f64."""
-        found = self._found()
-        sizes = found[[0, 4, 5]]
-        for i in np.flatnonzero(~np.isfinite(found).all(axis=0) | (sizes < 1e-20).any(axis=0)):
-            found[:, i] = block_sums(self.blocks[i], exact=True)
+        found = self._found(points)
+        squares = found[[0, 4, 5]]
+        tiny = (squares > 0) & (squares < 1e-20) | (found[0] == 0)
+        for i in np.flatnonzero(~np.isfinite(found).all(axis=0) | tiny.any(axis=0)):
+            found[:, i] = block_sums(self.blocks[i], points, exact=True)
         self._further = found[3:]
         return found[:3]
 
-    def _found(self) -> Array:
+    def _found(self, points: bool) -> Array:
         """All sums as rows with one column per block."""
-        return np.array([block_sums(block, exact=False) for block in self.blocks]).T
+        self.measure()
+        return np.array([block_sums(block, points, exact=False) for block in self.blocks]).T
 
     def extras(self) -> list[list[Array]]:
         """From the same pass."""
@@ -74,15 +76,15 @@ def _dense(block: Block) -> bool:
     return len(dtypes) == 1 and dtypes <= FULL and plain(*lists) and same_order(*lists) and all(map(stored, lists))
 
 
-def block_sums(block: Block, exact: bool) -> list[float]:
-    """The sums of a block, with the averages that the step would make; in f64 if `exact`."""
+def block_sums(block: Block, points: bool, exact: bool) -> list[float]:
+    """The sums of a block with the averages that the step would make, 0 for what nobody asks for; in f64 if `exact`."""
     own, total = block.moments, [0.0] * SUMS
     for members, squares in _members(own):
         columns = [[column[i] for i in members] for column in _columns(block)]
         for vectors in bucketed(zip(*columns, strict=True), *COPIES, piece=PIECE):
             if exact:
                 vectors = tuple(map(Tensor.double, vectors))
-            for row, number in enumerate(_vector_sums(vectors, own, squares)):
+            for row, number in _vector_sums(vectors, own, squares, points):
                 total[row] += number.item()
     return total
 
@@ -101,20 +103,30 @@ def _members(own: Moments) -> Iterator[tuple[Sequence[int], Weights | None]]:
         yield [i for i, other in enumerate(own.square_weights) if other == weights], weights
 
 
-def _vector_sums(vectors: Sequence[Tensor], own: Moments, weights: Weights | None) -> list[Tensor]:
+def _vector_sums(
+    vectors: Sequence[Tensor], own: Moments, weights: Weights | None, points: bool
+) -> Iterator[tuple[int, Tensor]]:
+    """The sums that are asked for, each with its row."""
     x, g, d, *v = vectors
     slope = torch.lerp(d, g, own.weights.new)
-    d_dot_x, g_dot_x, x_sq = torch.dot(slope, x), torch.dot(g, x), torch.dot(x, x)
+    yield 1, torch.dot(slope, x)
+    yield 3, torch.dot(g, x)
+    if points:
+        yield 2, torch.dot(x, x)
     if not v or weights is None:
-        d_sq = torch.dot(slope, slope)
-        return [d_sq, d_dot_x, x_sq, g_dot_x, torch.dot(g, g), d_sq, d_dot_x]
+        yield 0, torch.dot(slope, slope)
+        if own.sizes:
+            yield 4, torch.dot(g, g)
+        return
     metric = _metric(torch.mul(v[0], weights.old).addcmul_(g, g, value=weights.new), own.eps)
     direction = slope / metric
-    scaled = torch.div(g, metric, out=metric)
-    return [
-        torch.dot(slope, direction), d_dot_x, x_sq, g_dot_x, torch.dot(scaled, scaled),
-        torch.dot(direction, direction), torch.dot(direction, x),
-    ]  # fmt: skip
+    yield 0, torch.dot(slope, direction)
+    if own.moves:
+        yield 5, torch.dot(direction, direction)
+        yield 6, torch.dot(direction, x)
+    if own.sizes:
+        scaled = torch.div(g, metric, out=metric)
+        yield 4, torch.dot(scaled, scaled)
 
 
 def _metric(square: Tensor, eps: float) -> Tensor:

@@ -108,7 +108,7 @@ class CompiledAverages(AveragedLines):
         super().__init__(numbers, blocks, places)
         self._memory = memory
 
-    def _found(self) -> Array:
+    def _found(self, points: bool) -> Array:
         start = start_of(self.blocks, self._memory)
         if start is not None:
             self._memory = self._memory._replace(start=start)

@@ -11,7 +11,17 @@ from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block, stored
 from proxsps.optim.numbers import Device
 from proxsps.optim.parts.base import Part
-from proxsps.optim.passes import COPIES, LAUNCHES, combined, pair_sums, update, update_masked, vectors, wide_sums
+from proxsps.optim.passes import (
+    COPIES,
+    LAUNCHES,
+    combined,
+    moved_sq,
+    pair_sums,
+    update,
+    update_masked,
+    vectors,
+    wide_sums,
+)
 
 
 class Lines(Part):
@@ -23,7 +33,14 @@ class Lines(Part):
         """The sums; where squares leave the range of f32, in doubles."""
         if isinstance(self.numbers, Device):
             return self._device_sums(points)
+        self.measure()
         return self.checked(np.array([self._torch_sums(block, points, exact=False) for block in self.blocks]).T, points)
+
+    def measure(self) -> None:
+        """Compare the sample of the start, where all blocks have one."""
+        moved = [moved_sq(block) for block in self.blocks]
+        if not any(number is None for number in moved):
+            self.moved_sq = np.array(moved)
 
     def checked(self, sums: Array, points: bool) -> Array:
         """The sums, with blocks whose squares overflowed or vanished in f32 taken again in f64."""
