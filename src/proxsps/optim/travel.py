@@ -91,14 +91,15 @@ class Distance:
 
     def sums(self, parts: Iterable[Part]) -> Array:
         """||x - x_0||^2 and, where it may be needed, ||x||^2, of what this rank holds."""
-        known, measured = self._numbers.scalar(0.0), set()
+        known, blocks = self._numbers.scalar(0.0), []
         for part in parts:
             if part.moved_sq is not None:
                 known = known + sum(
                     block.share * moved for block, moved in zip(part.blocks, part.moved_sq, strict=True)
                 )
-                measured.update(id(owner) for block in part.blocks for owner in block.owners)
-        if len(measured) < sum(len(group["params"]) for group in self._groups):
+                blocks += part.blocks
+        if sum(len(block.params) for block in blocks) < sum(len(group["params"]) for group in self._groups):
+            measured = {id(owner) for block in blocks for owner in block.owners}
             for owner in self._owners():
                 if id(owner) not in measured:
                     self._take(owner, self._ranks)

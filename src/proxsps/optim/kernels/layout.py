@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,8 @@ RUN = 2_048
 PIECE = 256  # entries of a chunk that a sample reads at least
 SHARES = 8  # parts of the work per thread, so that one that wakes late or is held up takes fewer of them
 ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs more than it brings
+
+REMEMBERED = 64  # lists of state tensors whose checks are remembered
 
 LIKE = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
 
@@ -154,6 +157,40 @@ def addresses(*lists: Sequence[Tensor]) -> Addresses | None:
     if not at.all() and any(t.numel() and not t.data_ptr() for t in tensors):
         return None
     return Addresses(like, at.reshape(len(lists), -1))
+
+
+class Checked(NamedTuple):
+    """State tensors that passed the checks of `addresses` and are contiguous."""
+
+    tensors: tuple[weakref.ref[Tensor], ...]
+    like: np.ndarray
+    at: np.ndarray
+    sizes: tuple[int, ...]
+
+
+_checked: dict[int, Checked] = {}
+
+
+def contiguous_addresses(tensors: Sequence[Tensor]) -> Checked | None:
+    """The addresses of contiguous tensors that belong to the optimizer, or None where the kernels do not apply.
+
+    State is the same tensors in every step. The checks are made once for as long as they stay where they are.
+    """
+    if not tensors:
+        return Checked((), LIKE[torch.float64], np.empty(0, np.int64), ())
+    known = _checked.get(id(tensors[0]))
+    if known is not None and len(known.tensors) == len(tensors):
+        same = all([ref() is t for ref, t in zip(known.tensors, tensors, strict=True)])
+        if same and np.array_equal(np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors)), known.at):
+            return known
+    found = addresses(tensors)
+    if found is None or not all([t.is_contiguous() for t in tensors]):
+        return None
+    if len(_checked) >= REMEMBERED:
+        _checked.clear()
+    known = Checked(tuple(map(weakref.ref, tensors)), found.like, found.at[0], tuple(map(Tensor.numel, tensors)))
+    _checked[id(tensors[0])] = known
+    return known
 
 
 @cache

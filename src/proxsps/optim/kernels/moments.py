@@ -20,7 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Layout, addresses, layout, pointer, run
+from proxsps.optim.kernels.layout import (
+    ENTRYWISE,
+    REORDER,
+    RUN,
+    Layout,
+    addresses,
+    contiguous_addresses,
+    layout,
+    pointer,
+    run,
+)
 from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
 NOWHERE = np.empty(0, np.int64)
@@ -220,14 +230,29 @@ def averages(
     seen = np.array([g is not None for g in gs], bool)
     if not seen.all():
         gs = [d if g is None else g for g, d in zip(gs, states[0], strict=True)]
-    at = addresses(xs, gs, *states)
     sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
-    counts = list(itertools.chain(*sizes))
-    if at is None or any([list(map(Tensor.numel, state)) != counts for state in states]):
+    found = _state_addresses(xs, gs, states, tuple(itertools.chain(*sizes)))
+    if found is None:
         return None
-    x_at, g_at, d_at, v_at = (*at.at, NOWHERE)[:4]
+    like, x_at, g_at, d_at, v_at = found
     whole = layout(sizes, torch.get_num_threads())
-    return Averages(at.like, whole, x_at, g_at, d_at, v_at, NO_START, seen, weights, float(eps), float(least))
+    return Averages(like, whole, x_at, g_at, d_at, v_at, NO_START, seen, weights, float(eps), float(least))
+
+
+def _state_addresses(
+    xs: list[Tensor], gs: list[Tensor], states: list[list[Tensor]], sizes: tuple[int, ...]
+) -> tuple[np.ndarray, ...] | None:
+    """An array of the type of the tensors, and the addresses of x, g, d and v."""
+    known = [contiguous_addresses(state) for state in states]
+    if all([one is not None for one in known]) and all([x.is_contiguous() for x in xs]):
+        at = addresses(xs, gs)
+        if at is None or any([one.like is not at.like or one.sizes != sizes for one in known]):
+            return None
+        return (at.like, *at.at, *[one.at for one in known], NOWHERE)[:5]
+    at = addresses(xs, gs, *states)
+    if at is None or any([tuple(map(Tensor.numel, state)) != sizes for state in states]):
+        return None
+    return (at.like, *at.at, NOWHERE)[:5]
 
 
 def sums(at: Averages) -> Sums:

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from proxsps.core.distance import STRIDE, sample_size
-from proxsps.optim.kernels.layout import REORDER, addresses
+from proxsps.optim.kernels.layout import REORDER, contiguous_addresses
 
 
 class Start(NamedTuple):
@@ -39,14 +39,14 @@ def start_of(params: Sequence[Sequence[Tensor]], samples: Sequence[Sequence[Tens
         samples: the sampled entries of x_0 (`proxsps.core.distance.sample`) alike.
         like: an array of the type of the parameters.
     """
-    xs, flat = list(itertools.chain(*params)), list(itertools.chain(*samples))
+    xs = list(itertools.chain(*params))
     taken, scale = _scales(tuple(map(Tensor.numel, xs)))
-    found = addresses(flat)
-    if found is None or found.like is not like or tuple(map(Tensor.numel, flat)) != taken:
+    found = contiguous_addresses(list(itertools.chain(*samples)))
+    if found is None or found.like is not like or found.sizes != taken:
         return None
     if not all([x.is_contiguous() for x in xs]):
         return None
-    return Start(found.at[0], scale)
+    return Start(found.at, scale)
 
 
 @lru_cache(maxsize=32)
