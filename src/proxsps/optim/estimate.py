@@ -221,7 +221,7 @@ class Averaged(Estimate):
 
     def _replace(self, block: Block, i: int, key: str, new: Tensor) -> None:
         owner = block.group["params"][block.indices[i]]
-        replace(owner, self._state[owner], key, new)
+        replace(owner, self._state[owner], key, new, block.gathered)
 
 
 def _held(block: Block, owns: Sequence[dict[str, Any]], key: str) -> list[Tensor]:
@@ -231,4 +231,4 @@ def _held(block: Block, owns: Sequence[dict[str, Any]], key: str) -> list[Tensor
         found = [blank(owner) if held is None else held for owner, held in zip(block.owners, found, strict=True)]
     if all([type(held) is Tensor for held in found]) and not any([held.is_complex() for held in found]):
         return found
-    return [entries(held, x) for held, x in zip(found, block.params, strict=True)]
+    return [entries(held, block.gathered) for held in found]
