@@ -202,9 +202,9 @@ class Caps(NamedTuple):
 
 
 def _caps(method: Method, estimate: Estimate) -> Caps:
-    rates = [block.alpha if block.xs else jnp.zeros_like(block.alpha) for block in estimate.blocks]
+    rates = [block.alpha for block in estimate.blocks]
     if not (method.matched or method.moments.distance):
-        return Caps([block.alpha for block in estimate.blocks])
+        return Caps(rates)
     longest, share = shares(jnp.stack(rates))
     factor = None
     if method.rateless:
@@ -217,12 +217,11 @@ def _caps(method: Method, estimate: Estimate) -> Caps:
 
 
 def _decision(scaled: Scaled, found: Matched, longest: Array) -> Decision:
-    """The matched step as a part of the longest one; where that was allowed, the root is that of the loss alone."""
-    capped = found.s >= longest
-    u = jnp.where(capped, jnp.where(scaled.gap > 0, 1.0, 0.0), found.s / jnp.where(capped, 1.0, longest))
-    fall = longest * jnp.sum(scaled.alpha * scaled.d_sq)
-    root = jnp.where(capped & (fall > 0), scaled.gap / jnp.where(fall > 0, fall, 1.0), u)
-    return Decision(jnp.where(capped, jnp.maximum(root, u), u), u, found.height, found.evaluations)
+    """The matched step as a part of the longest one; beyond that, the root is that of a step without regulariser."""
+    u = jnp.where(longest > 0, found.s / jnp.where(longest > 0, longest, 1.0), 0.0)
+    steep = longest * jnp.sum(scaled.alpha * scaled.d_sq)
+    free = jnp.where(steep > 0, scaled.gap / jnp.where(steep > 0, steep, 1.0), 1.0)
+    return Decision(jnp.where(u < 1, u, jnp.maximum(free, 1.0)), u, found.height, found.evaluations)
 
 
 def _couple(value: Array, blocks: Sequence[Block]) -> tuple[Array, list[Block]]:
