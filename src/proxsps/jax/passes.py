@@ -6,6 +6,7 @@ them in one reduction, and reads many short arrays as one.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.core.distance import sample
+from proxsps.core.distance import STRIDE, sample, sample_size
 
 SHORT = 1 << 16  # entries up to which arrays are joined; long ones stay where they are, perhaps on several devices
 RUN = 1 << 7  # entries of a joined array that are added up one after the other
@@ -106,14 +107,36 @@ def is_sharded(x: Array) -> bool:
 def gathered(x: Array) -> Array:
     """A few numbers on one axis, whole on every device that shared them."""
     if is_sharded(x):
-        whole = jax.sharding.NamedSharding(jax.typeof(x).sharding.mesh, jax.sharding.PartitionSpec())
-        x = jax.sharding.reshard(x, whole)
+        x = jax.sharding.reshard(x, _whole(x))
     return x.reshape(-1)
 
 
 def flat_sample(x: Array) -> Array:
-    """The sampled entries of an array for the distance cap, as one vector."""
-    return sample(gathered(x))
+    """The sampled entries of an array for the distance cap, as one vector that is whole on every device.
+
+    Of long arrays they are taken one by one: a slice of the flat array would gather it first where its last axis is
+    divided among devices.
+    """
+    if x.size <= SHORT:
+        return sample(gathered(x))
+    entries = x.at[_sampled_places(x.shape)]
+    if is_sharded(x):
+        return entries.get(out_sharding=_whole(x))
+    return entries.get(mode="promise_in_bounds")
+
+
+def _sampled_places(shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """Where the sampled entries are, by axis; the flat place itself may be beyond the range of int32."""
+    width = shape[-1]
+    i = jnp.arange(sample_size(math.prod(shape)))
+    row = STRIDE * (i // width) + STRIDE * (i % width) // width
+    leading = jnp.unravel_index(row, shape[:-1]) if len(shape) > 1 else ()
+    return *leading, STRIDE * (i % width) % width
+
+
+def _whole(x: Array) -> Any:
+    """The sharding of a few numbers that all devices of a sharded array have."""
+    return jax.sharding.NamedSharding(jax.typeof(x).sharding.mesh, jax.sharding.PartitionSpec())
 
 
 def spread(values: Sequence[Any], counts: Sequence[int], dtype: Any) -> Any:
