@@ -69,7 +69,7 @@ def polynomial_average(power: float = 8.0) -> optax.GradientTransformation:
         >>> for k in range(3):
         ...     mean, state = average.update(jnp.full(2, float(k)), state)
         >>> [round(float(x), 3) for x in mean]
-        [1.718, 1.718]
+        [1.8, 1.8]
     """
     check_nonnegative("power", power)
 
