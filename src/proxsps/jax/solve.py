@@ -19,7 +19,7 @@ import numpy as np
 from proxsps.core.array import Array
 from proxsps.core.estimate import coupled_slope, coupled_value
 from proxsps.core.outcome import Report, Solution, report
-from proxsps.core.rules import Decision, Memory, Model
+from proxsps.core.rules import Decision, Model, StepMemory
 from proxsps.jax.groups import Block
 from proxsps.jax.model import linear_model
 from proxsps.jax.parts import make_part
@@ -38,7 +38,7 @@ class Method(NamedTuple):
     coupled: bool = False  # whether the regulariser is part of the loss
     remembers: bool = False  # whether there is a memory
 
-    def decide(self, model: Model, memory: Memory | tuple[()], ok: Array, constant: Any) -> tuple[Decision, Any]:
+    def decide(self, model: Model, memory: StepMemory | tuple[()], ok: Array, constant: Any) -> tuple[Decision, Any]:
         """The step, and the memory after it.
 
         Args:

@@ -30,7 +30,7 @@ class PolyakState(NamedTuple):
 
     count: Array  # updates so far, which schedules are asked with
     last_step: LastStep  # what the last update did
-    memory: rules.Memory | tuple[()] = ()  # of `dec_sps`
+    memory: rules.StepMemory | tuple[()] = ()  # of `dec_sps`
 
 
 def prox_sps(

@@ -169,10 +169,11 @@ def _serve(connection: Connection) -> None:
     work = connection.recv()
     while True:
         try:
-            task = connection.recv()
+            content = connection.recv_bytes()
         except (EOFError, OSError):
             return
         try:
+            task = pickle.loads(content)  # raises where this process cannot import what the task is made of
             answer = ("done", work(task, lambda count: connection.send(("told", count))))
         except Exception as error:
             answer = ("failed", (sendable(error), traceback.format_exc()))

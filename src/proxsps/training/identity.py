@@ -15,7 +15,7 @@ from proxsps.training.ranks import Ranks
 PRECISIONS = {False: "float32", True: "bfloat16"}  # by `amp`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingSpec(RunSpec):
     """A run together with what it is computed in, on and from."""
 
@@ -42,7 +42,7 @@ class TrainingSpec(RunSpec):
     def facts(self) -> dict[str, Any]:
         """What a checkpoint and a run must have in common; the number of epochs may differ."""
         problem = {f"problem {key}": value for key, value in describe(self.problem).items()}
-        return {**self.columns(), **problem, **self.conditions()}
+        return {**self.columns(), **self._own_facts(), **problem, **self.conditions()}
 
 
 def identify(spec: RunSpec, ranks: Ranks, amp: bool = False) -> TrainingSpec:

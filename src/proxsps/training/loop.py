@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from proxsps.optim import ProxSGD
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, median_zeta
-from proxsps.sweep.single import make_optimizer
+from proxsps.sweep.single import couple, couples, make_optimizer, penalty, stepping
 from proxsps.sweep.spec import RunSpec
 from proxsps.training import checkpoint as checkpoints
 from proxsps.training.identity import identify
@@ -55,6 +55,7 @@ class Run:
         self.model = self.problem.network().to(ranks.device, memory_format=torch.channels_last)
         self.wrapped = ranks.wrap(self.model)
         self.optimizer = make_optimizer(spec, self.model)
+        self._step_by = stepping(self.optimizer)
         self.zetas = np.full((spec.epochs, self.problem.steps_per_epoch), np.nan, dtype=np.float32)
         self.metrics = np.full((spec.epochs, len(METRICS)), np.nan)
         self.extra = np.full((spec.epochs, len(EXTRA)), np.nan)
@@ -81,15 +82,18 @@ class Run:
     def step(self, batch: Batch) -> Tensor:
         """One step; the loss of this process's part of the batch before it. The optimizer takes the mean over all."""
         images, labels = batch
-        self.optimizer.zero_grad()
-        with self._precision():
-            loss = cross_entropy(self.wrapped(images), labels)
-        loss.backward()
-        if isinstance(self.optimizer, PolyakOptimizer):
-            self.optimizer.step(loss=loss)
-        else:
-            self.optimizer.step()
-        return loss.detach()
+        losses: list[Tensor] = []
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            with self._precision():
+                loss = cross_entropy(self.wrapped(images), labels)
+            loss.backward()
+            losses.append(loss.detach())
+            return couple(self.spec, list(self.model.parameters()), loss) if couples(self.spec) else loss
+
+        self._step_by(closure)
+        return losses[0]
 
     def _precision(self) -> AbstractContextManager[Any]:
         """bfloat16 where it is asked for: a network without normalisation starts with losses that float16 lacks."""
@@ -109,7 +113,8 @@ class Run:
         loss, _ = self.evaluate((images[:MEASURED], labels[:MEASURED]))
         _, accuracy = self.evaluate(self.problem.validation_data(self.spec.seed))
         square = sum(float(param.double().square().sum()) for param in self.model.parameters())
-        objective = loss + self.spec.weight_decay / 2 * square
+        params = [param.detach() for param in self.model.parameters()]
+        objective = loss + float(penalty(self.spec, params, square))
         seen = zetas[~np.isnan(zetas)]
         low, high = np.quantile(seen, (0.25, 0.75)) if len(seen) else (math.nan, math.nan)
         truncated = float(np.mean(seen == 0)) if len(seen) else math.nan
