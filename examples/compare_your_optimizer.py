@@ -17,7 +17,7 @@ mine = Method("adagrad", lambda params, run: torch.optim.Adagrad(params, lr=run.
 lrs = {mine: [0.03, 0.3], "prox-sps": [1.0, 10.0], "sps": [1.0, 10.0], "sgd": [0.1, 0.5]}
 
 for name, problem in {"matrix-fac1": matrix_fac1(), "matrix-fac2": matrix_fac2()}.items():
-    specs = grid(problem, lrs, [1e-4, 1e-2], ["sqrt"], seeds=3, epochs=10)
+    specs = grid(problem, lrs, [1e-4, 1e-2], ["sqrt"], seeds=2, epochs=10)
     runs = run_sweep(specs, f"out/compare/{name}").runs
     last = runs[runs["epoch"] == runs["epoch"].max()]
     print(f"{name}: objective after 10 epochs, by method and step size (rows) and lambda (columns)")

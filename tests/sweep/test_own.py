@@ -21,6 +21,7 @@ from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, Regularize
 from proxsps.sweep import Batched, Processes, RunSpec, Single, grid, run_sweep
 from proxsps.sweep.batched import run_batched
 from proxsps.sweep.engines import EngineError, is_batched
+from proxsps.sweep.saved import SavedBatch
 from proxsps.sweep.single import run_single
 
 
@@ -208,6 +209,25 @@ def test_a_sweep_goes_on_where_it_was(kit: Any, tmp_path: Path) -> None:
     ran.clear()
     assert run_sweep(more, tmp_path / "mine", advance=ran.append).runs.equals(tables.runs)
     assert not ran
+
+
+def test_a_batch_that_was_cut_off_goes_on_bitwise(kit: Any, tmp_path: Path) -> None:
+    specs = grid(kit.tiny(), {HALF: [2.0], "prox-sps": [2.0], "sps": [1.0]}, [0.1], ["sqrt"], 2, 4, L1)
+    whole, heard = run_batched(specs), []
+
+    def stop(count: int) -> None:
+        heard.append(count)
+        if len(heard) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_batched(specs, stop, SavedBatch(tmp_path, specs, every=0.0))
+    ran: list[int] = []
+    for result, expected in zip(run_batched(specs, ran.append, SavedBatch(tmp_path, specs)), whole, strict=True):
+        assert np.array_equal(result.metrics, expected.metrics, equal_nan=True)
+        assert np.array_equal(result.zetas, expected.zetas, equal_nan=True)
+        assert np.array_equal(result.extra["nonzeros"], expected.extra["nonzeros"])
+    assert ran[0] >= len(specs)  # epochs that were there
 
 
 def test_an_own_method_runs_in_processes(kit: Any, tmp_path: Path) -> None:

@@ -147,10 +147,9 @@ def _submit(ray: ModuleType, problem: Any, batch: list[RunSpec]) -> Any:
 @contextmanager
 def _sent_whole(ray: ModuleType, specs: Sequence[RunSpec]) -> Iterator[None]:
     """Send modules of your own with what they define, as workers may not have them; name what cannot be sent."""
-    parts = [(spec.problem, spec.own and spec.own.make, spec.own and spec.own.rule, spec.regularizer) for spec in specs]
-    homes = {getattr(part, "__module__", None) or "" for group in parts for part in group if part is not None}
-    modules = [sys.modules[home] for home in homes - {"__main__"} if home in sys.modules]
-    modules = [module for module in modules if not is_installed(module.__name__, module.__file__ or "")]
+    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    own = [name for name, file in files.items() if file and name != "__main__" and not is_installed(name, file)]
+    modules = [sys.modules[name] for name in own if sys.modules[name].__name__ == name]
     for module in modules:
         ray.cloudpickle.register_pickle_by_value(module)
     try:

@@ -16,7 +16,7 @@ from proxsps.sweep.files import replace_file
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.tables import StoreError
 
-FORMAT = 1
+FORMAT = 2
 EVERY = 30.0  # seconds between two saves
 DIGITS = 64  # of the digest at the head of a file
 
