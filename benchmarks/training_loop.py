@@ -26,9 +26,9 @@ from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.spec import RunSpec
 from proxsps.training.loader import epoch_batches
 from proxsps.training.loop import Run, Watch
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
-CPU = Ranks(torch.device("cpu"))
+CPU = TrainingRanks(torch.device("cpu"))
 PROBLEM = ImageClassification(data="synthetic", depth=20)
 SPEC = RunSpec(PROBLEM, "prox-sps", "sqrt", 1.0, 5e-4, 0, 1)
 

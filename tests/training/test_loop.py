@@ -19,9 +19,9 @@ from proxsps.sweep.store import Store
 from proxsps.training import Watch, train
 from proxsps.training.loader import epoch_batches, plain_batches
 from proxsps.training.loop import EXTRA, Run
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
-CPU = Ranks(torch.device("cpu"))
+CPU = TrainingRanks(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -117,15 +117,15 @@ def test_batches_of_an_epoch(kit):
 def test_processes_share_every_batch(kit):
     problem = kit.tiny()
     whole = list(epoch_batches(problem, 1, 2, CPU))
-    halves = [list(epoch_batches(problem, 1, 2, Ranks(CPU.device, rank, 2))) for rank in (0, 1)]
+    halves = [list(epoch_batches(problem, 1, 2, TrainingRanks(CPU.device, rank, 2))) for rank in (0, 1)]
     for batch, *parts in zip(whole, *halves, strict=True):
         for i in (0, 1):
             assert torch.equal(batch[i], torch.cat([part[i] for part in parts]))
     data = problem.validation_data(0)
-    seen = [y for rank in (0, 1, 2) for _, y in plain_batches(data, 7, Ranks(CPU.device, rank, 3))]
+    seen = [y for rank in (0, 1, 2) for _, y in plain_batches(data, 7, TrainingRanks(CPU.device, rank, 3))]
     assert sorted(torch.cat(seen).tolist()) == sorted(data[1].tolist())
     with pytest.raises(ValueError, match="16 images cannot be shared equally by 3 processes"):
-        next(epoch_batches(problem, 1, 2, Ranks(CPU.device, 0, 3)))
+        next(epoch_batches(problem, 1, 2, TrainingRanks(CPU.device, 0, 3)))
 
 
 def test_the_adaptive_schedule_is_that_of_the_scheduler(kit):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from proxsps.methods import load
 from proxsps.sweep.penalties import Penalties
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.saved import SavedBatch, State
-from proxsps.sweep.single import extra_columns
+from proxsps.sweep.single import extra_columns, finished
 from proxsps.sweep.spec import RunSpec
 
 SAMPLES = 32_768  # of all runs together that are evaluated at a time: intermediate arrays stay in the cache
@@ -36,12 +36,7 @@ def run_batched(
     specs: Sequence[RunSpec], advance: Callable[[int], None] = lambda runs: None, saved: SavedBatch | None = None
 ) -> list[RunResult]:
     """Run all specs, which share problem and epochs, together; `advance` is called after every epoch of all runs."""
-    with closing(batched_epochs(specs, saved)) as epochs:
-        while True:
-            try:
-                advance(next(epochs))
-            except StopIteration as end:
-                return end.value
+    return finished(batched_epochs(specs, saved), advance)
 
 
 def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) -> Generator[int, None, list[RunResult]]:
@@ -101,12 +96,12 @@ class _Program:
         # Strengths of the squared l2 norm; other regularisers are those of `penalties`.
         self.lam = self._column([spec.weight_decay if spec.regularizer is None else 0.0 for spec in specs])
         self.penalties = Penalties(specs)
-        self.is_method = {name: self._mask(lambda spec, name=name: spec.method == name) for name in _names(specs)}
+        self.is_method = {name: self._mask(partial(_has_method, name)) for name in _names(specs)}
         self.rules = {spec.method: _rule(spec) for spec in specs if spec.method not in ("adamw", "dec-sps")}
         self.coupled = self._mask(lambda spec: spec.definition.coupled)
         self.bounded = self._mask(lambda spec: spec.definition.bounded)
         self.guarded = self._mask(lambda spec: spec.definition.guarded)
-        self.adam_rows = self._mask(lambda spec: spec.method == "adamw")
+        self.adam_rows = self._mask(partial(_has_method, "adamw"))
         self.coupled_lam, self.any_coupled = torch.where(self.coupled, self.lam, 0.0), bool(self.coupled.any())
         self.seeds = sorted({spec.seed for spec in specs})
         self.seed_of = torch.tensor([self.seeds.index(spec.seed) for spec in specs])
@@ -198,8 +193,11 @@ class _Program:
 
     def _named(self, x: Tensor) -> dict[str, Tensor]:
         """Views of the rows as named parameters with a leading axis of runs."""
-        parts = x.split([shape.numel() for shape in self.shapes.values()], dim=1)
-        return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        parts = torch.split(x, [shape.numel() for shape in self.shapes.values()], dim=1)
+        return {
+            name: part.reshape(len(part), *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def _decide(self, model: Model, ok: Tensor) -> Decision:
         """The decision of every run by the rule of its own method: those without a lower bound step by their cap."""
@@ -233,13 +231,18 @@ class _Program:
         ]
 
 
+def _has_method(name: str, spec: RunSpec) -> bool:
+    return spec.method == name
+
+
 def _names(specs: Sequence[RunSpec]) -> list[str]:
     return list(dict.fromkeys(spec.method for spec in specs))
 
 
 def _rule(spec: RunSpec) -> runs.Rule:
     rule = spec.definition.rule
-    return load(rule) if isinstance(rule, str) else rule
+    loaded: runs.Rule = load(rule) if isinstance(rule, str) else rule
+    return loaded
 
 
 class _Adam:
@@ -265,4 +268,5 @@ class _Adam:
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Inner product of the rows of two matrices."""
-    return torch.linalg.vecdot(a, b)
+    products: Tensor = torch.linalg.vecdot(a, b)
+    return products

@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 import pickle
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,7 @@ from proxsps.sweep.saved import EVERY, SavedBatch
 from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import RunSpec
 
+Results = Generator[list["RunResult"], None, None]  # as they are finished; closing it ends what it has started
 Advance = Callable[[int], None]  # called with the number of epochs of single runs that were finished
 
 BATCH = 300  # runs; more of them hardly run faster
@@ -36,7 +37,7 @@ MEMORY = 512 * 2**20  # bytes of parameters and data that the runs of a batch ma
 class Engine(Protocol):
     """Runs specs."""
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """Results of the specs whose id is not in `done`, as they are finished."""
 
 
@@ -63,7 +64,7 @@ class Batched:
         """The same engine, which saves the state of running batches beside the store in `folder`."""
         return Batched(self.size, folder / "batches", self.every, self.processes)
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """One batch after the other, but for those that processes take."""
         batches = list(self.batches(specs))
         cores, long = torch.get_num_threads(), [batch for batch in batches if _is_long(batch)]
@@ -80,7 +81,7 @@ class Batched:
 
     def _side_by_side(
         self, batches: Sequence[list[RunSpec]], cores: int, done: Collection[str], advance: Advance
-    ) -> Iterator[list[RunResult]]:
+    ) -> Results:
         missing = [batch for batch in batches if _is_missing(batch, done)]
         tasks = [((batch, self._saved(batch)), f"a batch of {len(batch)} runs") for batch in missing]
         with closing(run_tasks(_run_batch, tasks, min(cores, len(tasks)), advance)) as finished:
@@ -134,7 +135,7 @@ def _footprint(spec: RunSpec) -> int:
 class Single:
     """One run after the other, through the optimizers."""
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """One run after the other."""
         for spec in specs:
             if spec.id not in done:
@@ -147,7 +148,7 @@ class Processes:
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or os.cpu_count() or 1
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """Runs in the order in which they finish; an interrupt keeps what was finished."""
         tasks = [(spec, run_name(spec)) for spec in specs if spec.id not in done]
         check_sendable([spec for spec, _ in tasks])

@@ -7,8 +7,8 @@ run as one row; other regularisers need the shapes of the parameters, and their 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from proxsps import runs
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.structure import Entries, Quadratic, Scalar
 from proxsps.sweep.spec import RunSpec
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 def is_uniform(phi: Regularizer) -> bool:
@@ -74,8 +76,9 @@ class Penalties:
         return moves
 
 
-def _grouped(pairs: object) -> list[tuple[object, Tensor]]:
-    found: dict[object, list[int]] = defaultdict(list)
+def _grouped(pairs: Iterable[tuple[Key, int]]) -> list[tuple[Key, Tensor]]:
+    """The rows of each key."""
+    found: dict[Key, list[int]] = defaultdict(list)
     for key, row in pairs:
         found[key].append(row)
     return [(key, torch.tensor(rows)) for key, rows in found.items()]
@@ -83,4 +86,5 @@ def _grouped(pairs: object) -> list[tuple[object, Tensor]]:
 
 def _values(phi: Regularizer, x: Tensor) -> Tensor:
     """One value for each row."""
-    return vmap(phi.value)(x) if phi.traceable else torch.stack([phi.value(row) for row in x])
+    values: Tensor = vmap(phi.value)(x) if phi.traceable else torch.stack([phi.value(row) for row in x])
+    return values

@@ -26,7 +26,7 @@ from proxsps._install import extra
 from proxsps.problems.base import Problem
 from proxsps.problems.fingerprint import is_installed
 from proxsps.sweep.batched import batched_epochs, is_large
-from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, is_batched
+from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, Results, is_batched
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.single import single_epochs
 from proxsps.sweep.spec import RunSpec
@@ -51,7 +51,7 @@ class Ray:
     def __init__(self, address: str | None = None, size: int = BATCH) -> None:
         self.address, self.batched = address, Batched(size)
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """Batches in the order in which they finish; a worker that is lost costs no more than the time of its batch."""
         batches = list(self.batched.missing(specs, done))
         if not batches:
@@ -86,15 +86,10 @@ class Ray:
 class _Carried(Problem):
     """A problem together with its data, which a worker need not have."""
 
-    name: str
-    lower_bound: float
-    drop_last: bool
-    reentrant: bool
-    pace: float
-
     def __init__(self, problem: Problem, seeds: Collection[int]) -> None:
-        self.problem, self.name, self.batch_size, self.pace = problem, problem.name, problem.batch_size, problem.pace
-        self.lower_bound, self.drop_last, self.reentrant = problem.lower_bound, problem.drop_last, problem.reentrant
+        self.problem = problem
+        facts = ("name", "batch_size", "lower_bound", "drop_last", "reentrant", "pace")
+        vars(self).update({fact: getattr(problem, fact) for fact in facts})
         self._start, self._train = problem.start(), problem.train_data()
         self._validation = {seed: problem.validation_data(seed) for seed in seeds}
 
@@ -115,7 +110,7 @@ class _Carried(Problem):
 
 
 def _carry(batches: list[list[RunSpec]]) -> dict[Problem, _Carried]:
-    seeds = defaultdict(set)
+    seeds: defaultdict[Problem, set[int]] = defaultdict(set)
     for batch in batches:
         seeds[batch[0].problem].update(spec.seed for spec in batch)
     return {problem: _Carried(problem, wanted) for problem, wanted in seeds.items()}
@@ -168,7 +163,7 @@ def _sent_whole(ray: ModuleType, specs: Sequence[RunSpec]) -> Iterator[None]:
 
 def _receive(ray: ModuleType, task: Any) -> int | Found:
     try:
-        return ray.get(next(task))
+        news: int | Found = ray.get(next(task))
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
@@ -176,6 +171,7 @@ def _receive(ray: ModuleType, task: Any) -> int | Found:
             f"A batch was given up after {RETRIES + 1} attempts ({_first_line(error)}). What was finished is kept; if "
             "memory is short, give fewer runs to a batch (--runs-per-batch)."
         ) from None
+    return news
 
 
 # The cluster

@@ -60,7 +60,8 @@ class SavedBatch:
         digest, payload = content[:DIGITS], content[DIGITS:]
         if hashlib.sha256(payload).hexdigest().encode() != digest:
             return None
-        return torch.load(io.BytesIO(payload), weights_only=True)
+        state: State = torch.load(io.BytesIO(payload), weights_only=True)
+        return state
 
     def remove(self) -> None:
         """Forget the batch; its results are in the store."""

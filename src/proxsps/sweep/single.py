@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from contextlib import closing
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,17 +23,26 @@ from proxsps.regularizers.base import subgradient_all, value_all
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.spec import RunSpec
 
-Step = Callable[[Callable[[], Tensor]], None]
+Result = TypeVar("Result")
+Step = Callable[[Callable[[], Tensor]], Any]
 
 
 def run_single(spec: RunSpec, advance: Callable[[int], None] = lambda runs: None) -> RunResult:
     """Run one spec; `advance` is called with the number of epochs that were finished."""
-    epochs = single_epochs(spec)
-    while True:
-        try:
-            advance(next(epochs))
-        except StopIteration as end:
-            return end.value
+    return finished(single_epochs(spec), advance)
+
+
+def finished(epochs: Generator[int, None, Result], advance: Callable[[int], None]) -> Result:
+    """What a generator of epochs returns at last; `advance` is called with what it yields."""
+
+    def outcome() -> Generator[int, None, None]:
+        found.append((yield from epochs))
+
+    found: list[Result] = []
+    with closing(outcome()) as counts:
+        for count in counts:
+            advance(count)
+    return found[0]
 
 
 def single_epochs(spec: RunSpec) -> Generator[int, None, RunResult]:
@@ -63,6 +74,7 @@ def extra_columns(spec: RunSpec, nonzeros: np.ndarray) -> dict[str, np.ndarray]:
 def make_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
     """The optimizer of a run. AdamW's decay is not multiplied by the learning rate, as in the paper's comparison."""
     method, params = spec.definition, list(model.parameters())
+    optimizer: Optimizer
     if method.make is not None:
         optimizer = method.make(params, spec)
         if not isinstance(optimizer, Optimizer):
@@ -71,10 +83,12 @@ def make_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
     kind = load(method.optimizer)
     if not issubclass(kind, PolyakOptimizer):
         decay = spec.weight_decay / spec.lr if spec.method == "adamw" else spec.weight_decay
-        return kind(params, spec.lr, weight_decay=decay if spec.regularizer is None else 0.0)
+        optimizer = kind(params, spec.lr, weight_decay=decay if spec.regularizer is None else 0.0)
+        return optimizer
     options: dict[str, Any] = {"lower_bound": spec.problem.lower_bound} if method.bounded else {}
     options |= {"weight_decay": spec.weight_decay} if spec.regularizer is None else {"regularizer": spec.phi}
-    return kind(params, spec.lr, **options)
+    optimizer = kind(params, spec.lr, **options)
+    return optimizer
 
 
 def couples(spec: RunSpec) -> bool:
@@ -89,20 +103,22 @@ def couple(spec: RunSpec, params: Sequence[Tensor], loss: Tensor) -> Tensor:
     with torch.no_grad():
         for param, extra in zip(params, subgradient_all(spec.phi, params), strict=True):
             param.grad = extra if param.grad is None else param.grad + extra
-        return loss.detach() + value_all(spec.phi, params)
+        whole: Tensor = loss.detach() + value_all(spec.phi, params)
+    return whole
 
 
 def stepping(optimizer: Optimizer) -> Step:
     """How an optimizer is stepped, given a function that computes loss and gradients: by the parameters of `step`."""
-    known = inspect.signature(optimizer.step).parameters
+    step: Callable[..., Any] = optimizer.step
+    known = inspect.signature(step).parameters
     if "loss" in known:
-        return lambda closure: optimizer.step(loss=closure())
+        return lambda closure: step(loss=closure())
     if "closure" in known:
-        return lambda closure: optimizer.step(closure)
+        return step
 
     def plain(closure: Callable[[], Tensor]) -> None:
         closure()
-        optimizer.step()
+        step()
 
     return plain
 
@@ -134,7 +150,7 @@ def measure(problem: Problem, model: nn.Module, spec: RunSpec, zetas: np.ndarray
     params = {name: param.detach() for name, param in model.named_parameters()}
     train = problem.loss(params, *problem.train_data())
     error = problem.validation_error(params, *problem.validation_data(spec.seed))
-    square: Tensor = sum(param.square().sum() for param in params.values())
+    square = functools.reduce(torch.add, [param.square().sum() for param in params.values()])
     objective = train + penalty(spec, list(params.values()), square)
     counts = [(int(torch.count_nonzero(param)), param.numel()) for param in params.values()]
     nonzeros = sum(count for count, _ in counts) / sum(size for _, size in counts)

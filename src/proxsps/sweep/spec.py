@@ -39,7 +39,7 @@ class RunSpec:
     """
 
     problem: Problem
-    method: str
+    method: str  # or a `Method`, of which the name is kept
     schedule: str
     lr: float
     weight_decay: float
@@ -144,6 +144,14 @@ class RunSpec:
         return {field.name: getattr(self, field.name) for field in fields(RunSpec) if field.name != "problem"}
 
 
+def _name(method: str | Method) -> str:
+    return method.name if isinstance(method, Method) else method
+
+
+def _own(method: str | Method) -> Method | None:
+    return method if isinstance(method, Method) else None
+
+
 def _definition(method: str | Method, own: Method | None) -> Method:
     """The method that a spec names or holds."""
     given = own if own is not None and method == own.name else method
@@ -198,7 +206,7 @@ def grid(
         if isinstance(method, Method) and method.name not in methods.OWN_TABLE:
             methods.add(method)
     specs = [
-        RunSpec(problem, method, schedule, lr, decay, seed, epochs, regularizer)
+        RunSpec(problem, _name(method), schedule, lr, decay, seed, epochs, regularizer, _own(method))
         for schedule, decay, (method, values) in itertools.product(schedules, weight_decays, lrs.items())
         for lr, seed in itertools.product(values, range(seeds))
     ]

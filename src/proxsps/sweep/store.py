@@ -50,6 +50,8 @@ class Store:
 
     def __init__(self, folder: Path, experiment: str) -> None:
         self.folder, self.experiment = folder, experiment
+        self._stamps: list[tuple[int, ...] | None] = []
+        self.runs = self.steps = pd.DataFrame()
         self._read()
 
     @property
@@ -161,7 +163,7 @@ def _epoch_rows(result: RunResult, experiment: str) -> pd.DataFrame:
             "epoch": epochs,
             **dict(zip(METRICS, result.metrics.T, strict=True)),
             **result.extra,
-            "alpha": [alpha_of_epoch(spec, epoch - 1, result.zetas) for epoch in epochs],
+            "alpha": [alpha_of_epoch(spec, int(epoch) - 1, result.zetas) for epoch in epochs],
             "status": np.where(epochs < diverged, "ok", "diverged"),
         }
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.spec import RunSpec, describe
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 PRECISIONS = {False: "float32", True: "bfloat16"}  # by `amp`
 
@@ -45,7 +45,7 @@ class TrainingSpec(RunSpec):
         return {**self.columns(), **self._own_facts(), **problem, **self.conditions()}
 
 
-def identify(spec: RunSpec, ranks: Ranks, amp: bool = False) -> TrainingSpec:
+def identify(spec: RunSpec, ranks: TrainingRanks, amp: bool = False) -> TrainingSpec:
     """The run that `train` makes of a spec on this device, by these processes; its data is read."""
     if not isinstance(spec.problem, ImageClassification):
         raise ValueError(f"Only image classification is trained here, got the problem {spec.problem.name!r}.")

@@ -26,7 +26,7 @@ from proxsps.sweep.spec import RunSpec
 from proxsps.training import checkpoint as checkpoints
 from proxsps.training.identity import identify
 from proxsps.training.loader import Batch, epoch_batches, plain_batches
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 MEASURED = 2_500  # training images on which the loss after an epoch is measured
 EVALUATED = 500  # images in a batch of an evaluation
@@ -49,7 +49,7 @@ class Watch:
 class Run:
     """A network in training: its optimizer, and what was measured so far."""
 
-    def __init__(self, spec: RunSpec, ranks: Ranks, amp: bool = False) -> None:
+    def __init__(self, spec: RunSpec, ranks: TrainingRanks, amp: bool = False) -> None:
         self.spec = identify(spec, ranks, amp)
         self.problem, self.ranks, self.amp = spec.problem, ranks, amp
         self.model = self.problem.network().to(ranks.device, memory_format=torch.channels_last)
@@ -168,7 +168,7 @@ class Run:
 def train(
     spec: RunSpec,
     checkpoint: Path | None = None,
-    ranks: Ranks | None = None,
+    ranks: TrainingRanks | None = None,
     amp: bool = False,
     watch: Watch | None = None,
 ) -> RunResult:
@@ -181,7 +181,7 @@ def train(
         amp: bfloat16 in the network's forward and backward passes; weights and steps stay in float32.
         watch: hears how it goes.
     """
-    ranks, watch = ranks or Ranks(torch.device("cpu")), watch or Watch()
+    ranks, watch = ranks or TrainingRanks(torch.device("cpu")), watch or Watch()
     if checkpoint is not None:
         checkpoints.prepare(checkpoint)
     run = Run(spec, ranks, amp)
