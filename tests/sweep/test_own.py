@@ -303,6 +303,26 @@ def test_an_l1_sweep_makes_zeros(kit: Any, tmp_path: Path) -> None:
     assert row["objective"] > row["train_loss"]
 
 
+@pytest.mark.parametrize("lr", [0.0, 1.0])
+def test_no_strength_and_no_step(kit: Any, lr: float) -> None:
+    spec = RunSpec(kit.tiny(), "prox-sps", "sqrt", lr, 0.0, 0, 2, L1)
+    (result,) = only(Batched(), spec)
+    plain = run_single(RunSpec(kit.tiny(), "prox-sps", "sqrt", lr, 0.0, 0, 2))
+    np.testing.assert_allclose(result.metrics[:, :4], plain.metrics[:, :4], rtol=1e-10)
+
+
+def test_a_run_that_diverges_does_not_touch_its_neighbours(kit: Any) -> None:
+    """SGD goes on into infinity; proximal SGD skips the steps that lead there."""
+    runs = (("sgd", 1e6), ("prox-sgd", 1e6), ("prox-sgd", 0.1), ("sgd", 0.1))
+    specs = [RunSpec(kit.tiny(), method, "constant", lr, 0.1, 0, 20, L1) for method, lr in runs]
+    wild, held, *calm = run_batched(specs)
+    assert wild.diverged_at is not None
+    assert np.isnan(wild.extra["nonzeros"][-1])
+    assert held.diverged_at == run_single(specs[1]).diverged_at
+    for result in calm:
+        np.testing.assert_allclose(result.metrics, run_single(result.spec).metrics, rtol=1e-7)
+
+
 def test_regularisers_that_need_shapes_are_run_singly(kit: Any) -> None:
     spec = RunSpec(kit.tiny(), "prox-sps", "sqrt", 2.0, 0.1, 0, 2, partial(GroupLasso, dims=(1,)))
     assert not is_batched(spec)

@@ -24,7 +24,7 @@ from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, me
 from proxsps.sweep.spec import RunSpec
 
 Result = TypeVar("Result")
-Step = Callable[[Callable[[], Tensor]], Any]
+StepBy = Callable[[Callable[[], Tensor]], Any]  # takes a function that computes loss and gradients
 
 
 def run_single(spec: RunSpec, advance: Callable[[int], None] = lambda runs: None) -> RunResult:
@@ -107,7 +107,7 @@ def couple(spec: RunSpec, params: Sequence[Tensor], loss: Tensor) -> Tensor:
     return whole
 
 
-def stepping(optimizer: Optimizer) -> Step:
+def stepping(optimizer: Optimizer) -> StepBy:
     """How an optimizer is stepped, given a function that computes loss and gradients: by the parameters of `step`."""
     step: Callable[..., Any] = optimizer.step
     known = inspect.signature(step).parameters
@@ -152,9 +152,13 @@ def measure(problem: Problem, model: nn.Module, spec: RunSpec, zetas: np.ndarray
     error = problem.validation_error(params, *problem.validation_data(spec.seed))
     square = functools.reduce(torch.add, [param.square().sum() for param in params.values()])
     objective = train + penalty(spec, list(params.values()), square)
-    counts = [(int(torch.count_nonzero(param)), param.numel()) for param in params.values()]
-    nonzeros = sum(count for count, _ in counts) / sum(size for _, size in counts)
-    return [float(objective), float(train), float(error), float(square.sqrt()), float(median_zeta(zetas))], nonzeros
+    metrics = [float(objective), float(train), float(error), float(square.sqrt()), float(median_zeta(zetas))]
+    return metrics, nonzero_share(list(params.values()))
+
+
+def nonzero_share(params: Sequence[Tensor]) -> float:
+    """The share of entries that are not zero."""
+    return sum(int(torch.count_nonzero(param)) for param in params) / sum(param.numel() for param in params)
 
 
 def penalty(spec: RunSpec, params: Sequence[Tensor], square: Any) -> Any:

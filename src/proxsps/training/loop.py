@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from proxsps.optim import ProxSGD
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, median_zeta
-from proxsps.sweep.single import couple, couples, make_optimizer, penalty, stepping
+from proxsps.sweep.single import couple, couples, make_optimizer, nonzero_share, penalty, stepping
 from proxsps.sweep.spec import RunSpec
 from proxsps.training import checkpoint as checkpoints
 from proxsps.training.identity import identify
@@ -34,7 +34,7 @@ EXTRA = ("val_accuracy", "zeta_low", "zeta_high", "truncated")
 
 
 class Watch:
-    """Hears how a run goes; the default is deaf. Tensors are on the run's device: reading them waits for it."""
+    """Is told how a run goes; the default does nothing. Tensors are on the run's device: reading them waits for it."""
 
     def start(self, epochs: int, steps: int) -> None:
         """A run begins, or goes on, after so many epochs; an epoch has so many steps."""
@@ -58,7 +58,8 @@ class Run:
         self._step_by = stepping(self.optimizer)
         self.zetas = np.full((spec.epochs, self.problem.steps_per_epoch), np.nan, dtype=np.float32)
         self.metrics = np.full((spec.epochs, len(METRICS)), np.nan)
-        self.extra = np.full((spec.epochs, len(EXTRA)), np.nan)
+        self.columns = EXTRA if spec.regularizer is None else (*EXTRA, "nonzeros")
+        self.extra = np.full((spec.epochs, len(self.columns)), np.nan)
         self.done = 0
 
     def epoch(self, watch: Watch) -> None:
@@ -108,7 +109,7 @@ class Run:
 
     @torch.no_grad()
     def measure(self, zetas: np.ndarray) -> tuple[list[float], list[float]]:
-        """The metrics after an epoch, and those that only images have, in the orders of METRICS and EXTRA."""
+        """The metrics after an epoch, and those that only images have, in the orders of METRICS and `columns`."""
         images, labels = self.problem.train_data()
         loss, _ = self.evaluate((images[:MEASURED], labels[:MEASURED]))
         _, accuracy = self.evaluate(self.problem.validation_data(self.spec.seed))
@@ -119,7 +120,8 @@ class Run:
         low, high = np.quantile(seen, (0.25, 0.75)) if len(seen) else (math.nan, math.nan)
         truncated = float(np.mean(seen == 0)) if len(seen) else math.nan
         metrics = [objective, loss, 1 - accuracy, math.sqrt(square), float(median_zeta(zetas))]
-        return metrics, [accuracy, float(low), float(high), truncated]
+        sparse = [] if self.spec.regularizer is None else [nonzero_share(params)]
+        return metrics, [accuracy, float(low), float(high), truncated, *sparse]
 
     def evaluate(self, data: Batch) -> tuple[float, float]:
         """Mean loss and accuracy of a data set, with running statistics where there are any."""
@@ -136,14 +138,14 @@ class Run:
     def row(self) -> dict[str, float]:
         """What was measured after the last epoch, by name."""
         values = (*self.metrics[self.done - 1], *self.extra[self.done - 1])
-        return dict(zip((*METRICS, *EXTRA), map(float, values), strict=True))
+        return dict(zip((*METRICS, *self.columns), map(float, values), strict=True))
 
     def result(self) -> RunResult:
         """What goes into the store; after a divergence, nothing is left of the metrics."""
         bad = np.flatnonzero(~np.isfinite(self.metrics[: self.done, 0]))
         if len(bad):
             self.metrics[bad[0] :] = self.extra[bad[0] :] = np.nan
-        return RunResult(self.spec, self.metrics, self.zetas, dict(zip(EXTRA, self.extra.T, strict=True)))
+        return RunResult(self.spec, self.metrics, self.zetas, dict(zip(self.columns, self.extra.T, strict=True)))
 
     def save(self, path: Path) -> None:
         """Write a checkpoint."""
@@ -179,7 +181,7 @@ def train(
         checkpoint: file that is written after every epoch, and gone on from if it is there.
         ranks: device and processes, as `ranks.joined` gives them; by default this process on the CPU.
         amp: bfloat16 in the network's forward and backward passes; weights and steps stay in float32.
-        watch: hears how it goes.
+        watch: is told how it goes.
     """
     ranks, watch = ranks or TrainingRanks(torch.device("cpu")), watch or Watch()
     if checkpoint is not None:
