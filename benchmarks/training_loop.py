@@ -27,7 +27,7 @@ from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.spec import RunSpec
 from proxsps.training.loader import epoch_batches
 from proxsps.training.loop import Run, Watch
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 PROBLEM = ImageClassification(data="synthetic", depth=20)
 SPEC = RunSpec(PROBLEM, "prox-sps", "sqrt", 1.0, 5e-4, 0, 1)
@@ -51,7 +51,7 @@ class Clock(Watch):
         return statistics.median(b - a for a, b in itertools.pairwise(self.marks))
 
 
-def ours(steps: int, ranks: Ranks) -> float:
+def ours(steps: int, ranks: TrainingRanks) -> float:
     """Median seconds of a step of our loop."""
     run, clock = Run(SPEC, ranks), Clock(steps)
     try:
@@ -62,7 +62,7 @@ def ours(steps: int, ranks: Ranks) -> float:
         return clock.median()
 
 
-def bare(steps: int, ranks: Ranks) -> float:
+def bare(steps: int, ranks: TrainingRanks) -> float:
     """Median seconds of a step of a loop that has its batches ready."""
     batches = list(epoch_batches(PROBLEM, 0, 0, ranks))
     model = PROBLEM.network().to(ranks.device, memory_format=torch.channels_last)
@@ -77,7 +77,7 @@ def bare(steps: int, ranks: Ranks) -> float:
     return clock.median()
 
 
-def loader(ranks: Ranks) -> float:
+def loader(ranks: TrainingRanks) -> float:
     """Seconds to make a batch, the mean over an epoch."""
     started = time.perf_counter()
     count = sum(1 for _ in epoch_batches(PROBLEM, 0, 0, ranks))
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     options = parser.parse_args()
-    ranks = Ranks(torch.device(options.device))
+    ranks = TrainingRanks(torch.device(options.device))
     if min(options.steps, options.rounds, options.threads) < 1:
         parser.error("--steps, --rounds and --threads must be at least 1")
     torch.set_num_threads(options.threads)

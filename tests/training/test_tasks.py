@@ -9,7 +9,7 @@ import torch
 
 from proxsps import ProxSPS
 from proxsps.problems.datasets import DataError
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 from proxsps.training.tasks import Digits, Images, _digits, accuracy, fit, task_named
 
 
@@ -35,7 +35,7 @@ def test_digits_need_scikit_learn(monkeypatch):
 
 def test_networks_by_seed(kit):
     problem = kit.tiny()
-    task = Images(problem, Ranks(torch.device("cpu")))
+    task = Images(problem, TrainingRanks(torch.device("cpu")))
     start = problem.network().state_dict()
     assert all(torch.equal(tensor, start[name]) for name, tensor in task.network(0).state_dict().items())
     assert not torch.equal(task.network(1).conv.weight, start["conv.weight"])
@@ -43,7 +43,7 @@ def test_networks_by_seed(kit):
 
 
 def test_the_cap_falls_and_is_put_back(kit):
-    task = Images(kit.tiny(), Ranks(torch.device("cpu")))
+    task = Images(kit.tiny(), TrainingRanks(torch.device("cpu")))
     model = task.network(0)
     opt = ProxSPS(model.parameters(), lr=0.5)
     caps, seen = [], []
@@ -57,7 +57,7 @@ def test_the_cap_falls_and_is_put_back(kit):
 
 
 def test_training_depends_on_seed_and_epochs_alone(kit):
-    task = Images(kit.tiny(), Ranks(torch.device("cpu")))
+    task = Images(kit.tiny(), TrainingRanks(torch.device("cpu")))
     ends = []
     for first in (0, 0, 1):
         model = task.network(0)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from proxsps import figures
 from proxsps.cli.console import show, show_claims
 from proxsps.experiments.catalogue import CATALOGUE, EXPERIMENTS
-from proxsps.experiments.variants import PUBLISHED, variant
+from proxsps.experiments.variants import Options, variant
 from proxsps.sweep.pool import sendable, watch_parent
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TITLE = "Stochastic proximal Polyak step sizes"
 Pictures = Sequence[tuple[str, "Picture"]]  # with their captions
-_Choice = tuple[str, str, str]  # the name of a published experiment, its convention and its sensors
+_Choice = tuple[str, Options]  # the name of a published experiment, and what is other than published
 _Task = tuple[_Choice, "Frames", Path, tuple[str, ...]]
 
 
@@ -46,14 +46,11 @@ class Report:
         folder: of results; figures go to `<experiment>/figures` in it.
         kind: of the figures' files; SVG is always written.
         beside: whether to draw in a process of its own, for experiments that are run meanwhile.
-        convention: of the experiments that are added; the process that draws takes the same.
-        sensors: the same for their file of sensors.
+        options: of the experiments that are added; the process that draws takes the same.
     """
 
-    def __init__(
-        self, folder: Path, kind: str, beside: bool = False, convention: str = PUBLISHED, sensors: str = ""
-    ) -> None:
-        self.options = (convention, sensors)
+    def __init__(self, folder: Path, kind: str, beside: bool = False, options: Options | None = None) -> None:
+        self.options = options or Options()
         self.folder, self.kinds = folder, tuple(dict.fromkeys(("svg", str(kind))))
         self._artist = _Artist() if beside else None
         self._parts: list[_Part] = []
@@ -69,8 +66,10 @@ class Report:
     def add(self, experiment: Experiment, summary: dict[str, Any] | None = None) -> None:
         """Draw the figures of an experiment, and check its claims; `summary` tells how its runs went."""
         frames, place = experiment.frames(self.folder), self.folder / experiment.name / "figures"
-        if self._artist is not None and experiment.origin in CATALOGUE and experiment.specs is not None:
-            pictures = self._artist.draw((experiment.origin, *self.options), frames, place, self.kinds)
+        # The drawings of a grid of your own are chosen by its runs, and to know them takes torch.
+        published = experiment.origin in CATALOGUE and experiment.specs is not None and not self.options.settings
+        if self._artist is not None and published:
+            pictures = self._artist.draw((experiment.origin, self.options), frames, place, self.kinds)
         else:
             drawn = draw(experiment.drawings, frames, place, self.kinds)
             pictures = lambda: drawn  # noqa: E731
@@ -170,5 +169,5 @@ def _serve(connection: Connection) -> None:
 
 
 def _draw(choice: _Choice, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Pictures:
-    name, convention, sensors = choice
-    return draw(variant(EXPERIMENTS[name], convention, sensors).drawings, frames, place, kinds)
+    name, options = choice
+    return draw(variant(EXPERIMENTS[name], options).drawings, frames, place, kinds)

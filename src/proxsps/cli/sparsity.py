@@ -10,6 +10,7 @@ import typer
 
 from proxsps.cli import loading
 from proxsps.cli.training import Data
+from proxsps.problems.names import split_name
 
 DIGITS = "digits-mlp"  # as in `training.tasks`, which loads torch
 Kind = StrEnum("Kind", {name: name for name in ("units", "weights", "rows")})
@@ -49,12 +50,21 @@ def sparsify(
     chosen = _strengths(strengths)
     options: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if name != DIGITS:
+        check_task(name)
         options |= {"batch_norm": batch_norm, "width": width, "size": size, "images": images}
         options |= {"validation_images": validation_images}
     with loading():
         from proxsps.cli.sparsity_run import run
 
     run(name, kind.value, chosen, options, folder, keep, max_drop, epochs, lr, polish, seed, device, as_json)
+
+
+def check_task(name: str) -> None:
+    """Raise an error for a name that is none of a network; nothing large is loaded for that."""
+    try:
+        split_name(name)
+    except ValueError as error:
+        raise ValueError(f"{error} Or {DIGITS!r}.") from None
 
 
 def _strengths(text: str | None) -> list[float] | None:

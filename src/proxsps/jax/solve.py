@@ -20,7 +20,7 @@ from proxsps.core.array import Array
 from proxsps.core.caps import Matched, shares
 from proxsps.core.estimate import coupled_slope, coupled_value
 from proxsps.core.outcome import Report, Solution, report
-from proxsps.core.rules import Decision, Memory, Model
+from proxsps.core.rules import Decision, Model, StepMemory
 from proxsps.jax.groups import Block, Gathered
 from proxsps.jax.model import Scaled, linear_model
 from proxsps.jax.moments import Estimate, Kind, kept, take_in
@@ -45,7 +45,7 @@ class Method(NamedTuple):
     numbers: tuple[tuple[str, float], ...] = ()  # constants that are known when code is compiled
 
     def decide(
-        self, model: Model, memory: Memory | tuple[()], ok: Array, constants: Mapping[str, Any]
+        self, model: Model, memory: StepMemory | tuple[()], ok: Array, constants: Mapping[str, Any]
     ) -> tuple[Decision, Any]:
         """The step, and the memory after it.
 

@@ -18,10 +18,10 @@ from torch import nn
 
 from proxsps.regularizers import L1
 from proxsps.regularizers.base import value_all
+from proxsps.sparsity.counts import sparsity_report
 from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
 from proxsps.sparsity.inputs import outputs
 from proxsps.sparsity.points import Folder, PathError, Point
-from proxsps.sparsity.report import sparsity_report
 from proxsps.sparsity.shrinking import shrink
 from proxsps.sparsity.tables import Table
 from proxsps.sparsity.units import Units, clear_dead, find_units, unit_groups

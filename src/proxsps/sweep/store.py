@@ -7,13 +7,15 @@
 | run | id of the run: the hash of its spec |
 | experiment, method, schedule, lr, weight_decay, seed | what was run; lr is alpha_0, weight_decay lambda |
 | epoch | 1, 2, ... |
-| objective | training loss + lambda/2 ||x||^2 after the epoch |
+| objective | training loss + regulariser after the epoch |
 | train_loss, val_error, model_norm | its parts, the problem's validation error, and ||x|| |
 | zeta_median | median over the epoch of the adaptive step zeta_k; NaN for methods without |
 | alpha | alpha_k throughout the epoch |
 | status | "ok", or "diverged" from the first epoch whose objective is not finite (metrics are then NaN) |
 
-Experiments on images have columns of their own before alpha: the validation accuracy and more on zeta_k.
+Experiments on images have columns of their own before alpha: the validation accuracy and more on zeta_k. Runs with
+another regulariser than lambda/2 ||x||^2 have its name as `regularizer`, which is part of their objective, and
+`nonzeros`, the share of entries that are not zero.
 
 `steps.parquet`, a row per iteration of the runs with seed 0: run, method, schedule, lr, weight_decay, seed, step,
 epoch, zeta, alpha. Files are replaced as a whole, so that a kill leaves the old or the new ones, never a torn one.
@@ -33,7 +35,7 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from proxsps.sweep.checks import check_against, check_runs, check_steps, check_whole
+from proxsps.sweep.checks import DEFAULT, check_against, check_runs, check_steps, check_whole
 from proxsps.sweep.files import PARTIAL
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch
 from proxsps.sweep.spec import RunSpec
@@ -48,6 +50,8 @@ class Store:
 
     def __init__(self, folder: Path, experiment: str) -> None:
         self.folder, self.experiment = folder, experiment
+        self._stamps: list[tuple[int, ...] | None] = []
+        self.runs = self.steps = pd.DataFrame()
         self._read()
 
     @property
@@ -140,7 +144,12 @@ class Store:
 
 
 def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat([part for part in (old, *parts) if len(part)], ignore_index=True) if parts else old
+    if not parts:
+        return old
+    table = pd.concat([part for part in (old, *parts) if len(part)], ignore_index=True)
+    if "regularizer" in table.columns:
+        table["regularizer"] = table["regularizer"].fillna(DEFAULT)
+    return table
 
 
 def _epoch_rows(result: RunResult, experiment: str) -> pd.DataFrame:
@@ -154,7 +163,7 @@ def _epoch_rows(result: RunResult, experiment: str) -> pd.DataFrame:
             "epoch": epochs,
             **dict(zip(METRICS, result.metrics.T, strict=True)),
             **result.extra,
-            "alpha": [alpha_of_epoch(spec, epoch - 1, result.zetas) for epoch in epochs],
+            "alpha": [alpha_of_epoch(spec, int(epoch) - 1, result.zetas) for epoch in epochs],
             "status": np.where(epochs < diverged, "ok", "diverged"),
         }
     )

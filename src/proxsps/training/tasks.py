@@ -18,7 +18,7 @@ from proxsps.problems.base import BASE_SEED
 from proxsps.problems.datasets import DataError
 from proxsps.problems.vision import ImageClassification, image_problem
 from proxsps.training.loader import epoch_batches, plain_batches, prepared
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 DIGITS = "digits-mlp"
 TRAINING_DIGITS = 1347  # of 1797; the others are for validation
@@ -84,7 +84,7 @@ class Images:
     """An image problem of `proxsps train`."""
 
     problem: ImageClassification
-    ranks: Ranks
+    ranks: TrainingRanks
 
     def settings(self) -> dict[str, Any]:
         """The options of the problem."""
@@ -119,7 +119,7 @@ def task_named(name: str, device: torch.device | None = None, **options: Any) ->
         problem = image_problem(name, **options)
     except ValueError as error:
         raise ValueError(f"{error} Or {DIGITS!r}.") from None
-    return Images(problem, Ranks(device or torch.device("cpu")))
+    return Images(problem, TrainingRanks(device or torch.device("cpu")))
 
 
 def fit(
