@@ -63,6 +63,12 @@ def test_python_is_only_found_in_blocks_that_are_run(page):
     assert not re.search(r"^\s*(```|~~~)\s*\{?\.?(py|python|pycon)\b", text, re.MULTILINE | re.IGNORECASE)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_lines_of_code_fit_the_page(page):
+    long = [line for _, source in blocks(page) for line in source.splitlines() if len(line) > 88]
+    assert not long
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
 def test_links_to_files_lead_somewhere(page):
     for target in LINK.findall(page.read_text()):
@@ -81,8 +87,8 @@ def test_docstring_examples(module):
 def test_every_public_name_is_in_the_reference():
     reference = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     for public in set(proxsps.__all__) - {"__version__"}:
-        home = getattr(proxsps, public).__module__
-        assert home in reference or f"proxsps.optim.{public}\n" in reference, public
+        homes = ("proxsps", "proxsps.regularizers")
+        assert any(f"::: {home}.{public}\n" in reference for home in homes), public
 
 
 def test_every_regularizer_is_in_the_table():
@@ -105,6 +111,8 @@ def test_site_builds_without_warnings(tmp_path):
     pages = {page.name: page.read_text() for page in site.rglob("*.html")}
     assert "<math" in pages["index.html"]
     assert not any('class="arithmatex"' in page for page in pages.values()), "a formula was left as LaTeX"
+    assert "proxsps.ProxSPS</span>" in pages["optim.html"], "headings of the reference are import paths"
+    assert (site / "css" / "math.woff").stat().st_size > 100_000, "the font in which brackets grow"
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=name)
