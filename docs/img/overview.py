@@ -1,4 +1,7 @@
-"""Draw the picture of the first page from the stores of `make demo`: python docs/img/overview.py [OUT] [FILE]."""
+"""Draw the picture of the first page from the results of `make demo`.
+
+python docs/img/overview.py [OUT] [FILE]
+"""
 
 import sys
 from pathlib import Path

@@ -30,9 +30,8 @@ def overview(stability: pd.DataFrame, path: pd.DataFrame, *, last: int = 10) -> 
 
     figure = style.new_figure(style.WIDTH, 3.6)
     left, right = figure.subplots(1, 2)
-    gap = {
-        name: values - float(constant["objective"].min()) for name, values in _finals(constant, "objective", "lr", last)
-    }
+    best = float(constant["objective"].min())
+    gap = {name: values - best for name, values in _finals(constant, "objective", "lr", last)}
     _draw(left, gap)
     left.set(
         title=f"Objective gap, {style.lambda_title(constant['weight_decay'].iloc[0])}",
