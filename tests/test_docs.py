@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import math
 import os
 import pkgutil
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import proxsps
@@ -122,6 +124,36 @@ def test_examples_run(script, tmp_path):
     assert result.stderr == ""
     if script.name == "sparse.py":
         assert result.stdout.count("features kept: [0, 1, 2, 3, 4];") == 2
+
+
+def test_the_first_table_is_filled_in_from_the_store(tmp_path):
+    settings = [("sgd-momentum", 0.1), ("adamw", 1e-3), ("adamw", 1e-2), ("prox-sps", 1.0), ("prox-sps", 10.0)]
+    settings += [("prox-sps-momentum", None), ("prox-sps-adam", None), ("prox-sps-adam", 1.0)]
+    values = [0.90, 0.91, math.nan, 0.93, 0.94, 0.95, 0.92, 0.99]  # AdamW diverges with 1e-2
+    rows = [
+        {"task": "digits", "metric": "accuracy", "ending": "none", "method": method, "lr": lr, "value": value + change}
+        for (method, lr), value in zip(settings, values, strict=True)
+        for change in (-0.005, 0.005)
+    ]
+    (tmp_path / "no-lr").mkdir()
+    pd.DataFrame(rows).to_parquet(tmp_path / "no-lr" / "trials.parquet")
+    page = tmp_path / "page.md"
+    for _ in range(2):  # a second time, in the place of the first
+        page.write_text(page.read_text() if page.exists() else (ROOT / "README.md").read_text())
+        command = [sys.executable, str(ROOT / "docs" / "tables" / "when_to_use.py"), str(tmp_path), str(page)]
+        subprocess.run(command, check=True, capture_output=True)
+    row = "| digits, MLP: accuracy | 90.0% | 91.0% | 91.0% | 93.0% | 94.0% | **95.0%** | 92.0% |"
+    assert page.read_text().count(row) == 1
+    assert page.read_text().count("<!-- when-to-use -->") == 2
+
+
+def test_install_lines_fit_where_the_package_can_be_got():
+    """Until package indexes have the package, no page and no message tells users to get it from one."""
+    from proxsps import _install
+
+    sources = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
+    published = [name(page) for page in sources if re.search(r"pip install ['\"]?proxsps", page.read_text())]
+    assert _install.PUBLISHED or published == ["src/proxsps/_install.py"]
 
 
 def test_the_tests_that_the_page_on_reliability_names_are_there():
