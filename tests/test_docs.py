@@ -147,15 +147,6 @@ def test_the_first_table_is_filled_in_from_the_store(tmp_path):
     assert page.read_text().count("<!-- when-to-use -->") == 2
 
 
-def test_install_lines_fit_where_the_package_can_be_got():
-    """Until package indexes have the package, no page and no message tells users to get it from one."""
-    from proxsps import _install
-
-    sources = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
-    published = [name(page) for page in sources if re.search(r"pip install ['\"]?proxsps", page.read_text())]
-    assert _install.PUBLISHED or published == ["src/proxsps/_install.py"]
-
-
 def test_the_tests_that_the_page_on_reliability_names_are_there():
     named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "reliability.md").read_text())
     assert len(named) > 50
