@@ -112,7 +112,7 @@ REGULARIZERS = {
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=400, help="random steps a regulariser (default: %(default)s)")
+    parser.add_argument("--problems", type=int, default=400, help="random steps per regulariser (default: %(default)s)")
     count = parser.parse_args().problems
     print("| regulariser | searches | median | 95 % | worst | bisection, median |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
