@@ -36,6 +36,14 @@ def strongly_convex_bounded(k: int, lam: float) -> float:
     return 2 / (lam * (k + 1))
 
 
+def cool_down(k: int, alpha: float, total: int, fraction: float = 0.25) -> float:
+    """alpha_k = alpha for the first part of `total` steps, then on a line to 0 over the last `fraction` of them.
+
+    The first step of the line is shorter than alpha, and the last one, k = total - 1, is not 0 yet.
+    """
+    return alpha * min(1.0, max(0.0, (total - k) / (1 + fraction * total)))
+
+
 def adaptive(zetas: Iterable[float], fallback: float) -> float:
     """alpha for the next epoch: the median adaptive step zeta of the last one, as the paper's discussion suggests.
 
