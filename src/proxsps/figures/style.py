@@ -86,6 +86,11 @@ METHODS = {
     "adamw": Method("AdamW", "#6B6F76", "p"),
     "prox-sps-adaptive": Method("ProxSPS, adaptive cap", "#56B4E9", "P"),
     "prox-point": Method("proximal point", "#E69F00", "D"),
+    "sgd-momentum": Method("SGD with momentum", "#4DB38F", "v"),
+    "schedule-free": Method("schedule-free AdamW", "#A9ADB3", "h"),
+    "prodigy": Method("Prodigy", "#CC79A7", "D"),
+    "prox-sps-momentum": Method("ProxSPS, momentum, three caps", "#D55E00", "s"),
+    "prox-sps-adam": Method("ProxSPSAdam", "#22262B", "*"),
 }
 
 METRIC_LABELS = {
