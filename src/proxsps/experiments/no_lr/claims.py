@@ -1,7 +1,8 @@
 """What is said of training without a learning rate, checked by numbers.
 
 "Level with" means: at most 1.5 points of accuracy below, at most 1 % of the loss above, or at most 1 % of the smallest
-objective above. Values are means over seeds; a setting of which a run diverged has none.
+objective above. Values are means over seeds; a setting of which a run diverged has none. A task counts only where the
+lr matters to the baseline: where its worst lr is not far from its best one, nothing was learned.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ TASK_NAMES = (
     "resnet-bn",
 )
 POINTS, PERCENT = 0.015, 0.01
+FAR = 10  # times what counts as level
 LONG_RUN = "transformer-10000"  # of the long version
 LARGE = {IDENTITY: 10.0, ADAM: 0.1}  # from here on lr should not matter
 NAMES = {
@@ -54,8 +56,12 @@ def losses(trials: pd.DataFrame) -> pd.DataFrame:
     signed = trials.assign(loss=trials["value"].where(trials["metric"] != "accuracy", -trials["value"]))
     signed["loss"] = signed["loss"].fillna(math.inf)
     groups = signed.groupby(["task", "method", "lr", "metric"], dropna=False, sort=False)["loss"]
-    found = groups.agg(loss="mean", spread=lambda values: values.max() - values.min())
-    return found.reset_index()
+    return groups.agg(loss="mean", spread=_spread).reset_index()
+
+
+def _spread(values: pd.Series) -> float:
+    low, high = float(values.min()), float(values.max())
+    return high - low if math.isfinite(high) else 0.0
 
 
 def allowance(metric: str, loss: float) -> float:
@@ -78,6 +84,12 @@ def _without_lr(rows: pd.DataFrame, method: str) -> pd.Series:
     return rows[(rows["method"] == method) & rows["lr"].isna()].iloc[0]
 
 
+def _is_decisive(rows: pd.DataFrame, method: str) -> bool:
+    """Whether a method without lr is far better than the worst lr of its rival, on one task."""
+    ours, worst = _without_lr(rows, method), float(rows.loc[rows["method"] == RIVALS[method], "loss"].max())
+    return bool(ours["loss"] + FAR * allowance(str(ours["metric"]), float(ours["loss"])) < worst)
+
+
 def level_with_tuned(task: str, method: str, frames: Frames) -> Claim | None:
     """A method without lr against the best lr of the baseline of its family, on one task."""
     table = losses(plain(frames["trials"]))
@@ -92,44 +104,47 @@ def level_with_tuned(task: str, method: str, frames: Frames) -> Claim | None:
         f"level-{'identity' if method == IDENTITY else 'adam'}-{task}",
         f"{task}: {NAMES[method]}, without lr, is level with {NAMES[RIVALS[method]]} at its best lr.",
         "metric at the end of training, mean over seeds, lr not set",
-        f"{rule} {NAMES[RIVALS[method]]} at the best lr of its grid",
+        f"{rule} {NAMES[RIVALS[method]]} at the best lr of its grid, and far from its worst",
         f"{shown(metric, ours['loss'])}; {NAMES[RIVALS[method]]} {shown(metric, theirs['loss'])} at lr "
         f"{theirs['lr']:g}",
-        bool(ours["loss"] <= limit),
+        bool(ours["loss"] <= limit) and _is_decisive(rows, method),
     )
 
 
 def same_for_large_lr(method: str, frames: Frames) -> Claim:
     """Nothing depends on lr from some size on, up to 1e6, on any task."""
     table = losses(plain(frames["trials"]))
-    rows = table[table["method"] == method]
-    worst, where = 0.0, "none"
-    for task, group in rows.groupby("task", sort=False):
-        large = group[(group["lr"] >= LARGE[method]) | group["lr"].isna()]
-        # Rounding of the caps' minimum may change a last digit: a thousandth of the value is no dependence.
-        noise = max(float(large["spread"].max()), 1e-3 * abs(float(large["loss"].median())))
-        apart = float(large["loss"].max() - large["loss"].min())
-        ratio = math.inf if not math.isfinite(apart) else apart / noise if noise else 0.0
+    worst, where, decisive = 0.0, "none", True
+    for task, group in table.groupby("task", sort=False):
+        decisive &= _is_decisive(group, method)
+        large = group[(group["method"] == method) & ~(group["lr"] < LARGE[method])]
+        # Rounding may change a last digit, and one seed has no range: a thousandth of the value is no dependence.
+        noise = max(float(large["spread"].max()), 1e-3 * abs(float(large["loss"].median())), 1e-12)
+        apart = _spread(large["loss"])
+        ratio = apart / noise if math.isfinite(large["loss"].max()) else math.inf
         if ratio >= worst:
             worst, where = ratio, str(task)
     return Claim(
         f"same-for-large-lr-{'identity' if method == IDENTITY else 'adam'}",
         f"{NAMES[method]}: from lr = {LARGE[method]:g} to 1e6, and without lr, the result is the same.",
         "difference of the largest and the smallest mean over these lr, over the range of seeds; largest of all tasks",
-        "at most 1, and no run diverged",
+        f"at most 1, and far better than {NAMES[RIVALS[method]]} at its worst lr",
         f"{worst:.2g} on {where}",
-        bool(worst <= 1),
+        bool(worst <= 1) and decisive,
     )
 
 
-def good_range(rows: pd.DataFrame) -> float:
-    """Decades of lr around the best one of a method on a task that are level with it."""
+def good_range(rows: pd.DataFrame, least: float = math.inf) -> float:
+    """Decades of lr around the best one of a method on a task that are level with it, or with a loss of `least`."""
     rows = rows[rows["lr"].notna()].sort_values("lr")
     if rows.empty or not rows["loss"].map(math.isfinite).any():
         return 0.0
     best = _best(rows)
-    good = (rows["loss"] <= best["loss"] + allowance(str(best["metric"]), float(best["loss"]))).tolist()
+    least = min(least, float(best["loss"]))
+    good = (rows["loss"] <= least + allowance(str(best["metric"]), least)).tolist()
     first = last = rows.index.get_loc(best.name)
+    if not good[first]:
+        return 0.0
     while first > 0 and good[first - 1]:
         first -= 1
     while last + 1 < len(good) and good[last + 1]:
@@ -141,21 +156,22 @@ def good_range(rows: pd.DataFrame) -> float:
 def wider_range(method: str, frames: Frames) -> Claim:
     """The range of good lr, against the baseline of the same family, on every task."""
     table = losses(plain(frames["trials"]))
-    widths = {
-        (task, name): good_range(rows)
-        for (task, name), rows in table[table["method"].isin([method, RIVALS[method]])].groupby(["task", "method"])
-    }
+    both = table[table["method"].isin([method, RIVALS[method]])]
+    least = both.groupby("task")["loss"].min()
+    groups = both.groupby(["task", "method"])
+    widths = {(task, name): good_range(rows, least[task]) for (task, name), rows in groups}
     tasks = list(dict.fromkeys(table["task"]))
+    decisive = all(_is_decisive(rows, method) for _, rows in table.groupby("task"))
     ours, theirs = ([widths[task, name] for task in tasks] for name in (method, RIVALS[method]))
     wider = sum(own >= other + 2 for own, other in zip(ours, theirs, strict=True))
     return Claim(
         f"wider-{'identity' if method == IDENTITY else 'adam'}",
         f"{NAMES[method]} has a wider range of good lr than {NAMES[RIVALS[method]]}.",
-        "decades of lr around a method's best one that are level with it",
-        "at least two decades more on every task",
+        "decades of lr around a method's best one that are level with the best of both methods",
+        "at least two decades more on every task, and the lr matters",
         f"on {wider} of {len(tasks)} tasks; {min(ours):.1f} to {max(ours):.1f} decades against {min(theirs):.1f} to "
         f"{max(theirs):.1f}",
-        wider == len(tasks),
+        wider == len(tasks) and decisive,
     )
 
 
