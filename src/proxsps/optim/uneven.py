@@ -35,7 +35,10 @@ class Shadow(JoinHook):
             block.params, block.slopes, block.indices = [], [], []
         numbers = choose(blocks, groups[0]["capturable"])
         zero, nothing = numbers.scalar(0.0), numbers.vector([0.0] * len(blocks))
-        join(ranks, numbers, blocks, zero, zero, 0.0, zero, Sums(nothing, nothing, nothing), active=False)
+        extras, travelled = self._opt._further_sums
+        sums = Sums(nothing, nothing, nothing)
+        own = [nothing] * extras, [numbers.vector([0.0, 0.0])] * travelled
+        join(ranks, numbers, blocks, zero, zero, 0.0, sums, *own, active=False)
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Take over the memory of a rank that stepped to the end, as DistributedDataParallel does the parameters."""

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from proxsps._install import extra
-from proxsps.optim import ProxSPS
+from proxsps.optim import ProxSPS, ProxSPSAdam
 from proxsps.problems.errors import DataError
 from proxsps.training.trials import Method, Params, Task
 
@@ -78,8 +78,6 @@ def _ours(params: Params, lr: float | None, task: Task) -> Optimizer:
 
 
 def _ours_adam(params: Params, lr: float | None, task: Task) -> Optimizer:
-    from proxsps.optim import ProxSPSAdam
-
     return ProxSPSAdam(
         params,
         lr,

@@ -135,7 +135,7 @@ class EntriesOfTensors(Curve):
         self, bucket: Bucket, x: Tensor, d: Tensor, points: list[float], heights: Array, slopes: Array | None
     ) -> None:
         """Add to h and h' at the points what a bucket contributes."""
-        alpha, psi = self.blocks[bucket.block].alpha, self._psi[bucket.block]
+        alpha, psi = self.cap(bucket.block), self._psi[bucket.block]
         for i, u in enumerate(points):
             evaluate = _known if isinstance(psi, Scalar) else _plain
             h, bend = evaluate(x, d, u * alpha, psi, alpha, slopes is not None, *self._room(x))
@@ -155,7 +155,7 @@ class EntriesOfTensors(Curve):
 
     def _point(self, bucket: Bucket, x: Tensor, d: Tensor, u: Array, out: Tensor | None = None) -> Tensor:
         """y(u) of a bucket, in `out` or in memory that is used again."""
-        alpha, psi = self.blocks[bucket.block].alpha, self._psi[bucket.block]
+        alpha, psi = self.cap(bucket.block), self._psi[bucket.block]
         z, room = self._room(x)
         torch.add(x, d, alpha=-float(u) * alpha, out=z)
         return _prox(z, psi, alpha, room if out is None else out) if isinstance(psi, Scalar) else psi.prox(z, alpha)

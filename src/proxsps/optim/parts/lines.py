@@ -34,7 +34,7 @@ class Lines(Part):
     def _torch_sums(self, block: Block, points: bool, exact: bool) -> list[Array]:
         pairs = vectors(block, self.coupled, *COPIES)
         if exact:
-            pairs = ((x.double(), d.double()) for x, d in pairs)
+            pairs = (tuple(map(Tensor.double, pair)) for pair in pairs)
         return [self.numbers.total(parts) for parts in pair_sums(pairs, points)]
 
     def _device_sums(self, points: bool) -> Array:
@@ -63,7 +63,7 @@ class Lines(Part):
 
     def _move_masked(self, block: Block, keep: Tensor, move: Tensor, pull: Tensor, ok: Tensor) -> None:
         fuses = not block.centered and block.aligned and not block.double and not torch.compiler.is_compiling()
-        if fuses and stored(block.slopes):
+        if fuses and stored(block.along):
             update_masked(block, keep.float(), move.float(), ok)
         else:
             self.numbers.assign(block.params, list(combined(block, keep, move, pull)), ok)
