@@ -1,6 +1,8 @@
 """Train a network without a learning rate: ProxSPSAdam alone, with a cool-down, and with an average of the weights.
 
 AdamW is run beside it with learning rates over four decades. Takes a few seconds.
+
+    python examples/without_a_learning_rate.py
 """
 
 import math
@@ -24,6 +26,7 @@ def spirals(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def network() -> torch.nn.Module:
+    """A perceptron with two hidden layers, the same one each time."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(2, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3)]
     return torch.nn.Sequential(*layers)
@@ -54,6 +57,7 @@ def train(make, cool_down=False, average=False) -> torch.nn.Module:
 
 @torch.no_grad()
 def report(name: str, model: torch.nn.Module) -> None:
+    """Print the loss and the accuracy on fresh points."""
     x, labels = spirals(3000, seed=2)
     scores = model(x)
     accuracy = (scores.argmax(1) == labels).float().mean()

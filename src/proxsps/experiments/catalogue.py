@@ -46,8 +46,8 @@ ENTRIES = (
     Entry("cifar10-resnet56-twin", "deep", "ResNet56, small enough for a CPU", 9, 12, 1570),
     Entry("cifar10-resnet110-twin", "deep", "ResNet110, small enough for a CPU", 3, 14, 1420),
     Entry("cifar10-resnet56-adaptive", "deep", "a cap that follows the adaptive step", 2, 24, 1470),
-    Entry("no-lr", "no_lr", "lr over six decades, and lr not set", 1890, 0, 1500),
-    Entry("no-lr-long", "no_lr", "the same with four times the steps", 1899, 0, 7500, HOURS),
+    Entry("no-lr", "no_lr", "lr over six decades, and lr not set", 1899, 0, 1500),
+    Entry("no-lr-long", "no_lr", "the same with four times the steps", 1908, 0, 7500, HOURS),
 )
 CATALOGUE = {entry.name: entry for entry in ENTRIES}
 

@@ -91,6 +91,7 @@ METHODS = {
     "prodigy": Method("Prodigy", "#CC79A7", "D"),
     "prox-sps-momentum": Method("ProxSPS, momentum, three caps", "#D55E00", "s"),
     "prox-sps-adam": Method("ProxSPSAdam", "#22262B", "*"),
+    "prox-sps-adam-l2": Method("ProxSPSAdam, Euclidean l2", "#7A4FBF", "X"),
 }
 
 METRIC_LABELS = {

@@ -12,7 +12,7 @@ from functools import partial
 from proxsps import figures
 from proxsps.experiments.base import Drawing, Experiment
 from proxsps.experiments.no_lr.claims import CLAIMS, no_lr_table
-from proxsps.experiments.no_lr.methods import ADAM, IDENTITY, METHODS
+from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, METHODS
 from proxsps.experiments.no_lr.tasks import DigitsTask, ImagesTask, MatrixTask, SparseTask
 from proxsps.experiments.no_lr.text import TextTask
 from proxsps.training.trials import Task, Trial
@@ -40,7 +40,8 @@ def trials(tasks: tuple[Task, ...], seeds: int) -> list[Trial]:
     found = []
     for task in tasks:
         for method in METHODS.values():
-            found += [Trial(task, method, lr, seed) for lr in method.lrs for seed in range(seeds)]
+            if method.name != ADAM_L2 or task.weight_decay:
+                found += [Trial(task, method, lr, seed) for lr in method.lrs for seed in range(seeds)]
         for name in (IDENTITY, ADAM):
             endings = [(ending, seed) for ending in ("cool-down", "average") for seed in range(seeds)]
             found += [Trial(task, METHODS[name], None, seed, ending) for ending, seed in endings]

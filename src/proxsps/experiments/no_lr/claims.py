@@ -14,7 +14,7 @@ from functools import partial
 import pandas as pd
 
 from proxsps.experiments.base import Claim, Frames
-from proxsps.experiments.no_lr.methods import ADAM, DEFAULTS, IDENTITY, RIVALS
+from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, DEFAULTS, IDENTITY, RIVALS
 
 TASK_NAMES = (
     "digits",
@@ -40,6 +40,7 @@ NAMES = {
     "prox-sps": "ProxSPS",
     IDENTITY: "ours, identity",
     ADAM: "ours, Adam's metric",
+    ADAM_L2: "ours, Adam's metric, Euclidean l2",
 }
 
 
@@ -220,15 +221,15 @@ def no_lr_table(frames: Frames) -> pd.DataFrame:
     for (task, method), rows in table.groupby(["task", "method"], sort=False):
         metric = str(rows["metric"].iloc[0])
         tuned = rows[rows["lr"].notna()]
-        best = _best(tuned)
-        default = rows[rows["lr"].isna() if method in RIVALS else rows["lr"] == DEFAULTS[method]]
+        best = _best(tuned) if len(tuned) else None
+        default = rows[rows["lr"] == DEFAULTS[method] if method in DEFAULTS else rows["lr"].isna()]
         lines.append(
             {
                 "task": task,
                 "method": NAMES[method],
-                "best": shown(metric, float(best["loss"])),
-                "at lr": f"{best['lr']:g}",
-                "good range, decades": round(good_range(tuned), 1),
+                "best": "" if best is None else shown(metric, float(best["loss"])),
+                "at lr": "" if best is None else f"{best['lr']:g}",
+                "good range, decades": "" if best is None else f"{good_range(tuned):.1f}",
                 "lr not set": shown(metric, float(default["loss"].iloc[0])),
                 **({} if method not in RIVALS else _endings(frames["trials"], str(task), str(method), metric)),
             }

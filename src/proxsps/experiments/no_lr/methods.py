@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from proxsps._install import extra
 from proxsps.optim import ProxSPS, ProxSPSAdam
 from proxsps.problems.errors import DataError
+from proxsps.regularizers import L2
 from proxsps.training.trials import Method, Params, Task
 
 SGD_LRS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
@@ -27,6 +28,7 @@ OUR_ADAM_LRS = (None, 1e-4, 1e-3, 1e-2, 0.1, 10.0, 1e3, 1e6)
 
 DEFAULTS = {"sgd": 1e-3, "sgd-momentum": 1e-3, "adamw": 1e-3, "schedule-free": 2.5e-3, "prodigy": 1.0, "prox-sps": 1.0}
 IDENTITY, ADAM = "prox-sps-momentum", "prox-sps-adam"
+ADAM_L2 = "prox-sps-adam-l2"  # on tasks with weight decay: decay is not decoupled, but lam/2 ||x||^2 itself
 RIVALS = {IDENTITY: "sgd-momentum", ADAM: "adamw"}  # the baseline of the same family
 
 
@@ -88,6 +90,10 @@ def _ours_adam(params: Params, lr: float | None, task: Task) -> Optimizer:
     )
 
 
+def _ours_adam_l2(params: Params, lr: float | None, task: Task) -> Optimizer:
+    return ProxSPSAdam(params, lr, regularizer=L2(task.weight_decay), lower_bound=task.lower_bound, distance_cap=True)
+
+
 def _lacking(package: str) -> DataError:
     return DataError(f"The experiment compares with {package}, which is not installed: {extra('baselines')}.")
 
@@ -103,5 +109,6 @@ METHODS = {
         Method("prox-sps", _prox_sps, CAPS, has_prox=True),
         Method(IDENTITY, _ours, OUR_LRS, has_prox=True),
         Method(ADAM, _ours_adam, OUR_ADAM_LRS, has_prox=True),
+        Method(ADAM_L2, _ours_adam_l2, (None,), has_prox=True),
     )
 }
