@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from proxsps.optim import CoolDown, ProxSPS, polynomial_avg_fn, polynomial_multi_avg_fn
+from proxsps.optim import CoolDown, ProxSPS, ProxSPSAdam, polynomial_avg_fn, polynomial_multi_avg_fn
 
 KINDS = {
     "avg_fn": lambda **options: {"avg_fn": polynomial_avg_fn(**options)},
@@ -101,3 +101,29 @@ def test_cool_down_checks_its_numbers():
         CoolDown(opt, 0)
     with pytest.raises(ValueError, match=r"fraction must be in \[0, 1\]"):
         CoolDown(opt, 10, fraction=25)
+
+
+@pytest.mark.parametrize("make", [lambda p: ProxSPS(p, None, 1e-2, momentum=0.9), ProxSPSAdam], ids=["ProxSPS", "Adam"])
+def test_a_cool_down_scales_the_step_of_an_optimizer_without_a_learning_rate(make):
+    """From the same state, the step with factor f is f times the step with factor 1; at the end nothing moves."""
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 13), torch.randn(64, 7)
+    model = torch.nn.Linear(13, 7)
+    opt = make(model.parameters())
+    scheduler = CoolDown(opt, 12, fraction=0.5)
+    assert scheduler.get_last_lr() == [1.0]
+    for k in range(14):
+        opt.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        _, full_opt = copy.deepcopy((model, opt))
+        full_opt.param_groups[0]["lr"] = 1.0
+        full_opt.step(loss=loss.detach())
+        before = [p.detach().clone() for p in model.parameters()]
+        opt.step(loss=loss)
+        factor = opt.param_groups[0]["lr"]
+        torch.testing.assert_close(opt.last_step.tau, factor * full_opt.last_step.tau)
+        assert factor == pytest.approx(min(1, max(0, 12 - k) / 7))
+        if k >= 12:
+            assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+        scheduler.step()
