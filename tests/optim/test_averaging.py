@@ -116,7 +116,9 @@ def test_a_cool_down_scales_the_step_of_an_optimizer_without_a_learning_rate(mak
         opt.zero_grad()
         loss = (model(x) - y).square().mean()
         loss.backward()
-        _, full_opt = copy.deepcopy((model, opt))
+        full, full_opt = copy.deepcopy((model, opt))
+        for copied, param in zip(full.parameters(), model.parameters(), strict=True):
+            copied.grad = param.grad.clone()
         full_opt.param_groups[0]["lr"] = 1.0
         full_opt.step(loss=loss.detach())
         before = [p.detach().clone() for p in model.parameters()]

@@ -51,7 +51,7 @@ def _handle(name: str) -> Line2D:
 def _panel(axes: Axes, rows: pd.DataFrame) -> None:
     metric = rows["metric"].iloc[0]
     axes.set(title=rows["title"].iloc[0], xscale="log", yscale="linear" if metric == "accuracy" else "log")
-    axes.title.set_fontsize(10.5)
+    axes.title.set_fontsize(9.8)
     low, high = _limits(rows, metric)
     axes.set_ylim(low, high)
     worst = low if metric == "accuracy" else high
