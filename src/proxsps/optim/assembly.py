@@ -33,6 +33,7 @@ from proxsps.optim.refine import POINTS
 
 SAMPLE = 16  # a search starts from what one in so many entries says
 ROUNDS = 4  # in which a device closes in on the matched step of several blocks with weight decay; two are usual
+SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
 WORTH = 1 << 20  # entries from which on a pass over a sample is worth its while
 
 
@@ -190,6 +191,9 @@ class Assembly:
             )
         steep = longest * d_sq
         u = xp.where(longest > 0, found.s / xp.where(longest > 0, longest, xp.ones_like(longest)), 0 * found.s)
+        if self.curves:
+            # H may jump at 0, where x violates a constraint. A step of any size then restores it.
+            u = xp.where((gap > 0) & (longest > 0), xp.maximum(u, xp.full_like(u, SMALLEST)), u)
         # Beyond the longest step, the root is that of a step without a regulariser.
         free = xp.maximum(gap / xp.where(steep > 0, steep, xp.ones_like(steep)), xp.ones_like(gap))
         return Decision(xp.where(u < 1, u, free), u, found.height, found.evaluations)

@@ -42,6 +42,7 @@ class Block:
     indices: Sequence[int]  # their places in the group
     share: float = 1.0  # one over the number of ranks that hold the same entries
     sharded: bool = False
+    gathered: bool = False  # whether some tensors are whole, although ranks hold only shards of them
     afterwards: list[Callable[[], object]] = field(default_factory=list)  # what is left to do when params are written
     scaled: bool = False  # whether the cap is `alpha` times one number for all blocks that is known after the sums
     moments: Moments | None = None  # averages of gradients, where the model is made of them

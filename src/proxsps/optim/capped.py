@@ -11,11 +11,11 @@ from proxsps.core.array import Array
 from proxsps.core.rules import Decision, Model, truncated
 from proxsps.optim.assembly import Assembly
 from proxsps.optim.base import PolyakOptimizer
-from proxsps.optim.blocks import Block
+from proxsps.optim.blocks import Block, gather
 from proxsps.optim.caps import MATCHED, PROXIMAL, Caps, Known, Step
 from proxsps.optim.checks import check_cap
 from proxsps.optim.estimate import Averaged
-from proxsps.optim.numbers import Numbers
+from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.travel import Distance
 
@@ -89,6 +89,21 @@ class CappedPolyak(PolyakOptimizer):
                 "groups. Without a learning rate, the lr of a group is a factor on its step that starts at 1; set "
                 "opt.param_groups[i]['lr'] after the optimizer is made, or use a scheduler."
             )
+
+    def _start_state(self) -> None:
+        options = self.param_groups[0]
+        if self._averages(options):
+            estimate = self._estimate()
+            for owner in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+                estimate.start(owner)
+        if options["distance_cap"]:
+            numbers = choose(gather(self.param_groups, self._ranks), options["capturable"])
+            Distance(self.param_groups, self.state, numbers, self._ranks).start()
+
+    @property
+    def _remembers(self) -> bool:
+        options = self.param_groups[0]
+        return self._averages(options) or options["distance_cap"]
 
     @property
     def _kept(self) -> Container[Tensor]:

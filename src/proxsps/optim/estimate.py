@@ -6,7 +6,7 @@ is taken, so that a step that is skipped leaves everything as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,8 @@ from proxsps.core.estimate import (
 )
 from proxsps.optim.blocks import Block
 from proxsps.optim.memory import State, blank, entries, replace, store_all
-from proxsps.optim.moments import ROWS, Moments
-from proxsps.optim.numbers import Numbers
+from proxsps.optim.moments import ROWS, DeviceMoments, Moments
+from proxsps.optim.numbers import Device, Numbers
 from proxsps.optim.parts import Part, Sums
 from proxsps.optim.passes import widened
 from proxsps.regularizers import Zero
@@ -129,19 +129,37 @@ class Averaged(Estimate):
         form = momentum_weights if self._beta2 is None else corrected_weights
         self._weights = form(self._before.taken, self._beta)
         weights = Weights(*map(numbers.factor, self._weights))
+        device = isinstance(numbers, Device)
         for block in blocks:
-            averages = [entries(*pair) for pair in self._held(block, "average")]
-            block.moments = Moments(block.slopes, averages, weights)
+            if device:  # which writes state in place
+                for owner in block.owners:
+                    self.start(owner)
+            moments = (DeviceMoments if device else Moments)(block.slopes, self._held(block, "average"), weights)
+            moments.moves, moments.eps = self._moves, self._eps
+            moments.in_place = not block.gathered
             if self._beta2 is not None:
-                block.moments.squares = [entries(*pair) for pair in self._held(block, "square")]
-                block.moments.square_weights = self._square_weights(block)
-                block.moments.eps = self._eps
+                moments.squares = self._held(block, "square")
+                if device:
+                    moments.beta2 = self._beta2
+                    moments.present = [owner.grad is not None for owner in block.owners]
+                    moments.steps = [self._state[owner]["steps"] for owner in block.owners]
+                else:
+                    moments.square_weights = self._square_weights(block)
+            block.moments = moments
 
-    def _held(self, block: Block, key: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """State tensors of a block, zeros where there is none yet, each with what the block has of its parameter."""
-        for owner, x in zip(block.owners, block.params, strict=True):
-            own = self._state.get(owner, {})
-            yield own[key] if key in own else blank(owner), x
+    def start(self, owner: Tensor) -> None:
+        """Make the state of a parameter, where there is none."""
+        own = self._state[owner]
+        if "average" not in own:
+            own["average"] = blank(owner)
+        if self._beta2 is not None and "square" not in own:
+            own["square"] = blank(owner)
+            own["steps"] = torch.zeros((), dtype=torch.float32, device=owner.device)
+
+    def _held(self, block: Block, key: str) -> list[Tensor]:
+        """State of a block as it has its parameters; zeros where there is none yet."""
+        own = [(owner, self._state.get(owner, {})) for owner in block.owners]
+        return [entries(held[key] if key in held else blank(owner), block.gathered) for owner, held in own]
 
     def _square_weights(self, block: Block) -> list[Weights]:
         """Each tensor's own; one without a gradient keeps its v."""
@@ -163,7 +181,7 @@ class Averaged(Estimate):
         """See `Moments.extras`, as rows with one number per block."""
         rows: list[list[Array]] = [[0.0] * len(self._blocks) for _ in range(ROWS)]
         for part in parts:
-            for place, column in zip(part.places, part.extras(self._moves), strict=True):
+            for place, column in zip(part.places, part.extras(), strict=True):
                 for row, number in zip(rows, column, strict=True):
                     row[place] = number
         return [self._numbers.vector(row) for row in rows]
@@ -188,12 +206,16 @@ class Averaged(Estimate):
         values = dict(zip(self.keys, map(self._numbers.factor, after), strict=True))
         store_all(self._groups, **values)
         for block in self._blocks:
-            block.moments.keep(partial(self._replace, block))
-            for owner in block.owners if self._beta2 is not None else ():
-                own = self._state[owner]
-                if owner.grad is not None:
-                    own["steps"] = own.get("steps", torch.zeros((), dtype=torch.float32)) + 1
+            block.moments.keep(ok, partial(self._replace, block))
+        if self._beta2 is not None:
+            self._count(ok, [owner for block in self._blocks for owner in block.owners if owner.grad is not None])
+
+    def _count(self, ok: Array, owners: Sequence[Tensor]) -> None:
+        """One more gradient for each of these parameters, where the step is taken."""
+        counts = [self._state[owner].setdefault("steps", torch.zeros((), dtype=torch.float32)) for owner in owners]
+        if counts:
+            torch._foreach_add_(counts, ok.to(counts[0].dtype) if isinstance(ok, Tensor) else 1.0)
 
     def _replace(self, block: Block, i: int, key: str, new: Tensor) -> None:
         owner = block.group["params"][block.indices[i]]
-        replace(owner, self._state[owner], key, new)
+        replace(owner, self._state[owner], key, new, block.gathered)

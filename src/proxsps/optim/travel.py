@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.core.distance import (
+    STRIDE,
     Travel,
     distance_cap,
     keep_travel,
@@ -47,7 +48,7 @@ class Distance:
         self._before = Travel(*(numbers.scalar(groups[0][key]) for key in KEYS))
         # Whether this is the first step, as far as that can be known without waiting for a device.
         self._first = not isinstance(numbers, Host) or bool(self._before.taken == 0)
-        self._fresh: list[tuple[dict[str, Any], Tensor]] = []
+        self._fresh: list[tuple[Tensor, Tensor]] = []
         self._samples: list[Tensor] = []
         self._starts: list[Tensor] = []
         self._factors: list[float] = []  # from the sum over a sample to that over all entries, and the share of a rank
@@ -62,23 +63,20 @@ class Distance:
                     yield param
 
     def _take(self, owner: Tensor, ranks: Ranks) -> None:
-        own, count = self._state.get(owner, {}), owner.numel()
-        share, sampled = 1 / ranks.size, None
-        if type(owner) not in PLAIN and "torch.distributed.tensor" in sys.modules:
-            from proxsps.optim.shards import sampled_piece
-
-            share, sampled = sampled_piece(owner, ranks)
-        if sampled is None:
-            entries = torch.view_as_real(owner.detach()) if owner.is_complex() else owner.detach()
-            count = entries.numel()
-            sampled = sample(entries.reshape(-1))
-        start = own.get("start")
-        if start is None or (self._first and isinstance(self._numbers, Host)):
-            start = sampled.clone()
-            self._fresh.append((owner, start))
-        self._samples.append(widened(sampled))
+        own, found = self._state.get(owner, {}), sampled(owner, ranks)
+        if "start" not in own or (self._first and isinstance(self._numbers, Host)):
+            self._fresh.append((owner, found.keep()))
+            start = found.entries.clone()
+        else:
+            start = found.read(own["start"])
+        self._samples.append(widened(found.entries))
         self._starts.append(widened(start))
-        self._factors.append(share * count / max(1, sample_size(count)))
+        self._factors.append(found.share * found.count / max(1, sample_size(found.count)))
+
+    def start(self) -> None:
+        """Make the state of all parameters with a gradient, where there is none."""
+        for owner, start in self._fresh:
+            self._state[owner]["start"] = start
 
     def sums(self) -> Array:
         """||x - x_0||^2 and, where it may be needed, ||x||^2, of what this rank holds."""
@@ -103,5 +101,75 @@ class Distance:
         """Keep the new numbers."""
         after = keep_travel(ok, self._after, self._before)
         store_all(self._groups, **dict(zip(KEYS, map(self._numbers.factor, after), strict=True)))
-        for owner, start in self._fresh:
-            self._state[owner]["start"] = start
+        self.start()
+
+
+class Rows(NamedTuple):
+    """Which rows of a parameter a rank has: its entries are a stretch of the flat tensor."""
+
+    first: int
+    count: int
+    length: int  # entries per row
+    total: int
+
+
+class Sample(NamedTuple):
+    """The sampled entries that this rank holds of a parameter, and where they are in its `start`."""
+
+    entries: Tensor
+    count: int  # entries of the whole parameter
+    share: float  # one over the number of ranks that hold the same entries
+    rows: Rows | None  # the rows that these entries are from; None for all of a tensor
+    owner: Tensor
+
+    def keep(self) -> Tensor:
+        """The entries as state.
+
+        Those of a whole tensor are a vector. Of a sharded one, they are a matrix with one row for each of its rows,
+        padded, so that it can be sharded like the parameter.
+        """
+        if self.rows is None:
+            return self.entries.clone()
+        from proxsps.optim.shards import sharded_like
+
+        width = _width(self.rows)
+        local = self.entries.new_zeros(self.rows.count * width)
+        local[self._places()] = self.entries
+        return sharded_like(self.owner, local.view(self.rows.count, width), (self.rows.total, width))
+
+    def read(self, start: Tensor) -> Tensor:
+        """The inverse of `keep`; a vector may also be read from a matrix that was gathered from shards."""
+        if self.rows is not None:
+            return start.to_local().reshape(-1)[self._places()]
+        if start.dim() == 1:
+            return start
+        total = self.owner.shape[0] if self.owner.dim() else 1
+        rows = Rows(0, total, self.count // max(1, total), total)
+        return start.reshape(-1)[self._replace(rows=rows)._places()]
+
+    def _places(self) -> Tensor:
+        """Where the entries are in the rows of the matrix."""
+        rows, before = self.rows, self.rows.first * self.rows.length
+        first = before + -before % STRIDE
+        place = first + STRIDE * torch.arange(self.entries.shape[0], device=self.entries.device)
+        return (place // rows.length - rows.first) * _width(rows) + place % rows.length // STRIDE
+
+
+def sampled(owner: Tensor, ranks: Ranks) -> Sample:
+    """The sample of a parameter."""
+    x, rows, share = owner.detach(), None, 1 / ranks.size
+    if type(owner) not in PLAIN and "torch.distributed.tensor" in sys.modules:
+        from proxsps.optim.shards import is_sharded, rows_of, shard_count
+
+        if is_sharded(owner):
+            rows, share = rows_of(owner), shard_count(owner, ranks) / ranks.size
+            x = x.to_local()
+    x = torch.view_as_real(x) if x.is_complex() else x
+    offset = 0 if rows is None else rows.first * rows.length
+    count = owner.numel() * (2 if owner.is_complex() else 1)
+    return Sample(sample(x.reshape(-1), offset), count, share, rows, owner)
+
+
+def _width(rows: Rows) -> int:
+    """How many sampled entries a row has at most."""
+    return -(-rows.length // STRIDE)

@@ -33,7 +33,7 @@ def make_lines(
     Blocks with averages come with a record of them (`proxsps.optim.moments`). A part that does not update averages by
     itself has them made first.
     """
-    make_moments(blocks)
+    make_moments(numbers, blocks)
     memory = None
     plain_steps = not any(block.centered or block.directions is not None for block in blocks)
     if isinstance(numbers, Host) and fused is not False and plain_steps:
@@ -44,18 +44,18 @@ def make_lines(
     return part
 
 
-def make_moments(blocks: Sequence[Block]) -> None:
+def make_moments(numbers: Numbers, blocks: Sequence[Block]) -> None:
     """Give blocks with averages the slopes that these make."""
     for block in blocks:
         if block.moments is not None:
-            block.moments.make(block)
+            block.moments.make(block, numbers)
 
 
 def make_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, exact: bool = False
 ) -> Curve:
     """The part of blocks of another kind; `exact` calculates in doubles."""
-    make_moments(blocks)
+    make_moments(numbers, blocks)
     if kind == UNITS:
         (block,) = blocks
         compiles = isinstance(numbers, Host) and fused is not False and not exact

@@ -40,9 +40,9 @@ class Part(ABC):
         In a metric the first one is <d, D^-1 d>.
         """
 
-    def extras(self, moves: bool) -> list[list[Array]]:
+    def extras(self) -> list[list[Array]]:
         """The further sums of blocks with averages, block by block: see `Moments.extras`."""
-        return [block.moments.extras(self.numbers, block, moves) for block in self.blocks]
+        return [block.moments.extras(self.numbers, block) for block in self.blocks]
 
 
 class Curve(Part):
