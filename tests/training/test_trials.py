@@ -88,6 +88,17 @@ def test_a_trial_learns_and_gives_the_same_row_again(method):
     assert row["value"] != run_trial(Trial(Line(), method, 0.3, 1))["value"]
 
 
+def test_a_row_tells_which_cap_was_active():
+    shares = ["share_polyak", "share_distance", "share_lr"]
+    tiny, none = (run_trial(Trial(Line(), method, 1e-6, 0)) for method in (PROX_SPS, SGD))
+    assert [tiny[name] for name in shares] == [0, 0, 1]
+    assert all(math.isnan(none[name]) for name in shares)
+    free = replace(PROX_SPS, make=lambda params, lr, task: ProxSPS(params, lr=None))
+    row = run_trial(Trial(Line(), free, None, 0))
+    assert row["share_polyak"] + row["share_distance"] == 1
+    assert row["share_distance"] > 0
+
+
 def test_a_loss_that_is_not_finite_ends_a_trial_as_diverged():
     row = run_trial(Trial(Line(steps=500), SGD, 100.0, 0))
     assert row["status"] == "diverged"

@@ -160,8 +160,8 @@ def run_trial(trial: Trial) -> dict[str, Any]:
                 scheduler.step()
             if averaged is not None:
                 averaged.update_parameters(model)
-            if done % LOOKS == 0:
-                caps.append(getattr(getattr(optimizer, "last_step", None), "cap", None) or "")
+            if done % LOOKS == 0 and isinstance(optimizer, PolyakOptimizer) and optimizer.last_step is not None:
+                caps.append(optimizer.last_step.cap_name)
     value = _measured(trial, averaged or model, optimizer) if done == task.steps else math.nan
     shares = {f"share_{cap}": caps.count(cap) / len(caps) if caps else math.nan for cap in ("polyak", "distance", "lr")}
     return {
