@@ -10,7 +10,7 @@ import torch
 from proxsps import ProxSPS
 from proxsps.problems.datasets import DataError
 from proxsps.training.ranks import TrainingRanks
-from proxsps.training.tasks import Digits, Images, _digits, accuracy, fit, task_named
+from proxsps.training.tasks import Digits, Images, accuracy, digits, fit, task_named
 
 
 def test_digits_are_shuffled_by_seed_and_epoch():
@@ -27,10 +27,10 @@ def test_digits_are_shuffled_by_seed_and_epoch():
 
 def test_digits_need_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    _digits.cache_clear()
+    digits.cache_clear()
     with pytest.raises(DataError, match="pip install scikit-learn"):
         Digits().example_inputs()
-    _digits.cache_clear()
+    digits.cache_clear()
 
 
 def test_networks_by_seed(kit):

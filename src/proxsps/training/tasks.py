@@ -64,11 +64,11 @@ class Digits:
 
     def example_inputs(self) -> Tensor:
         """Four digits."""
-        return _digits()[0][0][:4]
+        return digits()[0][0][:4]
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All digits in a new order; an incomplete last batch is dropped."""
-        x, labels = _digits()[0]
+        x, labels = digits()[0]
         order = np.random.default_rng((seed, epoch)).permutation(len(labels))
         for first in range(0, len(order) - self.batch_size + 1, self.batch_size):
             chosen = torch.from_numpy(order[first : first + self.batch_size])
@@ -76,7 +76,7 @@ class Digits:
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All at once."""
-        yield _digits()[1]
+        yield digits()[1]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ def accuracy(task: Task, model: nn.Module) -> float:
 
 
 @lru_cache(maxsize=1)
-def _digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Pixels between 0 and 1, (n, 64), and labels (n,), of the training and of the validation digits."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -186,4 +187,4 @@ def _digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (x[:TRAINING_DIGITS], labels[:TRAINING_DIGITS]), (x[TRAINING_DIGITS:], labels[TRAINING_DIGITS:])
 
 
-__all__ = ["DIGITS", "Digits", "Images", "Task", "accuracy", "fit", "task_named"]
+__all__ = ["DIGITS", "Digits", "Images", "Task", "accuracy", "digits", "fit", "task_named"]
