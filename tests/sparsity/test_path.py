@@ -59,14 +59,14 @@ def test_from_dense_to_sparse_with_the_default_path():
     assert path.points[0].strength == 0
     assert path.points[0].size == 1
     strengths = [point.strength for point in path.points[1:]]
-    assert strengths[1] == pytest.approx(2 * strengths[0])
+    assert strengths[1] == pytest.approx(2**0.5 * strengths[0])
     assert len(strengths) <= len(DEFAULT_STEPS) + 2
-    # Two strengths lie between the last good one of the doubled strengths and the one that was too much.
-    doubled, refined = strengths[:-2], strengths[-2:]
-    assert doubled == sorted(doubled)
-    assert all(doubled[-2] < strength < doubled[-1] for strength in refined)
+    # Two strengths lie between the last good one of the growing strengths and the one that was too much.
+    growing, refined = strengths[:-2], strengths[-2:]
+    assert growing == sorted(growing)
+    assert all(growing[-2] < strength < growing[-1] for strength in refined)
     # Each point starts where the last one ended, the refined ones where the last good one did.
-    count = len(doubled)
+    count = len(growing)
     assert all(torch.equal(job.starts[i + 1], job.ends[i]) for i in range(count))
     assert torch.equal(job.starts[count + 1], job.ends[count - 1])
     best = path.best

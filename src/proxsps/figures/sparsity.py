@@ -12,20 +12,23 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 @style.styled
-def accuracy_against_size(points: pd.DataFrame, x_label: str = "Share of parameters kept") -> Figure:
+def accuracy_against_size(
+    points: pd.DataFrame, x_label: str = "Share of parameters kept", y_label: str = "Validation accuracy"
+) -> Figure:
     """One line for each method through its points, the mean over seeds at each point; bars are standard deviations.
 
     Args:
         points: columns `method`, `accuracy` (0 to 1), `size` (0 to 1), and, where there are several seeds, `seed` and
             `point`, which tells the points of one run apart.
         x_label: what `size` is.
+        y_label: what `accuracy` is measured on.
     """
     missing = [name for name in COLUMNS if name not in points]
     if missing:
         raise ValueError(f"accuracy_against_size needs the columns {', '.join(COLUMNS)}; {', '.join(missing)} missing.")
     figure = style.new_figure(style.WIDTH, 4.3)
     axes = figure.subplots()
-    axes.set(xscale="log", xlabel=x_label, ylabel="Validation accuracy")
+    axes.set(xscale="log", xlabel=x_label, ylabel=y_label)
     for marker, (name, rows) in zip(MARKERS * 9, points.groupby("method", sort=False), strict=False):
         key = "point" if "point" in rows else "size"
         mean = rows.groupby(key)[["size", "accuracy"]].mean().sort_values("size")

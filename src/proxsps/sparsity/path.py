@@ -27,8 +27,9 @@ from proxsps.sparsity.tables import Table
 from proxsps.sparsity.units import Units, clear_dead, find_units, unit_groups
 
 FORMAT = 1
-# Times the strength at which the penalty of the dense weights is 1.
-DEFAULT_STEPS = (0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6)
+# Times the strength at which the penalty of the dense weights is 1. Steps of a factor of two are too coarse: units die
+# slowly, and a network that is given time to lose them at a lower strength is both smaller and better.
+DEFAULT_STEPS = tuple(0.8 * 2 ** (step / 2) for step in range(11))
 
 Train = Callable[[nn.Module, ParameterGroups], None]
 Evaluate = Callable[[nn.Module], float]
@@ -99,12 +100,13 @@ def strength_path(
     Args:
         model: the network with its starting weights; afterwards it has those of the chosen point.
         train: `train(model, groups)` trains the model as it is, with an optimizer made for these groups.
-        evaluate: `evaluate(model)` returns the accuracy, or any number of which more is better.
+        evaluate: `evaluate(model)` returns the accuracy, or any number of which more is better. The network is chosen
+            by it, so score the chosen one on other data.
         example_inputs: what the model is called with, at least two samples.
         kind: what is to become zero: "units" (`UnitLasso`), "weights" (`L1`), "rows" (`GroupLasso` of rows), or a
             function of model and strength that returns groups.
-        strengths: growing and positive; by default doubled from 0.4 to 25.6 times the strength at which the penalty of
-            the dense weights is 1.
+        strengths: growing and positive; by default from 0.8 to 25.6 times the strength at which the penalty of the
+            dense weights is 1, each the square root of two times the one before.
         keep: wanted size: the share of parameters that the shrunk model has, or for weights and rows the share of
             weights that are not zero. None to go on as long as the accuracy allows.
         max_drop: how much accuracy may be lost against the best network of the path so far.
