@@ -87,6 +87,7 @@ def strength_path(
     strengths: Sequence[float] | None = None,
     keep: float | None = None,
     max_drop: float = 0.01,
+    patience: int = 2,
     refine: int = 2,
     folder: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -94,8 +95,8 @@ def strength_path(
 ) -> StrengthPath:
     """Train along growing strengths, and leave the model as the smallest network that is good enough.
 
-    The path ends where the network is as small as `keep`, where its accuracy has fallen by more than `max_drop`, where
-    everything is dead, or with the last strength.
+    The path ends where the network is as small as `keep`, where its accuracy has stayed below the best by more than
+    `max_drop`, where everything is dead, or with the last strength.
 
     Args:
         model: the network with its starting weights; afterwards it has those of the chosen point.
@@ -110,7 +111,9 @@ def strength_path(
         keep: wanted size: the share of parameters that the shrunk model has, or for weights and rows the share of
             weights that are not zero. None to go on as long as the accuracy allows.
         max_drop: how much accuracy may be lost against the best network of the path so far.
-        refine: how many strengths to try between the last good one and the first that lost too much accuracy.
+        patience: after how many strengths in a row that lost too much accuracy the path ends. An accuracy on few
+            samples is noisy, so that a single one says little.
+        refine: how many strengths to try between the last good one and the next that lost too much accuracy.
         folder: where to keep a checkpoint of each point, and to go on from.
         settings: plain data that the training depends on, such as epochs and seed: a folder of a path with others is
             not gone on from.
@@ -120,18 +123,14 @@ def strength_path(
         ValueError: strengths that do not grow, or are zero or infinite; a size outside (0, 1).
         PathError: the folder belongs to another path.
     """
-    _check(strengths, keep, max_drop, refine)
+    _check(strengths, keep, max_drop, patience, refine)
     units = find_units(model, example_inputs)
     run = _Run(model, train, evaluate, example_inputs, units, kind)
     store = Folder(folder, _facts(model, kind, settings))
     walk = _Walk(run, store, keep, max_drop, watch)
     walk.start()
     wanted = [factor * run.reference() for factor in DEFAULT_STEPS] if strengths is None else list(strengths)
-    for strength in wanted:
-        if walk.ended or not walk.take(strength):
-            break
-    else:
-        walk.end(f"The last strength {wanted[-1]:.3g} was reached; larger ones may give a smaller network.")
+    walk.climb(wanted, patience)
     for _ in range(refine):
         if walk.ended:
             break
@@ -143,7 +142,7 @@ def strength_path(
 
 
 class _Walk:
-    """The points so far, the weights of the last good one, and the strength that was too much."""
+    """The points so far, the weights of the last good one, and the point at which the strength was too much."""
 
     def __init__(
         self, run: _Run, store: Folder, keep: float | None, max_drop: float, watch: Callable[[Point], None]
@@ -152,7 +151,7 @@ class _Walk:
         self.path = StrengthPath()
         self.good: dict[str, Any] = {}
         self.failed: Point | None = None
-        self.dead = False
+        self.dead = False  # whether everything was dead at the failed point
 
     @property
     def ended(self) -> bool:
@@ -167,15 +166,30 @@ class _Walk:
         self._add(0.0)
         self.good = self.run.state()
 
+    def climb(self, strengths: Sequence[float], patience: int) -> None:
+        """Go up until so many strengths in a row were too much, or everything is dead."""
+        missed = []
+        for strength in strengths:
+            if self.take(strength):
+                missed.clear()
+            else:
+                missed.append((self.failed, self.dead))
+            if self.ended or self.dead or len(missed) == patience:
+                break
+        if not missed:
+            self.end(f"The last strength {strengths[-1]:.3g} was reached; larger ones may give a smaller network.")
+            return
+        self.failed, self.dead = missed[0]
+        if self.dead:
+            self.end(self.advice())
+
     def take(self, strength: float) -> bool:
         """Train at a strength from where the model is; whether it is good enough."""
         point = self._add(strength)
-        self.dead = self.run.everything_dead()
+        dead = self.run.everything_dead()
         best = max(one.accuracy for one in self.path.points)  # warm starts go on training, so this may not be the first
-        if self.dead or not point.accuracy >= best - self.max_drop:
-            self.failed = point
-            if self.dead:
-                self.end(self.advice())
+        if dead or not point.accuracy >= best - self.max_drop:
+            self.failed, self.dead = point, dead
             return False
         self.good, self.path.chosen = self.run.state(), len(self.path.points) - 1
         if self.keep is not None and point.size <= self.keep:
@@ -287,7 +301,7 @@ def _facts(model: nn.Module, kind: Kind, settings: Mapping[str, Any] | None) -> 
     return {"format": FORMAT, "kind": name, "tensors": shapes, **dict(settings or {})}
 
 
-def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: float, refine: int) -> None:
+def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: float, patience: int, refine: int) -> None:
     if strengths is not None:
         values = list(strengths)
         growing = all(a < b for a, b in pairwise(values))
@@ -300,6 +314,8 @@ def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: floa
         raise ValueError(f"keep must be a share between 0 and 1, got {keep!r}; None to let the accuracy decide.")
     if not 0 <= max_drop < math.inf:
         raise ValueError(f"max_drop must be a number >= 0, got {max_drop!r}.")
+    if patience < 1:
+        raise ValueError(f"patience must be a number >= 1, got {patience!r}.")
     if refine < 0:
         raise ValueError(f"refine must be a number >= 0, got {refine!r}.")
 
