@@ -4,10 +4,10 @@
     python benchmarks/sparsity_cifar.py run    # all methods, settings and seeds
     python benchmarks/sparsity_cifar.py draw   # the table and the figure of what has been run
 
-Data is that of PROXSPS_DATA. Every point is trained for the same number of epochs in all; what has a phase of
-fine-tuning spends a third of them on it. `tune` uses a seed of its own and the validation images, `run` is scored on
-the test images. Finished runs are appended to a file of JSON lines and not run again, so all three commands can be
-stopped and started at any time.
+Data is that of PROXSPS_DATA. Every point is trained for the same number of epochs in all, the last third of them on
+the smaller network, with neither penalty nor pruning. `tune` uses a seed of its own and the validation images, `run`
+is scored on the test images. Finished runs are appended to a file of JSON lines and not run again, so that all three
+commands can be stopped and started at any time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from proxsps import L1, ProxSPS
 from proxsps.sparsity import find_units, shrink, sparse_groups, unit_groups
 from proxsps.training.tasks import Task, accuracy, fit, task_named
 
-TUNED = 1 / 3  # share of the epochs that fine-tuning takes, where a method has it
+TUNED = 1 / 3  # share of the epochs in which the smaller network is trained
 TUNING_SEED = 100  # not among the seeds that are compared
 LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 GROUP_NORMS = (1e-4, 1e-3, 1e-2)  # strengths of torch-pruning's regulariser; its own default is the first
@@ -48,6 +48,11 @@ class Plan(NamedTuple):
     def tuned(self) -> int:
         """Epochs of fine-tuning."""
         return max(round(TUNED * self.epochs), 1)
+
+    @property
+    def first(self) -> int:
+        """Epochs before it."""
+        return self.epochs - self.tuned
 
     def adamw(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of all ways that have a step size to tune."""
@@ -74,25 +79,19 @@ def dense_polyak(plan: Plan, _: float, seed: int) -> Trained:
 
 
 def unit_lasso(plan: Plan, strength: float, seed: int) -> Trained:
-    """All epochs with the penalty; then dead units are removed, which does not change the output."""
-    model = plan.task.network(seed)
-    fit(plan.task, model, ProxSPS(unit_groups(model, plan.task.example_inputs(), strength)), plan.epochs, seed)
-    return shrink(model, plan.task.example_inputs(), timing_seconds=0).model, None
-
-
-def unit_lasso_polished(plan: Plan, strength: float, seed: int) -> Trained:
-    """The last third of the epochs without the penalty, on the shrunk network."""
-    first = plan.epochs - plan.tuned
-    model, _ = unit_lasso(plan._replace(epochs=first), strength, seed)
-    fit(plan.task, model, ProxSPS(model.parameters()), plan.tuned, seed, first_epoch=first)
-    return model, None
+    """Dead units are removed, which does not change the output, and the rest is tuned without the penalty."""
+    model, x = plan.task.network(seed), plan.task.example_inputs()
+    fit(plan.task, model, ProxSPS(unit_groups(model, x, strength)), plan.first, seed)
+    small = shrink(model, x, timing_seconds=0).model
+    fit(plan.task, small, ProxSPS(small.parameters()), plan.tuned, seed, first_epoch=plan.first)
+    return small, None
 
 
 def l1(plan: Plan, strength: float, seed: int) -> Trained:
-    """Single weights become zero."""
+    """Single weights become zero, and stay so while the rest is tuned without the penalty."""
     model = plan.task.network(seed)
-    fit(plan.task, model, ProxSPS(sparse_groups(model, L1(strength))), plan.epochs, seed)
-    return model, _nonzeros(model)
+    fit(plan.task, model, ProxSPS(sparse_groups(model, L1(strength))), plan.first, seed)
+    return _tuned_around_zeros(plan, model, ProxSPS(model.parameters()), seed)
 
 
 def pruned_channels(plan: Plan, ratio: float, seed: int) -> Trained:
@@ -111,18 +110,10 @@ def pruned_weights(plan: Plan, ratio: float, seed: int) -> Trained:
     weights = [p for p in model.parameters() if p.ndim > 1]
     sizes = torch.cat([p.detach().abs().flatten() for p in weights])
     limit = sizes.kthvalue(max(int(ratio * len(sizes)), 1)).values
-    masks = [(p.detach().abs() > limit) for p in weights]
-    optimizer = plan.adamw(model)
-
-    @torch.no_grad()
-    def mask(*_: Any) -> None:
-        for p, keep in zip(weights, masks, strict=True):
-            p.mul_(keep)
-
-    mask()
-    optimizer.register_step_post_hook(mask)
-    fit(plan.task, model, optimizer, plan.tuned, seed, first_epoch=plan.epochs - plan.tuned)
-    return model, _nonzeros(model)
+    with torch.no_grad():
+        for p in weights:
+            p.mul_(p.abs() > limit)
+    return _tuned_around_zeros(plan, model, plan.adamw(model), seed)
 
 
 class Method(NamedTuple):
@@ -135,17 +126,24 @@ class Method(NamedTuple):
 METHODS = {
     "dense, AdamW": Method(dense_adamw, (0.0,)),
     "dense, ProxSPS": Method(dense_polyak, (0.0,)),
-    "unit lasso": Method(unit_lasso, (1e-4, 2e-4, 4e-4, 8e-4)),
-    "unit lasso, polished": Method(unit_lasso_polished, (1e-4, 2e-4, 4e-4, 8e-4)),
-    "l1": Method(l1, (2e-5, 5e-5, 1e-4, 2e-4)),
-    "magnitude of channels, tuned": Method(pruned_channels, (0.3, 0.5, 0.7, 0.85)),
-    "magnitude of weights, tuned": Method(pruned_weights, (0.5, 0.7, 0.85, 0.95)),
-    "group norm and AdamW, tuned": Method(group_norm, (0.3, 0.5, 0.7, 0.85)),
+    "unit lasso": Method(unit_lasso, (7e-4, 1e-3, 1.5e-3, 3e-3)),
+    "l1": Method(l1, (1e-3, 2e-3, 3e-3, 5e-3)),
+    "magnitude of channels": Method(pruned_channels, (0.3, 0.5, 0.7, 0.85)),
+    "magnitude of weights": Method(pruned_weights, (0.5, 0.7, 0.85, 0.95)),
+    "group norm and AdamW": Method(group_norm, (0.3, 0.5, 0.7, 0.85)),
 }
 
 
-def _nonzeros(model: nn.Module) -> int:
-    return sum(int((p != 0).sum()) for p in model.parameters())
+def _tuned_around_zeros(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> Trained:
+    """Weights that are zero get no gradient, so they stay zero."""
+    alive = [(p, p.detach() != 0) for p in model.parameters()]
+
+    def mask(_: nn.Module) -> None:
+        for p, keep in alive:
+            p.grad.mul_(keep)
+
+    fit(plan.task, model, optimizer, plan.tuned, seed, first_epoch=plan.first, after_backward=mask)
+    return model, sum(int((p != 0).sum()) for p in model.parameters())
 
 
 def _pruner(plan: Plan, model: nn.Module, ratio: float, group_norm: bool) -> Any:
@@ -172,14 +170,14 @@ def _trained_for_pruning(plan: Plan, seed: int, group_norm: bool) -> nn.Module:
     """The same for all ratios, so trained once."""
     model = plan.task.network(seed)
     hook = {"after_backward": _pruner(plan, model, 0.5, True).regularize} if group_norm else {}
-    fit(plan.task, model, plan.adamw(model), plan.epochs - plan.tuned, seed, **hook)
+    fit(plan.task, model, plan.adamw(model), plan.first, seed, **hook)
     return model
 
 
 def _pruned(plan: Plan, ratio: float, seed: int, group_norm: bool) -> Trained:
     model = copy.deepcopy(_trained_for_pruning(plan, seed, group_norm))
     _pruner(plan, model, ratio, group_norm).step()
-    fit(plan.task, model, plan.adamw(model), plan.tuned, seed, first_epoch=plan.epochs - plan.tuned)
+    fit(plan.task, model, plan.adamw(model), plan.tuned, seed, first_epoch=plan.first)
     return model, None
 
 
@@ -228,7 +226,7 @@ def tuned(plan: Plan, log: Log) -> Plan:
 
     plan = max((plan._replace(lr=lr) for lr in LEARNING_RATES), key=lambda tried: score(tried, "dense, AdamW", 0.0))
     tries = (plan._replace(group_norm=strength) for strength in GROUP_NORMS)
-    return max(tries, key=lambda tried: score(tried, "group norm and AdamW, tuned", GROUP_NORM_RATIO))
+    return max(tries, key=lambda tried: score(tried, "group norm and AdamW", GROUP_NORM_RATIO))
 
 
 def runs(seeds: int, methods: list[str] | None) -> Iterator[tuple[str, float, int]]:
@@ -261,8 +259,8 @@ def main() -> None:
     parser.add_argument("command", choices=["tune", "run", "draw"])
     parser.add_argument("--data", default="cifar10", help="or synthetic")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--depth", type=int, default=14)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--images", type=int, default=5_000)
