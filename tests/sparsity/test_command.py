@@ -27,7 +27,7 @@ def call(monkeypatch, tmp_path):
 
 def test_help_teaches(call):
     text = call("--help").output
-    for word in ("digits-mlp", "cifar10-resnet20", "--keep", "--max-drop", "goes on from them"):
+    for word in ("digits-mlp", "cifar10-resnet20", "--keep", "--max-drop", "goes on from them", "test data", "small.pt"):
         assert word in text
 
 
@@ -87,6 +87,7 @@ def test_a_residual_network(call, tmp_path):
         (["digits-mlp", "--strengths", "1e-3,inf"], "strengths must be positive, finite and growing"),
         (["digits-mlp", "--keep", "2"], "keep must be a share between 0 and 1"),
         (["digits-mlp", "--max-drop", "-1"], "max_drop must be a number >= 0"),
+        ([NETWORK, "--validation-images", "1"], "validation_images must be 0 (all) or at least 2, got 1"),
         (["digits-mlp", "--device", "abacus"], "The device 'abacus' cannot be used here"),
     ],
 )

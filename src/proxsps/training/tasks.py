@@ -94,6 +94,13 @@ class Images:
     problem: ImageClassification
     ranks: Ranks
 
+    def __post_init__(self) -> None:
+        if self.problem.validation_images == 1:
+            raise ValueError(
+                "validation_images must be 0 (all) or at least 2, got 1: half are to choose a network by, half to "
+                "score it by."
+            )
+
     def settings(self) -> dict[str, Any]:
         """The options of the problem."""
         return {"task": self.problem.name, **asdict(self.problem), "validation": "every second image"}
