@@ -80,6 +80,13 @@ def test_strength_zero_is_an_error(phi):
         sparse_groups(Net(), phi)
 
 
+@pytest.mark.parametrize("lam", [float("inf"), float("nan"), -1.0])
+def test_strength_must_be_finite(lam):
+    for make in (L1, GroupLasso, rows):
+        with pytest.raises(ValueError, match="must be a finite number >= 0"):
+            sparse_groups(Net(), make(lam))
+
+
 def test_frozen_parameters_are_left_out():
     model = Net()
     model.embed.requires_grad_(False)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from proxsps import ProxSPS
-from proxsps.sparsity import PathError, shrink, strength_path
+from proxsps.sparsity import PathError, TraceError, shrink, strength_path
 from proxsps.sparsity.path import DEFAULT_STEPS
 
 X = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
@@ -208,6 +208,22 @@ def test_strengths_must_be_positive_finite_and_growing(strengths):
 def test_other_options(option, value):
     with pytest.raises(ValueError, match=f"{option} must be"):
         Job().run(**{option: value})
+
+
+def test_a_model_that_cannot_be_traced_is_not_trained(tmp_path):
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.layer(x).detach()
+
+    job = Job()
+    with pytest.raises(TraceError, match="No gradient flows"):
+        strength_path(Cut(), job.train, job.evaluate, X[:4], folder=tmp_path / "path")
+    assert not job.trained
+    assert not (tmp_path / "path").exists()
 
 
 def test_a_model_without_units_says_so():

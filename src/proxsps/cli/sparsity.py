@@ -47,13 +47,16 @@ def sparsify(
     proxsps sparsify digits-mlp --keep 0.1
     proxsps sparsify cifar10-resnet20 --epochs 10 --max-drop 0.02
 
-    The network is first trained densely, then with growing strengths of the penalty, each from where the last one
-    ended, until it is small enough or has lost too much accuracy on validation data. The smallest good network is
-    chosen, its dead channels are taken out, and what is left is trained once more without a penalty. Then the dense and
-    the smaller network are scored on test data, by which nothing was chosen.
+    The network is first trained densely, then with growing strengths of the
+    penalty, each from where the last one ended, until it is small enough or
+    has lost too much accuracy on validation data. The smallest good network is
+    chosen, its dead channels are taken out, and what is left is trained once
+    more without a penalty. Then the dense and the smaller network are scored
+    on test data, by which nothing was chosen.
 
-    Finished strengths are kept in the folder of results; the same command goes on from them. The smaller network is
-    written there as small.pt, which proxsps.sparsity.load_shrunk reads, and without its zeros as small.safetensors.
+    Finished strengths are kept in the folder of results; the same command
+    goes on from them. The smaller network is written there as small.pt, which
+    proxsps.sparsity.load_shrunk reads, and without zeros as small.safetensors.
     """
     chosen = _strengths(strengths)
     options: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
