@@ -248,8 +248,9 @@ def draw(log: Log, out: Path) -> None:
     rows["method"] = pandas.Categorical(rows["method"], [name for name in METHODS if name in set(rows["method"])])
     print("| method | setting | parameters kept | test accuracy | seeds |\n| --- | --- | --- | --- | --- |")
     for (method, point), part in rows.groupby(["method", "point"], observed=True):
-        spread = f"{part['accuracy'].mean():.1%} ± {part['accuracy'].std():.1%}"
-        print(f"| {method} | {point:g} | {part['size'].mean():.1%} | {spread} | {len(part)} |")
+        mean, size = 100 * part[["accuracy", "size"]].mean()
+        spread = 100 * part["accuracy"].std(ddof=0)
+        print(f"| {method} | {point:g} | {size:.1f} % | {mean:.1f} ± {spread:.1f} % | {len(part)} |")
     print(f"Drawn: {save(accuracy_against_size(rows, y_label='Test accuracy'), out)}")
 
 
