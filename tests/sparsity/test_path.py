@@ -210,6 +210,14 @@ def test_other_options(option, value):
         Job().run(**{option: value})
 
 
+def test_an_accuracy_that_is_not_finite(tmp_path):
+    with pytest.raises(ValueError, match="evaluate returned nan for the dense network"):
+        scripted([float("nan")]).run(strengths=GROWING, folder=tmp_path)
+    assert not any(tmp_path.iterdir())  # so that the next call trains it again
+    path = scripted([0.9, 0.9, float("nan"), float("nan")]).run(strengths=GROWING, refine=0)
+    assert path.best.strength == 1
+
+
 def test_a_model_that_cannot_be_traced_is_not_trained(tmp_path):
     class Cut(nn.Module):
         def __init__(self) -> None:

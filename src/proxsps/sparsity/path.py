@@ -120,7 +120,8 @@ def strength_path(
         watch: called with each finished point.
 
     Raises:
-        ValueError: strengths that do not grow, or are zero or infinite; a size outside (0, 1).
+        ValueError: strengths that do not grow, or are zero or infinite; a size outside (0, 1); a dense network whose
+            accuracy is not finite.
         PathError: the folder belongs to another path.
     """
     _check(strengths, keep, max_drop, patience, refine)
@@ -275,6 +276,11 @@ class _Run:
     def _measured(self, strength: float) -> Point:
         report = sparsity_report(self.model, self.units)
         accuracy = float(self.evaluate(self.model))
+        if not strength and not math.isfinite(accuracy):
+            raise ValueError(
+                f"evaluate returned {accuracy} for the dense network, which all others are compared with: look at "
+                "evaluate, and whether the training diverged."
+            )
         small = shrink(self.model, self.inputs, units=self.units, timing_seconds=0).report.after.parameters
         size = small / self.total if self.structured else 1 - report.zeros
         return Point(strength, accuracy, size, report.zeros, small, report.dead_units, report.units)
