@@ -11,29 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import nn
 
-from proxsps.regularizers import L1
-from proxsps.regularizers.base import value_all
-from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
-from proxsps.sparsity.inputs import outputs
+from proxsps.sparsity.path_run import Evaluate, Kind, Run, Train
 from proxsps.sparsity.points import Folder, PathError, Point
-from proxsps.sparsity.report import sparsity_report
-from proxsps.sparsity.shrinking import shrink
 from proxsps.sparsity.tables import Table
-from proxsps.sparsity.units import Units, clear_dead, find_units, unit_groups
+from proxsps.sparsity.units import find_units
 
 FORMAT = 1
 # Times the strength at which the penalty of the dense weights is 1. Steps of a factor of two are too coarse: units die
 # slowly, and a network that is given time to lose them at a lower strength is both smaller and better.
 DEFAULT_STEPS = tuple(0.8 * 2 ** (step / 2) for step in range(11))
-
-Train = Callable[[nn.Module, ParameterGroups], None]
-Evaluate = Callable[[nn.Module], float]
-Kind = Literal["units", "weights", "rows"] | Callable[[nn.Module, float], ParameterGroups]
 
 
 @dataclass
@@ -126,7 +116,7 @@ def strength_path(
     """
     _check(strengths, keep, max_drop, patience, refine)
     units = find_units(model, example_inputs)
-    run = _Run(model, train, evaluate, example_inputs, units, kind)
+    run = Run(model, train, evaluate, example_inputs, units, kind)
     store = Folder(folder, _facts(model, kind, settings))
     walk = _Walk(run, store, keep, max_drop, watch)
     walk.start()
@@ -146,7 +136,7 @@ class _Walk:
     """The points so far, the weights of the last good one, and the point at which the strength was too much."""
 
     def __init__(
-        self, run: _Run, store: Folder, keep: float | None, max_drop: float, watch: Callable[[Point], None]
+        self, run: Run, store: Folder, keep: float | None, max_drop: float, watch: Callable[[Point], None]
     ) -> None:
         self.run, self.store, self.keep, self.max_drop, self.watch = run, store, keep, max_drop, watch
         self.path = StrengthPath()
@@ -225,79 +215,6 @@ class _Walk:
         missed = "" if self.keep is None or best.size <= self.keep else f" The size {self.keep:.1%} was not reached."
         hint = f"Try strengths up to {self._middle():.3g}, more epochs for each, or a larger loss of accuracy"
         return f"{happened}. {kept}size {best.size:.1%}.{missed} {hint}."
-
-
-class _Run:
-    """Training, measuring and the state of the network along a path."""
-
-    def __init__(
-        self, model: nn.Module, train: Train, evaluate: Evaluate, inputs: Any, units: Units, kind: Kind
-    ) -> None:
-        self.model, self.train, self.evaluate, self.inputs, self.units = model, train, evaluate, inputs, units
-        self.kind = kind
-        self.structured = kind == "units" or callable(kind)
-        self.total = sum(param.numel() for param in model.parameters())
-        if kind == "units" and not units.sets:
-            unit_groups(model, inputs, 1.0, units=units)  # raises, and says why
-
-    def groups(self, strength: float) -> ParameterGroups:
-        if not strength:
-            return ParameterGroups([{"params": _trained(self.model), "regularizer": None}])
-        if self.kind == "units":
-            return unit_groups(self.model, self.inputs, strength, units=self.units)
-        if self.kind == "weights":
-            return sparse_groups(self.model, L1(strength))
-        if self.kind == "rows":
-            return sparse_groups(self.model, rows(strength))
-        return self.kind(self.model, strength)
-
-    def reference(self) -> float:
-        """The strength at which the penalty of the present weights is 1."""
-        with torch.no_grad():
-            values = [
-                float(value_all(group["regularizer"], [param.detach() for _, param in group["params"]]))
-                for group in self.groups(1.0)
-                if group["regularizer"] is not None
-            ]
-        return 1 / max(sum(values), 1e-12)
-
-    def point(self, strength: float, store: Folder, index: int) -> Point:
-        """Train at a strength, or take the point from the folder."""
-        saved = store.load(index, strength)
-        if saved is not None:
-            self.model.load_state_dict(saved["model"])
-            return Point(**saved["point"])
-        self.train(self.model, self.groups(strength))
-        clear_dead(self.model, self.units)
-        found = self._measured(strength)
-        store.save(index, strength, found, self.state())
-        return found
-
-    def _measured(self, strength: float) -> Point:
-        report = sparsity_report(self.model, self.units)
-        accuracy = float(self.evaluate(self.model))
-        if not strength and not math.isfinite(accuracy):
-            raise ValueError(
-                f"evaluate returned {accuracy} for the dense network, which all others are compared with: look at "
-                "evaluate, and whether the training diverged."
-            )
-        small = shrink(self.model, self.inputs, units=self.units, timing_seconds=0).report.after.parameters
-        size = small / self.total if self.structured else 1 - report.zeros
-        return Point(strength, accuracy, size, report.zeros, small, report.dead_units, report.units)
-
-    def state(self) -> dict[str, Any]:
-        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-
-    def everything_dead(self) -> bool:
-        """Whether the output no longer depends on the input."""
-        found = outputs(self.model, self.inputs)
-        return all(bool((one == one[:1]).all()) for one in found if one.ndim and len(one) > 1) and any(
-            one.ndim and len(one) > 1 for one in found
-        )
-
-
-def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, param) for name, param in model.named_parameters() if param.requires_grad]
 
 
 def _facts(model: nn.Module, kind: Kind, settings: Mapping[str, Any] | None) -> dict[str, Any]:
