@@ -41,6 +41,13 @@ def _orders(count: int, size: int, seed: int) -> Iterator[Tensor]:
         epoch += 1
 
 
+@lru_cache(maxsize=1)
+def _digits() -> tuple[Batch, Batch]:
+    """Digits to train on, and the test digits: no network is chosen here, so that the validation digits are free."""
+    train, validation, test = digits()
+    return tuple(map(torch.cat, zip(train, validation, strict=True))), test
+
+
 @dataclass(frozen=True)
 class DigitsTask(Task):
     """Handwritten digits and a perceptron. With weight decay the objective on the training set counts, else accuracy.
@@ -66,7 +73,7 @@ class DigitsTask(Task):
 
     def batches(self, seed: int) -> Iterator[Batch]:
         """All digits in a new order, epoch by epoch."""
-        x, labels = digits()[0]
+        x, labels = _digits()[0]
         return ((x[chosen], labels[chosen]) for chosen in _orders(len(labels), self.batch_size, seed))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -76,14 +83,14 @@ class DigitsTask(Task):
 
     def measure(self, model: nn.Module) -> float:
         """The objective of all training digits, or the accuracy on the others."""
-        train, (x, labels) = digits()
+        train, (x, labels) = _digits()
         if self.weight_decay:
             return float(self.loss(model, train)) + self.weight_decay / 2 * squared_norm(model)
         return float((model(x).argmax(1) == labels).double().mean())
 
     def data_digest(self) -> str:
         """Of the digits."""
-        return hashlib.sha256(digits()[0][0].numpy().tobytes()).hexdigest()[:16]
+        return hashlib.sha256(_digits()[0][0].numpy().tobytes()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
