@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -188,9 +189,10 @@ class Averaged(Estimate):
 
     def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
         """The average of the linear models at the current point."""
-        g_dot_x, _, center, *_ = (row.sum() for row in extras)
-        self._after = update_averages(self._before, f, g_dot_x, self._weights)
-        return averaged_value(f, self._after, sums.d_dot_x.sum() + center)
+        g_dot_x, center = extras[0].sum(), extras[2].sum()
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is skipped
+            self._after = update_averages(self._before, f, g_dot_x, self._weights)
+            return averaged_value(f, self._after, sums.d_dot_x.sum() + center)
 
     def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
         """In a metric, the sums of D^-1 d in the place of those of d."""
@@ -212,9 +214,14 @@ class Averaged(Estimate):
 
     def _count(self, ok: Array, owners: Sequence[Tensor]) -> None:
         """One more gradient for each of these parameters, where the step is taken."""
-        counts = [self._state[owner].setdefault("steps", torch.zeros((), dtype=torch.float32)) for owner in owners]
-        if counts:
-            torch._foreach_add_(counts, ok.to(counts[0].dtype) if isinstance(ok, Tensor) else 1.0)
+        if not isinstance(self._numbers, Device):
+            for owner in owners:
+                own = self._state[owner]
+                own["steps"] = own["steps"] + 1 if "steps" in own else torch.ones((), dtype=torch.float32)
+        elif owners:
+            counts = [self._state[owner]["steps"] for owner in owners]
+            # Not by adding a tensor to all of them, for which torch reads it.
+            torch._foreach_copy_(counts, list((torch.stack(counts) + ok).unbind()))
 
     def _replace(self, block: Block, i: int, key: str, new: Tensor) -> None:
         owner = block.group["params"][block.indices[i]]
