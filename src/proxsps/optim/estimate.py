@@ -121,6 +121,7 @@ class Averaged(Estimate):
     ) -> None:
         self._groups, self._state = groups, state
         self._beta, self._beta2, self._eps, self._moves = beta, beta2, eps, moves
+        self.rows = ROWS if moves else ROWS - 2
 
     def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> None:
         """Give each block a record of its averages and of the weights with which they change."""
@@ -180,10 +181,10 @@ class Averaged(Estimate):
 
     def extras(self, parts: Iterable[Part]) -> list[Array]:
         """See `Moments.extras`, as rows with one number per block."""
-        rows: list[list[Array]] = [[0.0] * len(self._blocks) for _ in range(ROWS)]
+        rows: list[list[Array]] = [[0.0] * len(self._blocks) for _ in range(self.rows)]
         for part in parts:
             for place, column in zip(part.places, part.extras(), strict=True):
-                for row, number in zip(rows, column, strict=True):
+                for row, number in zip(rows, column, strict=False):  # the last ones are of moves
                     row[place] = number
         return [self._numbers.vector(row) for row in rows]
 
@@ -196,7 +197,7 @@ class Averaged(Estimate):
 
     def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
         """In a metric, the sums of D^-1 d in the place of those of d."""
-        return sums if self._beta2 is None else Sums(extras[3], extras[4], sums.x_sq)
+        return sums if self._beta2 is None or not self._moves else Sums(extras[3], extras[4], sums.x_sq)
 
     def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
         """Of the gradient alone, in the metric."""

@@ -82,12 +82,13 @@ class Distance:
         """||x - x_0||^2 and, where it may be needed, ||x||^2, of what this rank holds."""
         if not self._samples:
             return self._numbers.vector([0.0, 0.0])
-        moved = self._squares(torch._foreach_sub(self._samples, self._starts))
-        return self._numbers.vector([moved, self._squares(self._samples) if self._first else 0.0])
+        moved = self._square(torch._foreach_sub(self._samples, self._starts))
+        return self._numbers.vector([moved, self._square(self._samples) if self._first else 0.0])
 
-    def _squares(self, tensors: Sequence[Tensor]) -> Array:
-        norms = self._numbers.column(torch.stack(torch._foreach_norm(tensors)))
-        return (self._numbers.vector(self._factors) * norms**2).sum()
+    def _square(self, tensors: Sequence[Tensor]) -> Array:
+        weighted = torch._foreach_mul(tensors, [factor**0.5 for factor in self._factors])
+        norms = self._numbers.column(torch.stack(torch._foreach_norm(weighted)))
+        return (norms * norms).sum()
 
     def cap(self, sums: Array, g_sq: Array) -> Array:
         """A_k, from the sums and ||D^-1 g||^2 over all ranks."""
