@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -191,7 +190,7 @@ class Averaged(Estimate):
     def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
         """The average of the linear models at the current point."""
         g_dot_x, center = extras[0].sum(), extras[2].sum()
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is skipped
+        with self._numbers.unchecked():  # what is not finite is skipped
             self._after = update_averages(self._before, f, g_dot_x, self._weights)
             return averaged_value(f, self._after, sums.d_dot_x.sum() + center)
 
