@@ -369,10 +369,9 @@ def _only_plain_data(opt: PolyakOptimizer, state: dict[str, Any]) -> None:
     state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
     params = [p for group in opt.param_groups for p in group["params"]]
     owners = dict(zip((i for group in state["param_groups"] for i in group["params"]), params, strict=True))
-    state["state"] = {
-        i: {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
-        for i, own in state["state"].items()
-    }
+    for i, own in list(state["state"].items()):
+        if i in owners and isinstance(own, dict):  # else it is the user's
+            state["state"][i] = {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
 
 
 def _remember(opt: PolyakOptimizer, state: dict[str, Any]) -> None:
