@@ -314,8 +314,9 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         places = [i for group in loading["param_groups"] for i in group["params"]]
         saved = dict(zip(params, places, strict=False))
         for param in params:
-            original = loading["state"].get(saved.get(param), {})
-            for key, value in state.get(param, {}).items():
+            original = loading["state"].get(saved.get(param))
+            own = state.get(param)
+            for key, value in own.items() if isinstance(own, dict) and isinstance(original, dict) else ():
                 if isinstance(value, Tensor):
                     state[param][key] = restored(key, value, original.get(key), param)
 

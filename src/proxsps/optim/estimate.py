@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -180,9 +181,10 @@ class Averaged(Estimate):
 
     def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
         """The average of the linear models at the current point."""
-        g_dot_x, _, center, *_ = (row.sum() for row in extras)
-        self._after = update_averages(self._before, f, g_dot_x, self._weights)
-        return averaged_value(f, self._after, sums.d_dot_x.sum() + center)
+        g_dot_x, center = extras[0].sum(), extras[2].sum()
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is skipped
+            self._after = update_averages(self._before, f, g_dot_x, self._weights)
+            return averaged_value(f, self._after, sums.d_dot_x.sum() + center)
 
     def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
         """In a metric, the sums of D^-1 d in the place of those of d."""
@@ -214,8 +216,9 @@ class Averaged(Estimate):
                     if "steps" not in own:
                         own["steps"] = torch.zeros((), dtype=torch.float32)
                     counts.append(own["steps"])
-        if isinstance(ok, Tensor) and counts:
-            torch._foreach_add_(counts, ok.to(counts[0].dtype))
+        if isinstance(self._numbers, Device) and counts:
+            # Not by adding a tensor to all of them, for which torch reads it.
+            torch._foreach_copy_(counts, list((torch.stack(counts) + ok).unbind()))
         elif counts:  # a tensor with alpha, because torch takes far longer for hundreds of sums with a number
             torch._foreach_add_(counts, torch.ones(()), alpha=1.0)
 
