@@ -26,6 +26,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from proxsps.optim.parts import load_kernels
 
 DECAY = 5e-4
 BASE = ("AdamW fused",)
+NUCLEAR = "NuclearNorm"
 
 
 def resnet110_shapes() -> list[tuple[int, ...]]:
@@ -107,8 +109,10 @@ def loss_for(branch: str, groups: list[dict[str, Any]]) -> Tensor:
     )
 
 
-def contestants(params: list[Tensor], reset: Callable[[], None]) -> dict[str, Callable[[], object]]:
-    """A step of each optimizer on the same parameters and gradients."""
+def contestants(
+    params: list[Tensor], reset: Callable[[], None], wanted: Callable[[str], bool]
+) -> dict[str, Callable[[], object]]:
+    """A step of each wanted optimizer on the same parameters and gradients."""
     grads = [p.grad for p in params]
     on_cpu = params[0].is_cpu
     kernels = on_cpu and load_kernels() is not None
@@ -147,16 +151,20 @@ def contestants(params: list[Tensor], reset: Callable[[], None]) -> dict[str, Ca
     paths = (
         {"kernels": True, "torch alone": False} if kernels else {"torch alone": False} if on_cpu else {"device": None}
     )
+    makers: dict[str, Callable[[], Callable[[], object]]] = {}
     for path, fused in paths.items():
-        steps[f"weight decay, {path}"] = polyak(fused)
+        makers[f"weight decay, {path}"] = partial(polyak, fused)
         for name, (method, options) in AVERAGED.items():
-            steps[f"{name}, {path}"] = averaged(method, fused, **options)
-        steps[f"L1 with momentum, {path}"] = averaged_l1(fused)
+            makers[f"{name}, {path}"] = partial(averaged, method, fused, **options)
+        makers[f"L1 with momentum, {path}"] = partial(averaged_l1, fused)
         for name in [*REGULARIZERS, *(["mixed"] if len(params) > 1 else [])]:
             for branch in ("searched", "capped"):
                 if branch == "searched" or name in ("L1", "GroupLasso"):
-                    steps[f"{name}, {branch}, {path}"] = checked(name, branch, groups_of(name, params), fused, reset)
-    return steps
+                    makers[f"{name}, {branch}, {path}"] = partial(
+                        checked, name, branch, groups_of(name, params), fused, reset
+                    )
+    steps = {name: step for name, step in steps.items() if wanted(name)}
+    return steps | {name: make() for name, make in makers.items() if wanted(name)}
 
 
 def checked(
@@ -181,7 +189,7 @@ def nuclear(params: list[Tensor], reset: Callable[[], None]) -> dict[str, Callab
         ]
         return checked("NuclearNorm", branch, groups, None, reset)
 
-    return {f"NuclearNorm, {branch}": step(branch) for branch in ("searched", "capped")}
+    return {f"{NUCLEAR}, {branch}": step(branch) for branch in ("searched", "capped")}
 
 
 def measure(case: str, rounds: int, device: str, only: str) -> dict[str, float]:
@@ -199,11 +207,13 @@ def measure(case: str, rounds: int, device: str, only: str) -> dict[str, float]:
         else:
             torch._foreach_copy_(params, start)
 
-    steps = contestants(params, reset)
-    if case.startswith("(a)"):
+    def wanted(name: str) -> bool:
+        return name in BASE or re.search(only, name) is not None
+
+    steps = contestants(params, reset, wanted)
+    if case.startswith("(a)") and wanted(NUCLEAR):
         steps |= nuclear(params, reset)
-    wanted = {name: step for name, step in steps.items() if name in BASE or re.search(only, name)}
-    return interleaved(wanted, rounds, reset)
+    return interleaved(steps, rounds, reset)
 
 
 def interleaved(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -235,3 +237,55 @@ def test_plain_sums_measure_the_distance_too(name, points, dtype):
         want[b] += moved
     np.testing.assert_allclose(got[3], want, rtol=4 * torch.finfo(dtype).eps)
     assert np.array_equal(got[:3], kernels.sums(at, lam, points))
+
+
+# -- checks of state tensors that are remembered -------------------------------------------------------------------
+
+
+def state():
+    return [torch.randn(n) for n in (5, 70, 3)]
+
+
+def test_state_tensors_are_checked_once_while_they_stay_where_they_are():
+    tensors = state()
+    first = layout.contiguous_addresses(tensors)
+    assert layout.contiguous_addresses(list(tensors)) is first
+    assert first.at.tolist() == [t.data_ptr() for t in tensors]
+
+
+CHANGES = {
+    "other memory": lambda tensors: tensors[1].set_(torch.randn(70)),
+    "another tensor": lambda tensors: tensors.__setitem__(2, torch.randn(3)),
+    "fewer tensors": lambda tensors: tensors.pop(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_state_tensors_that_changed_are_checked_again(name):
+    tensors = state()
+    before = layout.contiguous_addresses(tensors)
+    CHANGES[name](tensors)
+    after = layout.contiguous_addresses(tensors)
+    assert after is not before
+    assert after.at.tolist() == [t.data_ptr() for t in tensors]
+
+
+def test_state_tensors_that_became_unfit_are_not_taken():
+    tensors = state()
+    assert layout.contiguous_addresses(tensors) is not None
+    tensors[1] = torch.randn(70, dtype=torch.float64)
+    assert layout.contiguous_addresses(tensors) is None
+    tensors[1] = torch.randn(140)[::2]
+    assert layout.contiguous_addresses(tensors) is None
+
+
+def test_what_is_remembered_keeps_no_tensor_alive_and_does_not_grow():
+    tensors = state()
+    layout.contiguous_addresses(tensors)
+    seen = weakref.ref(tensors[1])
+    del tensors
+    assert seen() is None
+    kept = [state() for _ in range(2 * layout.REMEMBERED)]
+    for other in kept:
+        layout.contiguous_addresses(other)
+    assert len(layout._checked) <= layout.REMEMBERED

@@ -79,14 +79,24 @@ def _dense(block: Block) -> bool:
 def block_sums(block: Block, points: bool, exact: bool) -> list[float]:
     """The sums of a block with the averages that the step would make, 0 for what nobody asks for; in f64 if `exact`."""
     own, total = block.moments, [0.0] * SUMS
+    scratch = _scratch(block, exact)
     for members, squares in _members(own):
         columns = [[column[i] for i in members] for column in _columns(block)]
         for vectors in bucketed(zip(*columns, strict=True), *COPIES, piece=PIECE):
             if exact:
                 vectors = tuple(map(Tensor.double, vectors))
-            for row, number in _vector_sums(vectors, own, squares, points):
+            for row, number in _vector_sums(vectors, own, squares, points, scratch):
                 total[row] += number.item()
     return total
+
+
+def _scratch(block: Block, exact: bool) -> list[Tensor]:
+    """Memory for d, D and D^-1 d of a piece: fresh memory for each of them would cost more than the arithmetic."""
+    if not block.params:
+        return []
+    longest = max(COPIES[1], min(PIECE, max(x.numel() for x in block.params)))
+    count = 1 if block.moments.squares is None else 3
+    return [torch.empty(longest, dtype=torch.float64 if exact else block.params[0].dtype) for _ in range(count)]
 
 
 def _columns(block: Block) -> list[list[Tensor]]:
@@ -104,11 +114,12 @@ def _members(own: Moments) -> Iterator[tuple[Sequence[int], Weights | None]]:
 
 
 def _vector_sums(
-    vectors: Sequence[Tensor], own: Moments, weights: Weights | None, points: bool
+    vectors: Sequence[Tensor], own: Moments, weights: Weights | None, points: bool, scratch: Sequence[Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """The sums that are asked for, each with its row."""
     x, g, d, *v = vectors
-    slope = torch.lerp(d, g, own.weights.new)
+    room = [buffer[: len(x)] for buffer in scratch]
+    slope = torch.lerp(d, g, own.weights.new, out=room[0])
     yield 1, torch.dot(slope, x)
     yield 3, torch.dot(g, x)
     if points:
@@ -118,8 +129,8 @@ def _vector_sums(
         if own.sizes:
             yield 4, torch.dot(g, g)
         return
-    metric = _metric(torch.mul(v[0], weights.old).addcmul_(g, g, value=weights.new), own.eps)
-    direction = slope / metric
+    metric = _metric(torch.mul(v[0], weights.old, out=room[1]).addcmul_(g, g, value=weights.new), own.eps)
+    direction = torch.div(slope, metric, out=room[2])
     yield 0, torch.dot(slope, direction)
     if own.moves:
         yield 5, torch.dot(direction, direction)
