@@ -109,7 +109,7 @@ class EntriesOfTensors(Curve):
         self._psi = [own.psi for own in structures]
         self._evaluated = False
         self._sample: list[Bucket] | None = None
-        self._pulls: dict[int, float] = {}
+        self._known_dots: dict[int, tuple[float, float]] = {}
         self._joined: dict[int, tuple[Tensor, Tensor]] = {}
         self._memory: dict[torch.dtype, list[Tensor]] = {}
 
@@ -132,8 +132,7 @@ class EntriesOfTensors(Curve):
         self._products = 0.0
         seen = range(0, len(self._buckets), min(SAMPLE, len(self._buckets)))
         for i, (bucket, x, d) in enumerate(self._vectors()):
-            # Two dots read d once from memory; longer ones than a bucket would lose digits of f32.
-            sums[1::-1, bucket.block] += torch.dot(d, x).item(), torch.dot(d, d).item()
+            sums[1::-1, bucket.block] += self._dots(bucket, x, d)  # longer ones would lose digits of f32
             if i in seen:
                 self._products += len(self._buckets) / len(seen) * (d * x).square().sum(dtype=torch.float64).item()
             self._add(bucket, x, d, self.ahead.tolist(), heights, slopes)
@@ -168,21 +167,21 @@ class EntriesOfTensors(Curve):
     ) -> None:
         """Add to h and h' at the points what a bucket contributes."""
         alpha, psi = self.cap(bucket.block), self._psi[bucket.block]
+        evaluate, dots = _plain, ()
+        if isinstance(psi, Scalar):
+            evaluate, dots = (_bounded, ()) if psi.bounded else (_shrunk, self._dots(bucket, x, d)[:1])
         for i, u in enumerate(points):
-            evaluate = _known if isinstance(psi, Scalar) else _plain
-            h, bend = evaluate(x, d, u * alpha, psi, alpha, slopes is not None, *self._room(x))
-            heights[i] += h - self._pulled(bucket, x, d)
+            h, bend = evaluate(x, d, u * alpha, psi, alpha, slopes is not None, *self._room(x), *dots)
+            heights[i] += h
             if slopes is not None:
                 slopes[i] -= alpha * bend
 
-    def _pulled(self, bucket: Bucket, x: Tensor, d: Tensor) -> float:
-        """(1 - k) <d, x> where `_known` leaves it out: the same at all points."""
-        psi, key = self._psi[bucket.block], id(bucket)
-        if not isinstance(psi, Scalar) or psi.bounded or not psi.l2:
-            return 0.0
-        if key not in self._pulls:
-            self._pulls[key] = (1 - _kept(psi, self.blocks[bucket.block].alpha)) * torch.dot(d, x).item()
-        return self._pulls[key]
+    def _dots(self, bucket: Bucket, x: Tensor, d: Tensor) -> tuple[float, float]:
+        """<d, x> and ||d||^2 of a bucket, calculated once."""
+        key = id(bucket)
+        if key not in self._known_dots:  # two dots read d once from memory
+            self._known_dots[key] = torch.dot(d, x).item(), torch.dot(d, d).item()
+        return self._known_dots[key]
 
     def products_sq(self) -> Array:
         """From some of the buckets."""
@@ -223,26 +222,36 @@ def _plain(
     return torch.dot(d, torch.sub(y, x, out=room)).item(), bend
 
 
-def _known(
+def _bounded(
     x: Tensor, d: Tensor, tau: float, psi: Scalar, alpha: float, sloped: bool, z: Tensor, room: Tensor
 ) -> tuple[float, float]:
-    """The same for the family of functions that we know.
-
-    The squared l2 norm without bounds makes y = k s with k below 1 and s as without it. Then <d, y - x> is
-    k <d, s - x> - (1 - k) <d, x>, of which the second term is left out here.
-    """
+    """The same for the family of functions that we know, with bounds."""
     torch.add(x, d, alpha=-tau, out=z)
-    keep = _kept(psi, alpha)
-    bend = keep * torch.dot(_tangent(z, d, psi, alpha, room), d).item() if sloped else 0.0
-    if psi.l2 and not psi.bounded:
-        s = torch.ops.aten.softshrink.out(z, alpha * psi.l1, out=room)
-        return keep * torch.dot(d, torch.sub(s, x, out=room)).item(), bend
+    bend = torch.dot(_tangent(z, d, psi, alpha, room), d).item() / (1 + alpha * psi.l2) if sloped else 0.0
     return torch.dot(d, torch.sub(_prox(z, psi, alpha, room), x, out=room)).item(), bend
 
 
-def _kept(psi: Scalar, alpha: float) -> float:
-    """What the squared l2 norm leaves of an entry."""
-    return 1 / (1 + alpha * psi.l2)
+def _shrunk(
+    x: Tensor,
+    d: Tensor,
+    tau: float,
+    psi: Scalar,
+    alpha: float,
+    sloped: bool,
+    z: Tensor,
+    room: Tensor,
+    d_dot_x: float,
+) -> tuple[float, float]:
+    """The same without bounds.
+
+    Then y = k s, s being z with the threshold taken off, so that y - x = k (s - x) - (1 - k) x. Each difference is
+    taken entry by entry: an entry that the l1 norm holds at 0 adds nothing, however large its slope is.
+    """
+    torch.add(x, d, alpha=-tau, out=z)
+    keep, threshold = 1 / (1 + alpha * psi.l2), alpha * psi.l1
+    bend = keep * torch.dot(_tangent(z, d, psi, alpha, room), d).item() if sloped else 0.0
+    s = torch.ops.aten.softshrink.out(z, threshold, out=room)
+    return keep * torch.dot(d, torch.sub(s, x, out=room)).item() - (1 - keep) * d_dot_x, bend
 
 
 def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
