@@ -72,7 +72,8 @@ def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
         x_sq = sum((sampled_square(part, n).astype(dtype) for part, n in samples), zero)
         start = jnp.concatenate([jnp.zeros(0, dtype), *(part.astype(dtype) for part, _ in samples)])
         out = out._replace(start=start, travel=start_travel(x_sq))
-    return out
+    # Each with a buffer of its own, so that a jitted step may be given the state to overwrite.
+    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), out)
 
 
 class Estimate(NamedTuple):

@@ -22,9 +22,9 @@ from proxsps.core.estimate import coupled_slope, coupled_value
 from proxsps.core.outcome import Report, Solution, report
 from proxsps.core.rules import Decision, Memory, Model
 from proxsps.jax.groups import Block, Gathered
+from proxsps.jax.measured import make_part
 from proxsps.jax.model import Scaled, linear_model
 from proxsps.jax.moments import Estimate, Kind, kept, take_in
-from proxsps.jax.parts import make_part
 from proxsps.jax.passes import dot
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers._identity import constants, identity
