@@ -293,6 +293,17 @@ def test_micro_batches_equal_one_batch(kit, make):
     assert int(state.steps.gradient_step) == 2
 
 
+@pytest.mark.parametrize("make", [*VARIANTS.values(), lambda: multi_steps(prox_sps(), 2)], ids=[*VARIANTS, "multi"])
+def test_states_can_be_donated(make):
+    """A buffer that is in a state twice, or in a state and the parameters, cannot be overwritten."""
+    opt, x = make(), jnp.ones(1)
+    step = jax.jit(lambda x, state: opt.update(x, state, x, value=1.0), donate_argnums=(0, 1))
+    state = opt.init(x)
+    for _ in range(2):
+        x, state = step(x, state)
+    assert bool(jnp.all(jnp.isfinite(x)))
+
+
 def test_masked_parameters_have_no_moments(kit):
     w, dw, b = kit.drawn(0, (70,), (70,), (5,))
     params = {"w": w, "b": b}

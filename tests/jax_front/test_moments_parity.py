@@ -82,7 +82,9 @@ def steps(kit: Any, name: str, options: dict[str, Any], dtype: str) -> None:
         for field in ("tau", "u", "gap"):
             ours, theirs = getattr(state.last_step, field), getattr(other.last_step, field)
             agree(kit, ours, theirs, 10 * tolerance, field)
+        agree(kit, state.last_step.distance_cap, other.last_step.distance_cap, 10 * tolerance, "distance_cap")
         assert state.last_step.branch_name == other.last_step.branch_name
+        assert state.last_step.cap_name == other.last_step.cap_name
     memory = state.memory
     for i, param in enumerate(other.param_groups[0]["params"]):
         for tree, key in ((memory.average, "average"), (memory.square, "square")) if memory else ():

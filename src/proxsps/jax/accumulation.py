@@ -38,8 +38,9 @@ def multi_steps(
     compiled = jax.jit(inner.update, inline=True)
 
     def init(params: Any) -> MultiStepsState:
-        zero = jnp.zeros((), jnp.result_type(float))
-        return MultiStepsState(inner.init(params), zero, zero)
+        # Each with a buffer of its own, so that a jitted step may be given the state to overwrite.
+        value, bound = (jnp.zeros((), jnp.result_type(float)) for _ in range(2))
+        return MultiStepsState(inner.init(params), value, bound)
 
     def update(
         updates: Any,

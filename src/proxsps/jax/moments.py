@@ -6,6 +6,7 @@ step, and the sums over them are added up.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from proxsps.core.estimate import (
     update_averages,
 )
 from proxsps.jax.groups import Block, is_parameter, parameters
-from proxsps.jax.passes import dot, flat_sample
+from proxsps.jax.passes import SHORT, dot, flat_sample
 from proxsps.regularizers._support import wide
 
 
@@ -53,7 +54,7 @@ class Moments(NamedTuple):
     averages: Averages | tuple[()] = ()  # the numbers of the averaged model
     square: Any = ()  # v, the average square of the gradient, a tree
     steps: Array | tuple[()] = ()  # how many gradients each parameter has had, for the weights of v
-    start: Array | tuple[()] = ()  # every 17th entry of each parameter at the start, in one vector
+    start: Array | tuple[()] = ()  # every 17th entry of each parameter at the start, in one vector, sizes together
     travel: Travel | tuple[()] = ()  # the numbers of the distance cap
 
 
@@ -67,11 +68,12 @@ def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
     if kind.metric:
         out = out._replace(square=zeros, steps=jnp.zeros(len(xs), dtype))
     if kind.distance:
-        samples = [flat_sample(x) for x in xs]
-        x_sq = sum((sampled_square(part, x.size).astype(dtype) for x, part in zip(xs, samples, strict=True)), zero)
-        start = jnp.concatenate([part.astype(dtype) for part in samples]) if samples else jnp.zeros(0, dtype)
+        samples = _samples(xs)
+        x_sq = sum((sampled_square(part, n).astype(dtype) for part, n in samples), zero)
+        start = jnp.concatenate([jnp.zeros(0, dtype), *(part.astype(dtype) for part, _ in samples)])
         out = out._replace(start=start, travel=start_travel(x_sq))
-    return out
+    # Each with a buffer of its own, so that a jitted step may be given the state to overwrite.
+    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), out)
 
 
 class Estimate(NamedTuple):
@@ -108,7 +110,6 @@ def take_in(
     farthest = None
     if kind.metric:
         made, after = _with_metric(numbers, after, made)
-        checked += [jnp.sum(D, dtype=value.dtype) for block in made for D in block.metric or []]
     if kind.distance:
         after = _with_travel(after, made, rest)
         farthest = distance_cap(after.travel)
@@ -132,10 +133,16 @@ def _with_metric(numbers: Mapping[str, Any], before: Moments, blocks: Sequence[B
         for g, place in zip(block.ds, block.places, strict=True):
             squares[place] = averaged(squares[place], g * g, _like(Weights(*(w[place] for w in weights)), g))
             steps = steps.at[place].add(1)
-        metrics = [metric(squares[place], numbers["eps"]) for place in block.places]
-        # Where there never was a gradient, eps = 0 would leave nothing to divide by.
-        out.append(block._replace(metric=[jnp.where(D > 0, D, jnp.ones_like(D)) for D in metrics]))
+        out.append(block._replace(metric=[_usable(metric(squares[place], numbers["eps"])) for place in block.places]))
     return out, before._replace(square=squares, steps=steps)
+
+
+def _usable(D: Array) -> Array:
+    """The metric, 1 where there never was a gradient and eps = 0, and NaN where a square was too large.
+
+    NaN reaches the sums of the model, so that the step is skipped; infinity would not, and v would keep it for ever.
+    """
+    return jnp.where(D > 0, jnp.where(jnp.isfinite(D), D, jnp.nan), jnp.ones_like(D))
 
 
 def _with_travel(before: Moments, blocks: Sequence[Block], rest: Sequence[tuple[int, Array]]) -> Moments:
@@ -143,17 +150,27 @@ def _with_travel(before: Moments, blocks: Sequence[Block], rest: Sequence[tuple[
     dtype = before.travel.reach.dtype
     xs = dict(rest) | {place: x for block in blocks for x, place in zip(block.xs, block.places, strict=True)}
     moved_sq, offset = jnp.zeros((), dtype), 0
-    for place in sorted(xs):
-        x = wide(jnp.asarray(xs[place]))
-        part = flat_sample(x)
-        start = before.start[offset : offset + part.size].astype(x.dtype)
-        moved_sq = moved_sq + sampled_square(part, x.size, start).astype(dtype)
+    for part, n in _samples([wide(jnp.asarray(xs[place])) for place in sorted(xs)]):
+        start = before.start[offset : offset + part.size].astype(part.dtype)
+        moved_sq = moved_sq + sampled_square(part, n, start).astype(dtype)
         offset += part.size
     g_sq = jnp.zeros((), dtype)
     for block in blocks:
         directions = block.directions(block.ds)
         g_sq = g_sq + dot(directions, directions, dtype)
     return before._replace(travel=update_travel(before.travel, moved_sq, g_sq))
+
+
+def _samples(xs: Sequence[Array]) -> list[tuple[Array, int]]:
+    """The sampled entries of all tensors, each part with how many entries it stands for.
+
+    Short tensors of one size are one part, as if they were one tensor: a sum for each of hundreds would cost more.
+    """
+    parts: dict[Any, list[Array]] = defaultdict(list)
+    for i, x in enumerate(xs):
+        parts[(x.size, x.dtype) if x.size <= SHORT else i].append(x)
+    joined = [(members, [flat_sample(x) for x in members]) for members in parts.values()]
+    return [(jnp.concatenate(own) if len(own) > 1 else own[0], sum(x.size for x in xs)) for xs, own in joined]
 
 
 def _with_averages(

@@ -22,9 +22,9 @@ from proxsps.core.estimate import coupled_slope, coupled_value
 from proxsps.core.outcome import Report, Solution, report
 from proxsps.core.rules import Decision, Model, StepMemory
 from proxsps.jax.groups import Block, Gathered
+from proxsps.jax.measured import make_part
 from proxsps.jax.model import Scaled, linear_model
 from proxsps.jax.moments import Estimate, Kind, kept, take_in
-from proxsps.jax.parts import make_part
 from proxsps.jax.passes import dot
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers._identity import constants, identity
@@ -178,7 +178,7 @@ def _step(
     scaled = linear_model([make_part(block, gap.dtype) for block in blocks], gap)
     ok = scaled.ok(method.bounded and not method.moments.averages)
     ok = ok if estimate.sound is None else ok & estimate.sound
-    if caps.longest is None:
+    if not method.matched:
         decision, memory = method.decide(scaled.model(ok), memory, ok, constants)
         ends, alpha, u = scaled.parts, scaled.alpha, decision.u
     else:
@@ -189,7 +189,8 @@ def _step(
         ends, alpha = [part.capped(caps.factor * part.block.alpha) for part in ends], caps.factor * alpha
     moved = [[jnp.where(ok, move, 0) for move in part.moves(u)] for part in ends]
     gap, height = scaled.gap * scaled.scale, decision.height * scaled.scale
-    solution = Solution(ok, gap, decision.root, decision.u, height, decision.evaluations)
+    limits = {} if estimate.farthest is None else {"distance": estimate.farthest, "longest": caps.longest}
+    solution = Solution(ok, gap, decision.root, decision.u, height, decision.evaluations, **limits)
     return moved, settled(report(alpha, solution), gap.dtype), memory
 
 
@@ -197,7 +198,7 @@ class Caps(NamedTuple):
     """How long a step may be."""
 
     alpha: Sequence[Array]  # one cap per block; for the matched cap its share of the longest step
-    longest: Array | None = None  # the longest step of the matched cap
+    longest: Array | None = None  # what shares are of; None where each block has a cap of its own
     factor: Array | None = None  # on the step that was found
 
 
@@ -213,7 +214,7 @@ def _caps(method: Method, estimate: Estimate) -> Caps:
         longest = jnp.minimum(longest, estimate.farthest)
     if method.matched:
         return Caps(list(share), longest, factor)
-    return Caps(list(longest * share), None, factor)
+    return Caps(list(longest * share), longest, factor)
 
 
 def _decision(scaled: Scaled, found: Matched, longest: Array) -> Decision:

@@ -19,8 +19,8 @@ from proxsps.jax.checks import (
     check_update,
 )
 from proxsps.jax.groups import ALL, Groups, Options
+from proxsps.jax.measured import prox_at
 from proxsps.jax.moments import Kind
-from proxsps.jax.parts import prox_at
 from proxsps.jax.solve import Method
 from proxsps.jax.transformation import Number, Schedule, transformation
 from proxsps.regularizers import Regularizer
