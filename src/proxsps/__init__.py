@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(["SPS", "DecSPS", "LastStep", "LossCheck", "ProxSGD", "ProxSPS", "check_loss"], "proxsps.optim"),
+    **dict.fromkeys(["SPS", "DecSPS", "ProxSGD", "ProxSPS", "ProxSPSAdam"], "proxsps.optim"),
+    **dict.fromkeys(["LastStep", "LossCheck", "check_loss"], "proxsps.optim"),
     **dict.fromkeys(["AdaptiveLR", "HorizonLR", "SqrtLR", "StronglyConvexLR"], "proxsps.optim"),
     **dict.fromkeys(
         [

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -91,6 +92,54 @@ class LeastSquares:
         return float(values[0]), float(values[-1])
 
 
+class PlainModel:
+    """Averaged models and their caps, one formula per line, in NumPy doubles: what the optimizers must agree with.
+
+    Args:
+        xs: the first point, one array per parameter group.
+        beta: how much of d, fbar and gamma stays.
+        beta2: how much of v stays; None for the identity metric.
+    """
+
+    def __init__(self, xs: list[np.ndarray], beta: float, beta2: float | None = None, eps: float = 1e-8) -> None:
+        self.beta, self.beta2, self.eps, self.k = beta, beta2, eps, 0
+        self.d = [np.zeros_like(x) for x in xs]
+        self.v = [np.zeros_like(x) for x in xs]
+        self.f = self.gamma = self.G = 0.0
+        self.start = [x.copy() for x in xs]
+        self.reach = 1e-2 * (1 + self.sampled(xs) ** 0.5)
+
+    @staticmethod
+    def sampled(xs: list[np.ndarray]) -> float:
+        """||x||^2, estimated from every 17th entry."""
+        return sum(float((x.ravel()[::17] ** 2).sum()) * x.size / len(x.ravel()[::17]) for x in xs)
+
+    def take(self, xs: list[np.ndarray], gs: list[np.ndarray], f: float) -> None:
+        """Take in a loss and its gradient."""
+        beta, k = self.beta, self.k
+        if self.beta2 is None:
+            old, new = (0.0, 1.0) if k == 0 else (beta, 1 - beta)
+            self.metric = [np.ones_like(x) for x in xs]
+        else:
+            old, new = beta * (1 - beta**k) / (1 - beta ** (k + 1)), (1 - beta) / (1 - beta ** (k + 1))
+            b = self.beta2
+            self.v = [b * v + (1 - b) * g * g for v, g in zip(self.v, gs, strict=True)]
+            self.metric = [np.sqrt(v / (1 - b ** (k + 1))) + self.eps for v in self.v]
+        self.d = [old * d + new * g for d, g in zip(self.d, gs, strict=True)]
+        self.f = old * self.f + new * f
+        self.gamma = old * self.gamma + new * sum(float((g * x).sum()) for g, x in zip(gs, xs, strict=True))
+        self.m = self.f - self.gamma + sum(float((d * x).sum()) for d, x in zip(self.d, xs, strict=True))
+        g_sq = sum(float((g * g / D**2).sum()) for g, D in zip(gs, self.metric, strict=True))
+        self.k += 1
+        self.G = 0.99 * self.G + 0.01 * g_sq
+        self.reach = max(self.reach, self.sampled([x - s for x, s in zip(xs, self.start, strict=True)]) ** 0.5)
+        self.distance = 0.85 * self.reach / (self.k * self.G / (1 - 0.99**self.k)) ** 0.5
+
+    def height(self, xs: list[np.ndarray], ys: list[np.ndarray], C: float) -> float:
+        """The linear model above C."""
+        return self.m - C + sum(float((d * (y - x)).sum()) for d, x, y in zip(self.d, xs, ys, strict=True))
+
+
 class Kit:
     """The helpers above, for tests in this folder."""
 
@@ -99,6 +148,7 @@ class Kit:
     points = staticmethod(points)
     flat = staticmethod(flat)
     least_squares = LeastSquares
+    plain_model = PlainModel
 
 
 @pytest.fixture(scope="session")

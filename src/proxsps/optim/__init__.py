@@ -1,9 +1,10 @@
-"""Optimizers for torch: `ProxSPS`, `SPS`, `DecSPS`, `ProxSGD`, and schedulers for their step."""
+"""Optimizers for torch: `ProxSPS`, `ProxSPSAdam`, `SPS`, `DecSPS`, `ProxSGD`, and schedulers for their step."""
 
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import LossCheck, check_loss
 from proxsps.optim.last_step import LastStep
 from proxsps.optim.prox_sps import ProxSGD, ProxSPS
+from proxsps.optim.prox_sps_adam import ProxSPSAdam
 from proxsps.optim.schedulers import AdaptiveLR, HorizonLR, SqrtLR, StronglyConvexLR
 from proxsps.optim.sps import SPS, DecSPS
 
@@ -17,6 +18,7 @@ __all__ = [
     "PolyakOptimizer",
     "ProxSGD",
     "ProxSPS",
+    "ProxSPSAdam",
     "SqrtLR",
     "StronglyConvexLR",
     "check_loss",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.dual import Found, eager_loop, geometric, search_dual, stopping
+from proxsps.core.caps import find_matched, l2_matched, l2_ray_heights
+from proxsps.core.dual import Evaluate, Found, eager_loop, fixed_loop, geometric, search_dual, stopping
 from proxsps.core.model import line_heights
-from proxsps.core.rules import Model
+from proxsps.core.rules import Decision, Model
 from proxsps.core.step import (
     Affine,
     Line,
@@ -30,6 +32,8 @@ from proxsps.optim.reduce import Ranks
 from proxsps.optim.refine import POINTS
 
 SAMPLE = 16  # a search starts from what one in so many entries says
+ROUNDS = 4  # in which a device closes in on the matched step of several blocks with weight decay; two are usual
+SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
 WORTH = 1 << 20  # entries from which on a pass over a sample is worth its while
 
 
@@ -50,6 +54,7 @@ class Assembly:
         self.blocks, self.numbers, self._coupled = blocks, numbers, coupled
         self._ranks = ranks
         self._fused = fused
+        self._reach: Array | float = 1.0
         kinds = [block.kind for block in blocks]
         self._affine = [kind == LINES for kind in kinds]
         self._sharded = any(block.sharded for block, affine in zip(blocks, self._affine, strict=True) if not affine)
@@ -68,6 +73,22 @@ class Assembly:
                 self.curves.append(make_curve(kind, numbers, own, places, fused))
                 self.curves[-1].share = share
         self._start: Array | None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts."""
+        return [*self.curves] if self.lines is None else [self.lines, *self.curves]
+
+    @property
+    def reach(self) -> Array | float:
+        """The caps of the blocks are `alpha` times this number."""
+        return self._reach
+
+    @reach.setter
+    def reach(self, reach: Array | float) -> None:
+        self._reach = reach
+        for curve in self.curves:
+            curve.reach = self.numbers.factor(reach)
 
     def sums(self, points: bool, gap: Array | None = None) -> Sums:
         """The sums of all blocks, in their order.
@@ -147,16 +168,59 @@ class Assembly:
         """The dual variable."""
         if isinstance(self.numbers, Device):
             return self.numbers.refine(lambda u: self._values(line, u), line.start, self._points)
-        eps = max(curve.eps for curve in self.curves)
-        products = sum(curve.share * curve.products_sq() for curve in self.curves)
-        if self._sharded:
-            (products,) = self._ranks.sum(products)
-        tolerance, noise = stopping(line.start, products**0.5, eps)
+        tolerance, noise, eps = self._stopping(line.start)
         start, points = self._start, 1
         if start is None:
             start = self._guess(line)
             points = self._points if len(start) == self._points else 1
         return self.numbers.find(lambda u: self._heights(line, u), line.start, tolerance, noise, eps, start, points)
+
+    # The matched cap
+
+    def matched(self, gap: Array, sums: Sums, share: Array, lam: Array, longest: Array) -> Decision:
+        """The step of the matched cap; its u is s / longest."""
+        xp = array_namespace(gap)
+        d_sq = (share * sums.d_sq).sum()
+        if not self.curves:
+            loop = fixed_loop(ROUNDS) if isinstance(self.numbers, Device) else eager_loop
+            found = l2_matched(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, loop)
+        else:
+            affine = self.numbers.vector([float(affine) for affine in self._affine])
+            found = find_matched(
+                partial(self._ray_heights, sums, affine * share, lam), gap, d_sq, longest, partial(self._zero, gap)
+            )
+        steep = longest * d_sq
+        u = xp.where(longest > 0, found.s / xp.where(longest > 0, longest, xp.ones_like(longest)), 0 * found.s)
+        if self.curves:
+            # H may jump at 0, where x violates a constraint. A step of any size then restores it.
+            u = xp.where((gap > 0) & (longest > 0), xp.maximum(u, xp.full_like(u, SMALLEST)), u)
+        # Beyond the longest step, the root is that of a step without a regulariser.
+        free = xp.maximum(gap / xp.where(steep > 0, steep, xp.ones_like(steep)), xp.ones_like(gap))
+        return Decision(xp.where(u < 1, u, free), u, found.height, found.evaluations)
+
+    def _ray_heights(self, sums: Sums, share: Array, lam: Array, s: Array) -> tuple[Array, Array]:
+        """sum <d, x+(s) - x> of all blocks; no slopes."""
+        height = sum(curve.share * curve.ray_heights(s) for curve in self.curves)
+        if self._sharded:
+            (height,) = self._ranks.sum(height)
+        if self.lines is not None:
+            height = height + l2_ray_heights(sums.d_sq, sums.d_dot_x, share, lam, s)[0]
+        return height, s * math.nan
+
+    def _zero(self, gap: Array, evaluate: Evaluate) -> Found:
+        if isinstance(self.numbers, Device):
+            return self.numbers.refine_zero(evaluate, gap)
+        return self.numbers.find_zero(evaluate, gap, *self._stopping(gap))
+
+    def _stopping(self, gap: Array) -> tuple[Array, Array, float]:
+        """How exact a search has to be: its tolerance, the rounding of h, and that of the entries."""
+        eps = max(curve.eps for curve in self.curves)
+        products = sum(curve.share * curve.products_sq() for curve in self.curves)
+        if self._sharded:
+            (products,) = self._ranks.sum(products)
+        return *stopping(gap, products**0.5, eps), eps
+
+    # The search for the dual variable
 
     @property
     def _points(self) -> int:
@@ -187,7 +251,20 @@ class Assembly:
         return np.minimum(u + spread * np.array([-1.0, 0.0, 1.0]), 1.0)
 
     def write(self, u: Array, sums: Sums, alpha: Array, lam: Array, ok: Array, max_move: float | None) -> Array | float:
-        """Move all blocks; the factor on the move that `max_move` asks for."""
+        """Move all blocks; the factor on the move that `max_move` asks for.
+
+        Args:
+            u: the dual variable.
+            sums: those that the length of the move follows from.
+            alpha: caps, or shares where `reach` is to be multiplied with them.
+            lam: strengths of the squared l2 norm.
+            ok: whether the step is taken.
+            max_move: limit on the length of the move, or None.
+        """
+        if not (isinstance(self.reach, float) and self.reach == 1):
+            if self.numbers.refuses(self.reach > 0):
+                return 1.0
+            alpha = self.reach * alpha
         s: Array | float = 1.0
         if self.lines is not None or max_move is not None:
             update = (coupled_coefficients if self._coupled else prox_coefficients)(u, alpha, lam)

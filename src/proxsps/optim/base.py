@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -16,8 +16,8 @@ from proxsps.core.array import Array
 from proxsps.core.rules import Decision, Model
 from proxsps.core.step import admissible
 from proxsps.optim.assembly import Assembly
-from proxsps.optim.backward import LastBackward
 from proxsps.optim.blocks import Block, gather
+from proxsps.optim.caps import Caps, Known, Step
 from proxsps.optim.checks import (
     SHARED,
     check_agreement,
@@ -25,26 +25,28 @@ from proxsps.optim.checks import (
     check_constructor,
     check_group_keys,
     check_limit,
-    check_loss,
     check_lr,
     check_nonnegative,
     check_origin,
-    check_positive,
     check_regularizer,
     check_unflattened,
+    check_variant,
     computable,
     is_fake,
-    loss_value,
 )
 from proxsps.optim.estimate import Estimate
 from proxsps.optim.last_step import LastStep, Solution, report
-from proxsps.optim.numbers import Numbers, choose
+from proxsps.optim.memory import restored
+from proxsps.optim.numbers import Host, Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.uneven import TakesUnevenInputs
+from proxsps.optim.watching import WatchesLosses
 from proxsps.regularizers import Regularizer
 
+LOW = 100  # steps in a row with a model at or below its bound, after which this is said
 
-class PolyakOptimizer(Optimizer, TakesUnevenInputs):
+
+class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
     """Base of the optimizers that set their step from the loss value.
 
     A step has four parts: the estimate makes a linear model of the loss, the assembly reduces it to a few numbers, the
@@ -52,7 +54,6 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
     which rule (`_decide`). Everything a later step depends on is in `state` or `param_groups`.
     """
 
-    needs_loss = True
     bounded = True  # whether the loss is held against a lower bound
     _complete = False  # whether the groups of the constructor are all there
 
@@ -72,15 +73,20 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
         self._forget()
         super().__init__(params, defaults)
         self._complete = True
+        self._register_hooks()
+
+    def _register_hooks(self) -> None:
         self.register_state_dict_post_hook(_only_plain_data)
+        self.register_load_state_dict_pre_hook(_remember)
 
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
-        self._watched: list[tuple[Tensor | float, float]] = []
-        self._backward = LastBackward()
+        self._forget_losses()
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
         self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
         self._warned: set[str] = set()
+        self._loading: dict[str, Any] | None = None
+        self._low = 0  # steps in a row with a model at or below its bound
         self._leave_join()
 
     # Groups
@@ -105,86 +111,13 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
             raise
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        check_lr(group["lr"], group["params"])
+        check_lr(type(self).__name__, group["lr"], group["params"])
         check_nonnegative("weight_decay", group["weight_decay"])
-        check_bound(group.get("lower_bound", 0.0))
+        if (bound := group.get("lower_bound")) is not None:
+            check_bound(bound)
         check_limit(group["max_move"])
         check_unflattened(group["params"])
         check_regularizer(group)
-
-    # The loss that belongs to the gradient
-
-    def watch(self, loss: Tensor | float, weight: float = 1.0) -> Tensor | float:
-        """Remember the value of a loss for the next plain `step()`, and hand the loss back.
-
-        The value of a loss that requires grad counts from the moment `backward` runs through it, so that the order of
-        `watch` and `zero_grad` does not matter; any other counts at once. Over several micro-batches the step uses the
-        mean of what was watched, weighted by `weight` (for instance the number of samples): watch each loss before it
-        is divided by the number of micro-batches.
-        """
-        check_loss(loss)
-        check_positive("weight", weight)
-        if isinstance(loss, Tensor) and loss.requires_grad:
-            value = loss.detach()
-            loss.register_hook(lambda _: self._record(value, weight))
-        else:
-            self._watched.append((loss, weight))
-        return loss
-
-    def _record(self, value: Tensor, weight: float) -> None:
-        """Take in a loss as `backward` reaches it, before any gradient is accumulated."""
-        if self._watched and self._backward.cleared(self._gradients):
-            self._watched.clear()  # as by model.zero_grad() after a skipped step
-        self._watched.append((value, weight))
-        self._backward.begin(self._gradients)
-
-    def _gradients(self) -> Iterator[Tensor]:
-        return (p.grad for group in self.param_groups for p in group["params"] if p.grad is not None)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and the watched losses that belong to them."""
-        self._watched.clear()
-        super().zero_grad(set_to_none)
-
-    def _watched_mean(self) -> tuple[Tensor | float | None, float]:
-        """The mean of what was watched, None for nothing, and its weight."""
-        if not self._watched:
-            return None, 1.0
-        total = sum(weight for _, weight in self._watched)
-        mean = sum(weight * value for value, weight in self._watched) / total
-        self._watched.clear()
-        return mean, total
-
-    def _loss(
-        self, closure: Callable[[], Any] | Tensor | float | None, loss: Tensor | float | None
-    ) -> tuple[Any, float, Any]:
-        """The loss to step with, None for no step; its weight among the ranks; and what `step` returns."""
-        name = type(self).__name__
-        if closure is not None and loss is not None:
-            raise ValueError(f"{name}.step() got both a closure and a loss, or two losses: give one of them.")
-        if closure is not None and not callable(closure):  # step(loss)
-            closure, loss = None, closure
-        returned = loss
-        if closure is not None:
-            with torch.enable_grad():
-                returned = closure()
-        # What was watched covers all micro-batches, a closure's loss only the last one.
-        watched, weight = self._watched_mean()
-        if watched is not None and loss is not None:
-            raise ValueError(
-                f"{name}.step() got a loss, and another was watched: use watch() or step(loss=...), not both."
-            )
-        value = returned if watched is None else watched
-        if value is not None:
-            return loss_value(value), weight, returned
-        if not self.needs_loss:
-            return 0.0, weight, returned
-        if all(float(group["lr"]) == 0 for group in self.param_groups):
-            return None, weight, returned  # how torch.distributed.checkpoint initialises an optimizer
-        raise ValueError(
-            f"{name}.step() needs the loss value: call opt.step(loss=loss) after loss.backward(), opt.step(closure), "
-            "or loss = opt.watch(loss) before loss.backward(). Got none of them."
-        )
 
     # The step
 
@@ -216,59 +149,102 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
             lower_bound = options.get("lower_bound", 0.0)
         elif not self.bounded:
             raise ValueError(f"{type(self).__name__} has no use for a lower bound; leave it out, or use ProxSPS.")
-        check_bound(lower_bound)
-        blocks = gather(self.param_groups, self._ranks)
+        if lower_bound is not None:
+            check_bound(lower_bound)
+        blocks = gather(self.param_groups, self._ranks, self._kept)
         # Among several ranks, one without gradients takes part all the same: the others wait for it.
-        found = [block.params[0] for block in blocks if block.params]
+        found = [x for block in blocks for x in _with_gradient(block)]
         if not found and (returned is not None or (value is not None and self.needs_loss)):
             self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step", 5)
+        if value is None:
+            self._start_state()
         if value is not None and (found or self._ranks.size > 1) and computable(found, value, self.needs_loss):
             numbers = choose(blocks, options["capturable"] or any(map(is_fake, found)))
             self._step(blocks, numbers, value, weight, lower_bound)
         return returned
 
+    def _start_state(self) -> None:
+        """Make the state of parameters with a gradient, for a checkpoint to be loaded into."""
+
+    @property
+    def _remembers(self) -> bool:
+        """Whether there is state beside the numbers in the groups."""
+        return False
+
+    @property
+    def _kept(self) -> Container[Tensor]:
+        """Parameters that take part in a step without a gradient too."""
+        return ()
+
     def _estimate(self) -> Estimate:
         """The estimate that a step starts with."""
         return Estimate()
+
+    @property
+    def _further_sums(self) -> tuple[int, int]:
+        """How many rows of sums there are besides those of the slopes, and how many vectors of the distance cap."""
+        return self._estimate().rows, 0
+
+    def _caps(self, numbers: Numbers) -> Caps:
+        """The caps of a step."""
+        return Caps()
 
     @abstractmethod
     def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
         """The rule of the method; where not `ok`, it leaves its memory as it is."""
 
+    def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
+        """The step, by a rule on the model with known caps."""
+        model = assembly.model(known.gap, known.sums, known.alpha, known.lam)
+        decision = self._decide(model, assembly.blocks, assembly.numbers, ok)
+        return Step(decision, decision.u)
+
     def _step(self, blocks: list[Block], numbers: Numbers, value: Any, weight: float, bound: Any) -> None:
-        m, C = numbers.scalar(value), numbers.scalar(bound)
-        estimate = self._estimate()
-        addition = estimate.prepare(blocks, numbers)
-        alpha = numbers.vector([block.alpha for block in blocks])
+        bounded = self.bounded and bound is not None
+        f, C = numbers.scalar(value), numbers.scalar(bound if bounded else 0.0)
+        estimate, caps = self._estimate(), self._caps(numbers)
+        estimate.prepare(blocks, numbers)
+        alpha = caps.prepare(blocks, numbers)
         lam = numbers.vector([block.lam for block in blocks])
         assembly = Assembly(blocks, numbers, self._ranks, self.param_groups[0]["fused"], estimate.coupled)
         alone = self._ranks.size == 1
         ahead = None
-        if alone and not estimate.coupled:
-            ahead = m - C if self.bounded else math.inf
+        if alone and estimate.plain and not caps.scaled:
+            ahead = f - C if bounded else math.inf
         sums = assembly.sums(points=estimate.coupled or self._max_move is not None, gap=ahead)
+        extras, travelled = estimate.extras(assembly.parts), caps.sums()
         agreed, active = True, self._ranks.size
         if not alone:
-            m, C, addition, sums, agreed, active = join(
-                self._ranks, numbers, blocks, m, C, weight, addition, sums, active=True
+            f, C, sums, extras, travelled, agreed, active = join(
+                self._ranks, numbers, blocks, f, C, weight, sums, extras, travelled, active=True
             )
-        m = estimate.value(m, addition, sums, lam)
-        gap = m - C
-        ok = admissible(gap, sums.d_sq, sums.d_dot_x, self.bounded) & agreed
+        m = estimate.value(f, extras, sums, lam)
+        # The model of an average may be below a bound that the loss keeps.
+        gap, above = m - C, (m if estimate.coupled else f) - C
+        ok = admissible(above, sums.d_sq, sums.d_dot_x, bounded) & agreed
+        if not estimate.plain:
+            ok = ok & (abs(gap) < math.inf)
         if numbers.refuses(ok):
-            self._explain_skip(m, C)
+            self._explain_skip(m if estimate.coupled else f, C, bounded)
             solution = Solution.skipped(gap)
         else:
-            decision = self._decide(assembly.model(gap, sums, alpha, lam), blocks, numbers, ok)
-            s = assembly.write(decision.u, sums, alpha, lam, ok, self._max_move)
-            solution = Solution(ok, gap, *decision, s)
+            known = Known(gap, sums, alpha, lam, bounded, travelled, estimate.g_sq(extras, sums))
+            step = self._choose(assembly, caps, known, ok)
+            assembly.reach = step.reach
+            s = assembly.write(step.u, estimate.move_sums(extras, sums), alpha, lam, ok, self._max_move)
+            if caps.scaled:
+                alpha = step.caps * alpha
+            solution = Solution(ok, gap, *step.decision, s, step.distance, step.longest)
             estimate.commit(ok)
+            caps.commit(ok)
+            if bounded and not estimate.plain and isinstance(numbers, Host):
+                self._notice_low(gap, C)
         for block in blocks:
             for finish in block.afterwards:
                 finish()
-        if len(blocks) > len(self.param_groups):  # shards and whole tensors of one group
-            caps = {id(block.group): block.alpha for block in blocks}
-            alpha = numbers.vector([caps[id(group)] for group in self.param_groups])
+        if len(blocks) > len(self.param_groups):  # shards, whole and frozen tensors of one group
+            places = {id(block.group): i for i, block in reversed(list(enumerate(blocks)))}
+            alpha = numbers.vector([alpha[places[id(group)]] for group in self.param_groups])
         self._taken["last"] = (alpha, solution)
         if self._ranks.check and 1 < self._ranks.size == active:
             self._ranks.compare(self.last_step.tau, self._named())
@@ -289,13 +265,13 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
         taken = self._taken["last"]
         return None if taken is None else report(*taken)
 
-    def _explain_skip(self, m: Array, C: Array) -> None:
+    def _explain_skip(self, m: Array, C: Array, bounded: bool) -> None:
         """Warn once of each reason to leave parameters as they are."""
         if not abs(C) < math.inf:
             kind, reason = "bound", f"lower_bound is {float(C)}"
         elif not abs(m) < math.inf:
             kind, reason = "loss", f"The loss is {float(m)}"
-        elif self.bounded and m < C:
+        elif bounded and m < C:
             kind, reason = (
                 "bound",
                 (
@@ -307,14 +283,41 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
             kind, reason = "gradient", "A gradient or a parameter is not finite"
         self._warn_once(kind, reason, 7)
 
-    def _warn_once(self, kind: str, reason: str, stacklevel: int) -> None:
+    def _notice_low(self, gap: Array, C: Array) -> None:
+        """Warn once where the model keeps at or below its bound, so that the loss moves nothing."""
+        self._low = self._low + 1 if gap <= 0 else 0
+        if self._low == LOW:
+            reason = (
+                f"The average of the linear models was at or below lower_bound={float(C):.6g} for {LOW} steps in a "
+                "row. The bound is too high for this loss; lower it, or set it to None"
+            )
+            self._warn_once("low", reason, 6, "The loss moved nothing meanwhile")
+
+    def _warn_once(
+        self, kind: str, reason: str, stacklevel: int, effect: str = "Parameters were left untouched"
+    ) -> None:
         """Warn the first time that there is this kind of reason."""
         if kind not in self._warned:
             self._warned.add(kind)
-            text = f"{type(self).__name__}: {reason}. Parameters were left untouched. This is said once."
+            text = f"{type(self).__name__}: {reason}. {effect}. This is said once."
             warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
     # Checkpoints
+
+    def _restore(self, state: dict[Any, Any]) -> None:
+        """Undo what torch does to loaded state: it casts all of it to the dtypes of the parameters.
+
+        What is left are copies, so that later steps do not change the dictionary they come from.
+        """
+        loading, self._loading = self._loading or {"param_groups": (), "state": {}}, None
+        params = [p for group in self.param_groups for p in group["params"]]
+        places = [i for group in loading["param_groups"] for i in group["params"]]
+        saved = dict(zip(params, places, strict=False))
+        for param in params:
+            original = loading["state"].get(saved.get(param), {})
+            for key, value in state.get(param, {}).items():
+                if isinstance(value, Tensor):
+                    state[param][key] = restored(key, value, original.get(key), param)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_ranks": self._ranks}
@@ -324,12 +327,15 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
         own = self.param_groups if "defaults" not in state else None
         for group, saved in zip(own or (), state["param_groups"], strict=own is not None):
             check_origin(type(self).__name__, self.defaults, group, saved)
+            check_variant(type(self).__name__, group, saved)
+        if own is not None:
+            self._restore(state["state"])
         super().__setstate__(state)
         self._complete = True
         self.defaults.pop("differentiable", None)  # torch adds it, to optimizers without that option too
         if "_watched" not in self.__dict__:  # unpickled or copied
             self._forget()
-            self.register_state_dict_post_hook(_only_plain_data)
+            self._register_hooks()
         for group in self.param_groups:
             group.pop("differentiable", None)
             for key, default in self.defaults.items():
@@ -338,12 +344,26 @@ class PolyakOptimizer(Optimizer, TakesUnevenInputs):
             _keep_regularizer(group, mine["regularizer"])
 
 
+def _with_gradient(block: Block) -> list[Tensor]:
+    """The first tensor of a block that has a gradient, if there is one."""
+    for x, owner in zip(block.params, block.owners, strict=True):
+        if owner.grad is not None:
+            return [x]
+    return []
+
+
 def _only_plain_data(opt: Optimizer, state: dict[str, Any]) -> None:
     """Make a dictionary of state one of plain data (regularisers as text) and copies, which do not follow later steps.
 
     A hook, because hooks of the user, which come after it, are to see what will be saved.
     """
     state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
+    state["state"] = {i: {key: _plain(value) for key, value in own.items()} for i, own in state["state"].items()}
+
+
+def _remember(opt: PolyakOptimizer, state: dict[str, Any]) -> None:
+    """Keep hold of a dictionary that is being loaded, of which torch makes one in the dtypes of the parameters."""
+    opt._loading = state
 
 
 def _keep_regularizer(group: dict[str, Any], phi: Regularizer | None) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch import Tensor
 from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers.structure import Entries, Quadratic, Rows, Structure
+
+if TYPE_CHECKING:
+    from proxsps.optim.moments import Moments
 
 PLAIN = (Tensor, torch.nn.Parameter)
 FULL = {torch.float32, torch.float64}
@@ -25,9 +28,10 @@ ORDER = {kind: place for place, kind in enumerate((PROXES, UNITS, LINES, ROWS, E
 
 @dataclass
 class Block:
-    """The tensors of one parameter group that have a gradient; complex ones as real views.
+    """The tensors of one parameter group that take part in a step; complex ones as real views.
 
-    Of sharded parameters these are the shards of this rank; shards and whole tensors make two blocks of one group.
+    These are the tensors with a gradient, and with momentum also those that had one before: their averages decay. Of
+    sharded parameters these are the shards of this rank. Shards, whole tensors and frozen ones make separate blocks.
     """
 
     group: dict[str, Any]
@@ -38,7 +42,12 @@ class Block:
     indices: Sequence[int]  # their places in the group
     share: float = 1.0  # one over the number of ranks that hold the same entries
     sharded: bool = False
+    gathered: bool = False  # whether some tensors are whole, although ranks hold only shards of them
     afterwards: list[Callable[[], object]] = field(default_factory=list)  # what is left to do when params are written
+    scaled: bool = False  # whether the cap is `alpha` times one number for all blocks that is known after the sums
+    moments: Moments | None = None  # averages of gradients, where the model is made of them
+    directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
+    metrics: list[Tensor] | None = None  # D, one entry per entry, where the prox needs it
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
 
@@ -46,6 +55,16 @@ class Block:
     def owners(self) -> list[Tensor]:
         """The parameters themselves, which key the optimizer's state, in the order of `params`."""
         return [self.group["params"][i] for i in self.indices]
+
+    @property
+    def along(self) -> list[Tensor]:
+        """What the tensors move along: D^-1 d in a metric, else d."""
+        return self.slopes if self.directions is None else self.directions
+
+    @property
+    def in_metric(self) -> bool:
+        """Whether distances are measured in Adam's metric."""
+        return self.moments is not None and self.moments.squares is not None
 
     @property
     def structures(self) -> list[Structure | None]:
@@ -70,6 +89,8 @@ class Block:
         """What the block can answer of h; nothing to do is a line, and so is a block whose cap is known to be 0."""
         if not self.params or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
+        if self.in_metric:
+            return PROXES
         first = self._structure(0)
         if self.phi.joint and not isinstance(first, Entries):
             return UNITS
@@ -79,13 +100,18 @@ class Block:
 
     @property
     def quadratic(self) -> bool:
-        """Whether the regulariser is none or the squared l2 norm."""
+        """Whether the regulariser is none or the squared l2 norm, measured like the distance from x.
+
+        In a metric that is `weight_decay`, which is decoupled; `L2` is Euclidean.
+        """
+        if self.in_metric:
+            return isinstance(self.phi, Zero) or self.group["regularizer"] is None
         return isinstance(self.phi, L2) or isinstance(self._structure(0), Quadratic)
 
     @property
     def lam(self) -> float:
         """Strength of the squared l2 norm, 0 for any other regulariser."""
-        return self.phi.lam if isinstance(self.phi, L2) else 0.0
+        return self.phi.lam if isinstance(self.phi, L2) and self.quadratic else 0.0
 
     @property
     def centered(self) -> bool:
@@ -104,11 +130,11 @@ class Block:
 
     @property
     def aligned(self) -> bool:
-        """Whether a flat pass over the memory of parameters and gradients is right; half precision takes other ways."""
+        """Whether a flat pass over the memory of parameters and moves is right; half precision takes other ways."""
         dtypes = [x.dtype for x in self.params]
-        if dtypes != [g.dtype for g in self.slopes] or not set(dtypes) <= FULL:
+        if dtypes != [g.dtype for g in self.along] or not set(dtypes) <= FULL:
             return False
-        return plain(self.params, self.slopes) and same_order(self.params, self.slopes)
+        return plain(self.params, self.along) and same_order(self.params, self.along)
 
     @property
     def double(self) -> bool:
@@ -143,26 +169,54 @@ def _same_format(x: Tensor, g: Tensor) -> bool:
     return any(x.is_contiguous(memory_format=f) and g.is_contiguous(memory_format=f) for f in formats)
 
 
-def gather(groups: Sequence[dict[str, Any]], ranks: Ranks) -> list[Block]:
-    """The blocks of all groups, in order, at least one a group; those without gradients are empty.
+def gather(groups: Sequence[dict[str, Any]], ranks: Ranks, kept: Container[Tensor] = ()) -> list[Block]:
+    """The blocks of all groups, in order, at least one per group; those without gradients are empty.
 
     How many there are does not depend on which parameters have gradients, so that it is the same on all ranks.
+
+    Args:
+        groups: the parameter groups.
+        ranks: the ranks that step together.
+        kept: parameters that take part without a gradient too; those of them that are frozen are blocks with cap 0.
     """
-    return [block for group in groups for block in _blocks(group, ranks)]
+    return [block for group in groups for block in _blocks(group, ranks, kept)]
 
 
-def _blocks(group: dict[str, Any], ranks: Ranks) -> list[Block]:
-    params, indices = group["params"], range(len(group["params"]))
+def _blocks(group: dict[str, Any], ranks: Ranks, kept: Container[Tensor]) -> list[Block]:
+    params = group["params"]
     if any([type(param) not in PLAIN for param in params]) and "torch.distributed.tensor" in sys.modules:
         from proxsps.optim.shards import is_sharded, sharded_blocks  # loads much that few need
 
         if any(map(is_sharded, params)):
-            return [_dense(block) for block in sharded_blocks(group, regularizer_of(group), ranks)]
-    grads = [param.grad for param in params]
-    if any([grad is None for grad in grads]):
-        indices = [i for i in indices if grads[i] is not None]
-        params, grads = [params[i] for i in indices], [grads[i] for i in indices]
-    return [_dense(Block(group, group["lr"], regularizer_of(group), params, grads, indices, 1 / ranks.size))]
+            return [_dense(block) for block in sharded_blocks(group, regularizer_of(group), ranks, kept)]
+    share, grads = 1 / ranks.size, [param.grad for param in params]
+    if not any([grad is None for grad in grads]):
+        indices: Sequence[int] = range(len(params))
+        return [_dense(Block(group, group["lr"], regularizer_of(group), params, grads, indices, share))]
+    moving = [i for i, param in enumerate(params) if takes_part(param, kept)]
+    frozen = [i for i in moving if is_frozen(params[i])]
+    moving = [i for i in moving if not is_frozen(params[i])]
+    blocks = []
+    for indices, alpha, phi in ((moving, group["lr"], regularizer_of(group)), (frozen, 0.0, Zero())):
+        own = [params[i] for i in indices]
+        if own or not blocks:
+            blocks.append(_dense(Block(group, alpha, phi, own, list(map(gradient_of, own)), indices, share)))
+    return blocks
+
+
+def takes_part(param: Tensor, kept: Container[Tensor]) -> bool:
+    """Whether a parameter has a gradient, or is kept without one."""
+    return param.grad is not None or param in kept
+
+
+def is_frozen(param: Tensor) -> bool:
+    """Whether a parameter is not to move, although its average takes part."""
+    return param.grad is None and not param.requires_grad
+
+
+def gradient_of(param: Tensor) -> Tensor:
+    """The gradient; without one, zeros that take no memory."""
+    return param.new_zeros(()).expand(param.shape) if param.grad is None else param.grad
 
 
 def _dense(block: Block) -> Block:

@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 
 from proxsps.core.checks import check_finite_bound, check_nonnegative, check_number, check_positive, hint, meant
+from proxsps.regularizers.base import DIAGONAL
 from proxsps.regularizers.checks import check_choice, check_fit
 
 # Options of the loss or of the whole step, which one group cannot have for itself.
-SHARED = ("lower_bound", "c", "c0", "max_move", "fused", "capturable")
+SHARED = (
+    *("lower_bound", "c", "c0", "momentum", "betas", "eps", "cap", "distance_cap", "lr_is_factor"),
+    *("max_move", "fused", "capturable"),
+)
 # Options that tell the methods of this package apart.
-METHOD = ("lower_bound", "c", "c0")
+METHOD = ("lower_bound", "c", "c0", "betas", "eps")
 # Options of torch's optimizers that would change the step, and that none here has.
 ABSENT = ("maximize", "differentiable", "momentum", "nesterov", "betas", "amsgrad")
 # What torch and its schedulers write into the groups of any optimizer.
@@ -33,6 +37,36 @@ def check_limit(value: Any) -> None:
     check_number("max_move", value)
     if not 0 < value < math.inf:
         raise ValueError(f"max_move must be a positive number, or None for no limit, got {value!r}.")
+
+
+def check_cap(value: Any) -> None:
+    """Raise for a cap that has no such name."""
+    if value not in (None, "proximal", "matched"):
+        raise ValueError(f'cap must be "proximal" or "matched", or None for the default, got {value!r}.')
+
+
+def check_fraction(name: str, value: Any) -> None:
+    """Raise for a number outside [0, 1)."""
+    check_number(name, value)
+    if not 0 <= float(value) < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}.")
+
+
+def check_betas(value: Any) -> None:
+    """Raise for anything but two numbers in [0, 1)."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ValueError(f"betas must be two numbers, got {value!r}.")
+    for i, beta in enumerate(value):
+        check_fraction(f"betas[{i}]", beta)
+
+
+def check_diagonal(owner: str, phi: Any) -> None:
+    """Raise for a regulariser without an exact prox in a diagonal metric."""
+    if phi is not None and not phi.has_diagonal_prox:
+        raise ValueError(
+            f"{owner} steps in a diagonal metric, in which {type(phi).__name__} has no exact prox. {DIAGONAL} have "
+            "one; ProxSPS takes this regulariser."
+        )
 
 
 def check_unflattened(params: Iterable[Tensor]) -> None:
@@ -52,8 +86,13 @@ def check_bound(value: Any) -> None:
         raise ValueError(f"lower_bound must be one number, got shape {tuple(value.shape)}.")
 
 
-def check_lr(lr: Any, params: Iterable[Tensor]) -> None:
+def check_lr(owner: str, lr: Any, params: Iterable[Tensor]) -> None:
     """Raise for a cap on the step that is not one finite number >= 0."""
+    if lr is None:
+        raise ValueError(
+            f"{owner} needs a learning rate, got lr=None: it has no distance cap, which sets the step without one. "
+            "ProxSPS and ProxSPSAdam have."
+        )
     if not isinstance(lr, Tensor) or has_value(lr):
         check_nonnegative("lr", lr)
     elif any(map(has_value, params)):
@@ -168,6 +207,20 @@ def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any]
         )
 
 
+def check_variant(owner: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise for a group of a checkpoint whose state and numbers are those of other options."""
+    plain = {"momentum": 0.0, "cap": "proximal", "distance_cap": False, "lr_is_factor": False}
+    for key, default in plain.items():
+        mine, theirs = own.get(key, default), saved.get(key, default)
+        # Another momentum is a change of an option, none at all is another method.
+        if (bool(mine) != bool(theirs)) if key == "momentum" else mine != theirs:
+            meaning = " (True is lr=None)" if key == "lr_is_factor" else ""
+            raise ValueError(
+                f"The state_dict was saved by {owner} with {key}={theirs!r}{meaning}, and this one has {mine!r}: make "
+                "it with the options of the one that saved. Nothing was changed."
+            )
+
+
 def check_regularizer(group: dict[str, Any]) -> None:
     """Raise for a regulariser that is none, that competes with weight decay, or that does not fit its tensors."""
     phi = group["regularizer"]
@@ -190,8 +243,12 @@ def check_regularizer(group: dict[str, Any]) -> None:
 __all__ = [
     "SHARED",
     "check_agreement",
+    "check_betas",
     "check_bound",
+    "check_cap",
     "check_constructor",
+    "check_diagonal",
+    "check_fraction",
     "check_group_keys",
     "check_limit",
     "check_loss",
@@ -201,6 +258,7 @@ __all__ = [
     "check_positive",
     "check_regularizer",
     "check_unflattened",
+    "check_variant",
     "computable",
     "is_fake",
     "loss_value",

@@ -6,15 +6,29 @@ is taken, so that a step that is skipped leaves everything as it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.estimate import coupled_value
+from proxsps.core.estimate import (
+    Averages,
+    Weights,
+    averaged_value,
+    corrected_weights,
+    coupled_value,
+    keep_averages,
+    momentum_weights,
+    update_averages,
+)
 from proxsps.optim.blocks import Block
-from proxsps.optim.numbers import Numbers
-from proxsps.optim.parts import Sums
+from proxsps.optim.memory import State, blank, entries, replace, store_all
+from proxsps.optim.moments import ROWS, DeviceMoments, Moments
+from proxsps.optim.numbers import Device, Numbers
+from proxsps.optim.parts import Part, Sums
 from proxsps.optim.passes import widened
 from proxsps.regularizers import Zero
 from proxsps.regularizers.base import subgradient_all, value_all
@@ -23,15 +37,28 @@ from proxsps.regularizers.base import subgradient_all, value_all
 class Estimate:
     """The loss and its gradient as they are."""
 
+    plain = True  # whether the model has the value of the loss, which is then known before any sum
+    rows = 0  # of `extras`
     coupled = False  # whether the squared l2 norm is part of the slope; the passes add it while they read
 
-    def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> Array:
-        """Set the slopes of the blocks; what has to be added to the loss on this rank."""
-        return numbers.scalar(0.0)
+    def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> None:
+        """Set the slopes of the blocks, or say how they are made."""
 
-    def value(self, m: Array, addition: Array, sums: Sums, lam: Array) -> Array:
+    def extras(self, parts: Iterable[Part]) -> list[Array]:
+        """Further sums on this rank, after those of the slopes: rows with one number per block."""
+        return []
+
+    def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
         """The value of the model at x, from the loss and sums over all ranks."""
-        return m
+        return f
+
+    def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
+        """The sums from which the Euclidean length of a move follows."""
+        return sums
+
+    def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
+        """||D^-1 g||^2 of the gradient g of this step."""
+        return sums.d_sq.sum()
 
     def commit(self, ok: Array) -> None:
         """Keep what was prepared where the step was taken."""
@@ -40,21 +67,155 @@ class Estimate:
 class Coupled(Estimate):
     """Loss and regulariser together, with the gradient of both."""
 
-    coupled = True
+    plain, coupled, rows = False, True, 1
 
-    def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> Array:
-        """Add subgradients of regularisers other than the squared l2 norm; the sum of their values."""
-        penalties: list[Tensor] = []
-        for block in blocks:
+    def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> None:
+        """Add subgradients of regularisers other than the squared l2 norm."""
+        penalties: list[Tensor | float] = [0.0] * len(blocks)
+        for i, block in enumerate(blocks):
             if not block.params or block.quadratic:
                 continue
             xs = [widened(x) for x in block.params]
-            penalties.append(block.share * value_all(block.phi, xs, block.indices))
+            penalties[i] = value_all(block.phi, xs, block.indices)
             slopes = subgradient_all(block.phi, xs, block.indices)
             block.slopes = [widened(g) + s for g, s in zip(block.slopes, slopes, strict=True)]
             block.phi = Zero()
-        return numbers.total(penalties)
+        self._penalties = numbers.vector(penalties)
 
-    def value(self, m: Array, addition: Array, sums: Sums, lam: Array) -> Array:
+    def extras(self, parts: Iterable[Part]) -> list[Array]:
+        """Values of these regularisers."""
+        return [self._penalties]
+
+    def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
         """The regularised loss."""
-        return coupled_value(m + addition, sums.x_sq, lam)
+        return coupled_value(f + extras[0].sum(), sums.x_sq, lam)
+
+
+class Averaged(Estimate):
+    """The average of all linear models so far, with the gradient's second moments as a metric where `beta2` is given.
+
+    State of a parameter: `average` is d, and in the metric `square` is v and `steps` the number of gradients that it
+    has taken in. The numbers fbar, gamma and k are in the groups.
+
+    Args:
+        groups: the parameter groups.
+        state: the optimizer's state.
+        beta: how much of d stays.
+        beta2: how much of v stays; None for the identity metric.
+        eps: of the metric.
+        moves: whether the Euclidean length of the move will be asked for.
+    """
+
+    plain, rows = False, ROWS
+    keys = ("model_value", "model_offset", "k")
+
+    def __init__(
+        self,
+        groups: Sequence[dict[str, Any]],
+        state: State,
+        beta: float,
+        beta2: float | None = None,
+        eps: float = 0.0,
+        moves: bool = False,
+    ) -> None:
+        self._groups, self._state = groups, state
+        self._beta, self._beta2, self._eps, self._moves = beta, beta2, eps, moves
+
+    def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> None:
+        """Give each block a record of its averages and of the weights with which they change."""
+        self._blocks, self._numbers = blocks, numbers
+        self._before = Averages(*(numbers.scalar(self._groups[0][key]) for key in self.keys))
+        # Adam's averages start from zeros, with a correction; without a metric, they start from the first value.
+        form = momentum_weights if self._beta2 is None else corrected_weights
+        self._weights = form(self._before.taken, self._beta)
+        weights = Weights(*map(numbers.factor, self._weights))
+        device = isinstance(numbers, Device)
+        for block in blocks:
+            if device:  # which writes state in place
+                for owner in block.owners:
+                    self.start(owner)
+            moments = (DeviceMoments if device else Moments)(block.slopes, self._held(block, "average"), weights)
+            moments.moves, moments.eps = self._moves, self._eps
+            moments.in_place = not block.gathered
+            if self._beta2 is not None:
+                moments.squares = self._held(block, "square")
+                if device:
+                    moments.beta2 = self._beta2
+                    moments.present = [owner.grad is not None for owner in block.owners]
+                    moments.steps = [self._state[owner]["steps"] for owner in block.owners]
+                else:
+                    moments.square_weights = self._square_weights(block)
+            block.moments = moments
+
+    def start(self, owner: Tensor) -> None:
+        """Make the state of a parameter, where there is none."""
+        own = self._state[owner]
+        if "average" not in own:
+            own["average"] = blank(owner)
+        if self._beta2 is not None and "square" not in own:
+            own["square"] = blank(owner)
+            own["steps"] = torch.zeros((), dtype=torch.float32, device=owner.device)
+
+    def _held(self, block: Block, key: str) -> list[Tensor]:
+        """State of a block as it has its parameters; zeros where there is none yet."""
+        own = [(owner, self._state.get(owner, {})) for owner in block.owners]
+        return [entries(held[key] if key in held else blank(owner), block.gathered) for owner, held in own]
+
+    def _square_weights(self, block: Block) -> list[Weights]:
+        """Each tensor's own; one without a gradient keeps its v."""
+        known: dict[float, Weights] = {}
+        found = []
+        for owner in block.owners:
+            if owner.grad is None:
+                found.append(Weights(1.0, 0.0))
+                continue
+            own = self._state.get(owner, {})
+            count = float(own["steps"]) if "steps" in own else 0.0
+            if count not in known:
+                weights = corrected_weights(self._numbers.scalar(count), self._beta2)
+                known[count] = Weights(*map(self._numbers.factor, weights))
+            found.append(known[count])
+        return found
+
+    def extras(self, parts: Iterable[Part]) -> list[Array]:
+        """See `Moments.extras`, as rows with one number per block."""
+        rows: list[list[Array]] = [[0.0] * len(self._blocks) for _ in range(ROWS)]
+        for part in parts:
+            for place, column in zip(part.places, part.extras(), strict=True):
+                for row, number in zip(rows, column, strict=True):
+                    row[place] = number
+        return [self._numbers.vector(row) for row in rows]
+
+    def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
+        """The average of the linear models at the current point."""
+        g_dot_x, _, center, *_ = (row.sum() for row in extras)
+        self._after = update_averages(self._before, f, g_dot_x, self._weights)
+        return averaged_value(f, self._after, sums.d_dot_x.sum() + center)
+
+    def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
+        """In a metric, the sums of D^-1 d in the place of those of d."""
+        return sums if self._beta2 is None else Sums(extras[3], extras[4], sums.x_sq)
+
+    def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
+        """Of the gradient alone, in the metric."""
+        return extras[1].sum()
+
+    def commit(self, ok: Array) -> None:
+        """Keep the new averages."""
+        after = keep_averages(ok, self._after, self._before)
+        values = dict(zip(self.keys, map(self._numbers.factor, after), strict=True))
+        store_all(self._groups, **values)
+        for block in self._blocks:
+            block.moments.keep(ok, partial(self._replace, block))
+        if self._beta2 is not None:
+            self._count(ok, [owner for block in self._blocks for owner in block.owners if owner.grad is not None])
+
+    def _count(self, ok: Array, owners: Sequence[Tensor]) -> None:
+        """One more gradient for each of these parameters, where the step is taken."""
+        counts = [self._state[owner].setdefault("steps", torch.zeros((), dtype=torch.float32)) for owner in owners]
+        if counts:
+            torch._foreach_add_(counts, ok.to(counts[0].dtype) if isinstance(ok, Tensor) else 1.0)
+
+    def _replace(self, block: Block, i: int, key: str, new: Tensor) -> None:
+        owner = block.group["params"][block.indices[i]]
+        replace(owner, self._state[owner], key, new, block.gathered)

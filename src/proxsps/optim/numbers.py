@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.dual import Evaluate, Found, eager_loop, search_dual
+from proxsps.core.dual import Evaluate, Found, eager_loop, height_off, search_dual
+from proxsps.core.rounds import refine_zero
 from proxsps.optim.blocks import Block
 from proxsps.optim.refine import POINTS, refine_dual
 
@@ -116,6 +117,12 @@ class Host(Numbers):
         """The dual variable by a search that stops at its tolerance; see `search_dual` for the arguments."""
         return search_dual(evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, start, points)
 
+    def find_zero(self, evaluate: Evaluate, gap: Array, tolerance: Array, noise: Array, eps: float) -> Found:
+        """The step of the matched cap, on [0, 1]: a function that starts at the gap and need not be monotone."""
+        return search_dual(
+            evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, slopes=False, certificate=height_off, at_zero=gap
+        )
+
     def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
         """An array of doubles."""
         return values[places]
@@ -174,6 +181,10 @@ class Device(Numbers):
         """The dual variable by a fixed number of rounds, the first of which has so many points."""
         fewer = (points > 4 * POINTS) + (points > 32 * POINTS)
         return refine_dual(evaluate, like, self._rounds - fewer, points)
+
+    def refine_zero(self, evaluate: Evaluate, gap: Array) -> Found:
+        """The step of the matched cap by a fixed number of rounds."""
+        return refine_zero(evaluate, gap, self._rounds + 1)
 
     def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
         """One by one, because a list of places would have to be copied to the device."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from proxsps.optim.blocks import Block, stored
+from proxsps.optim.lists import join
 
 DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on the CPU
 
@@ -29,7 +30,7 @@ def flat(x: Tensor) -> Tensor:
 
 def joined(tensors: Iterable[Tensor]) -> Tensor:
     """The entries of tensors of one dtype as one vector, in f32 at least."""
-    return widened(torch.cat([_vector(x) for x in tensors]))
+    return widened(join(list(tensors)))
 
 
 def _vector(x: Tensor) -> Tensor:
@@ -53,8 +54,14 @@ def square(d: Tensor) -> Tensor:
     return torch.dot(d, d)
 
 
-def vectors(block: Block, coupled: bool, small: int, bucket: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs (x - center, d) of a block as vectors, small tensors joined; d = g + lam (x - center) if `coupled`."""
+def vectors(block: Block, coupled: bool, small: int, bucket: int) -> Iterator[tuple[Tensor, ...]]:
+    """Pairs (x - center, d) of a block as vectors, small tensors joined; d = g + lam (x - center) if `coupled`.
+
+    In a metric, triples (x, d, D^-1 d).
+    """
+    if block.directions is not None:
+        yield from bucketed(zip(block.params, block.slopes, block.directions, strict=True), small, bucket)
+        return
     centers = (block.centers,) if block.centered else ()
     for x, d, *center in bucketed(zip(block.params, block.slopes, *centers, strict=True), small, bucket):
         if center:
@@ -62,26 +69,26 @@ def vectors(block: Block, coupled: bool, small: int, bucket: int) -> Iterator[tu
         yield x, torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
 
 
-def pair_sums(pairs: Iterable[tuple[Tensor, Tensor]], points: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """||d||^2, <d, x> and, for `points`, ||x||^2 of each pair (x, d) of vectors."""
+def pair_sums(pairs: Iterable[tuple[Tensor, ...]], points: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """||d||^2, <d, x> and, for `points`, ||x||^2 of each pair (x, d) of vectors; <d, e> for triples (x, d, e)."""
     d_sq, d_dot_x, x_sq = [], [], []
-    for x, d in pairs:  # <d, x> reads two streams at once, and leaves d in the cache for its square
+    for x, d, *e in pairs:  # <d, x> reads two streams at once, and leaves d in the cache for its square
         d_dot_x.append(torch.dot(d, x))
-        d_sq.append(square(d))
+        d_sq.append(torch.dot(d, e[0] if e else d))
         if points:
             x_sq.append(square(x))
     return d_sq, d_dot_x, x_sq
 
 
 def wide_sums(
-    pairs: Iterable[tuple[Tensor, Tensor]], points: bool, dtype: torch.dtype
+    pairs: Iterable[tuple[Tensor, ...]], points: bool, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """The same for f32 beyond the range of its squares, without a look at the result: an accelerator's way."""
     d_sq, d_dot_x, x_sq = [], [], []
-    for x, d in pairs:
+    for x, d, *e in pairs:
         norm = torch.linalg.vector_norm(d, dtype=dtype)
         scale = scale_of(norm)
-        d_sq.append(norm.square())
+        d_sq.append(torch.dot(d / scale, e[0]) * scale if e else norm.square())
         d_dot_x.append(torch.dot(d / scale, x) * scale)
         if points:
             x_sq.append(torch.linalg.vector_norm(x, dtype=dtype).square())
@@ -117,8 +124,8 @@ def bucketed(items: Iterable[tuple[Tensor, ...]], small: int, bucket: int) -> It
 
 
 def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:
-    """keep x + move g + pull center, tensor by tensor, in any memory layout."""
-    for x, g, c in zip(block.params, block.slopes, block.centers, strict=True):
+    """keep x + move d + pull center, tensor by tensor, in any memory layout."""
+    for x, g, c in zip(block.params, block.along, block.centers, strict=True):
         y = keep * widened(x) + move * widened(g)
         yield y if c is None else y + pull * widened(c)
 
@@ -127,14 +134,14 @@ def update(block: Block, keep: float, move: float) -> None:
     """x <- keep x + move d on the host, in one pass over memory where that is safe."""
     # As a factor on x the decay is a quotient, lam / u, which leaves the range of f32 for huge slopes.
     decay = (keep - 1) / move if move else math.inf
-    if abs(decay) < 1e30 and stored(block.params) and stored(block.slopes):
+    if abs(decay) < 1e30 and stored(block.params) and stored(block.along):
         _fused_sgd(block, -move, decay, None)
         return
     if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
         dtype = torch.float64 if block.double else torch.float32
         torch._foreach_mul_(block.params, torch.tensor(keep, dtype=dtype))
     if move != 0:
-        torch._foreach_add_(block.params, block.slopes, alpha=move)
+        torch._foreach_add_(block.params, block.along, alpha=move)
 
 
 def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
@@ -146,7 +153,7 @@ def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
 def _fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: Tensor | None) -> None:
     torch._fused_sgd_(
         block.params,
-        block.slopes,
+        block.along,
         [],
         weight_decay=weight_decay,
         momentum=0.0,

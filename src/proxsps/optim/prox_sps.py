@@ -1,4 +1,4 @@
-"""ProxSPS, and proximal SGD, which is ProxSPS without a lower bound."""
+"""ProxSPS, and proximal SGD, which is its plain form without a lower bound."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any, Literal
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.rules import Decision, Model, linear, truncated
+from proxsps.core.rules import Decision, Model, linear
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.blocks import Block
+from proxsps.optim.capped import CappedPolyak
+from proxsps.optim.checks import check_fraction
+from proxsps.optim.estimate import Averaged, Estimate
 from proxsps.optim.numbers import Numbers
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.regularizers import Regularizer
 
 
-class ProxSPS(PolyakOptimizer):
+class ProxSPS(CappedPolyak):
     r"""Stochastic proximal Polyak step size (Schaipp, Gower and Ulbrich, 2023; Algorithms 2 and 3).
 
     Minimises in every step the truncated model of the loss plus the regulariser itself,
@@ -25,14 +28,34 @@ class ProxSPS(PolyakOptimizer):
     + \tfrac{1}{2\alpha_k}\|y - x^k\|^2,$$
 
     jointly over all parameter groups, each with its own $\alpha_k$ and $\varphi$. The squared l2 norm has a closed
-    form; other regularisers cost a few evaluations of their prox. There is no optimizer state.
+    form; other regularisers cost a few evaluations of their prox. In this plain form there is no optimizer state.
+
+    With `momentum` $\beta$, the model is the average of all linear models so far. With averages $d_k$, $\bar f_k$ and
+    $\gamma_k$ of $g_i$, $f(x^i)$ and $\langle g_i, x^i\rangle$, its value
+    $m_k = \bar f_k - \gamma_k + \langle d_k, x^k\rangle$ takes the place of the loss, and $d_k$ that of the gradient.
+
+    With `cap="matched"`, gradient step and regulariser have the same size,
+    $x^{k+1} = \mathrm{prox}_{\tau\varphi}(x^k - \tau d_k)$, where $\tau$ is the smallest size at which the linear model
+    reaches $C$, or the cap if it stays above. Weight decay then follows the step, and not the cap.
+
+    Without a learning rate (`lr=None`), the cap is how far the run has come,
+    $A_k = 0.85\,\bar r_k / \sqrt{\hat G_k}$: $\bar r_k$ is the largest distance from the start, and $\hat G_k$ adds up
+    the squared norms of the gradients. The `lr` of a group is then a factor on its step, which starts at 1; schedulers
+    scale it.
 
     Args:
         params: parameters or parameter groups.
-        lr: $\alpha_k$, the cap on the step. 1 is a good start; the loss sets the step below it.
+        lr: $\alpha_k$, the cap on the step. 1 is a good start; the loss sets the step below it. None for a step without
+            a learning rate.
         weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
         regularizer: any other regulariser, instead of `weight_decay`.
-        lower_bound: $C$, which the loss never falls below. 0 is right for losses that are never negative.
+        lower_bound: $C$, which the loss never falls below. 0 is right for losses that are never negative. None for
+            losses whose bound is not known: nothing is truncated, and the step is the cap.
+        momentum: $\beta$, how much of the averages stays in each step; 0 for the loss of the batch alone. One tensor of
+            state per parameter.
+        cap: "proximal" for the step above, or "matched". None for "proximal" with an `lr`, "matched" without.
+        distance_cap: whether $A_k$ is a cap too. None for True without an `lr`, False with one. State is one entry in
+            17 of each parameter.
         max_move: limit on the Euclidean length of the move of all parameters together; a longer one is shortened to it.
         process_group: ranks whose losses and sums make one step. None for the default group, where torch.distributed
             runs with several ranks; a group; or False where each rank trains a model of its own.
@@ -44,11 +67,14 @@ class ProxSPS(PolyakOptimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float | Tensor = 1.0,
+        lr: float | Tensor | None = 1.0,
         weight_decay: float = 0.0,
         regularizer: Regularizer | None = None,
-        lower_bound: float = 0.0,
+        lower_bound: float | None = 0.0,
         *,
+        momentum: float = 0.0,
+        cap: Literal["proximal", "matched"] | None = None,
+        distance_cap: bool | None = None,
         max_move: float | None = None,
         process_group: ProcessGroup | Literal[False] | None = None,
         check_replicas: bool = False,
@@ -60,14 +86,24 @@ class ProxSPS(PolyakOptimizer):
             "weight_decay": weight_decay,
             "regularizer": regularizer,
             "lower_bound": lower_bound,
+            "momentum": momentum,
+            "cap": cap,
+            "distance_cap": distance_cap,
             "max_move": max_move,
             "fused": fused,
             "capturable": capturable,
         }
         super().__init__(params, defaults, process_group, check_replicas)
 
-    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        return truncated(model)
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        check_fraction("momentum", group["momentum"])
+
+    def _estimate(self) -> Estimate:
+        options = self.param_groups[0]
+        if not options["momentum"]:
+            return Estimate()
+        return Averaged(self.param_groups, self.state, options["momentum"])
 
 
 class ProxSGD(PolyakOptimizer):

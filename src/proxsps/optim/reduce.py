@@ -107,8 +107,9 @@ class Joint(NamedTuple):
 
     m: Array  # mean of the losses
     C: Array  # mean of the lower bounds
-    addition: Array
     sums: Sums
+    extras: list[Array]
+    travelled: list[Array]
     agreed: Array  # whether all ranks have gradients for the same parameters
     active: Array  # how many ranks step; the others have run out of batches
 
@@ -120,25 +121,27 @@ def join(
     m: Array,
     C: Array,
     weight: float,
-    addition: Array,
     sums: Sums,
+    extras: Sequence[Array],
+    travelled: Sequence[Array],
     *,
     active: bool,
 ) -> Joint:
     """Add up over the ranks, in one all-reduce; losses and bounds are weighted by `weight`.
 
-    Every sum is divided by the number of ranks that hold the same entries. So all ranks go on with the same bits, also
-    where replicas were summed in different order. What is not finite on one rank is not finite on any. A rank that is
-    not `active` has run out of batches: it adds nothing, and only keeps the all-reduce complete.
+    Every sum over a block is divided by the number of ranks that hold the same entries; `travelled` has been before. So
+    all ranks go on with the same bits, also where replicas were summed in different order. What is not finite on one
+    rank is not finite on any. A rank that is not `active` has run out of batches: it adds nothing, and only keeps the
+    all-reduce complete.
     """
     w, present = numbers.scalar(weight), numbers.scalar(float(active))
     words = present * numbers.vector(_words(blocks))
     share = numbers.vector([block.share for block in blocks])
-    parts = [numbers.vector([w * m, w * C, w, addition, present]), words, words * words]
-    parts += [share * part for part in sums]
+    parts = [numbers.vector([w * m, w * C, w, present]), words, words * words]
+    parts += [*(share * part for part in (*sums, *extras)), *travelled]
     # Ranks with other groups have other numbers of sums. Padded, they are still added up, and the words differ.
     packed, words, squares, *totals = ranks.sum(*parts, multiple=PACK)
-    wm, wC, w, addition, active_ranks = packed
+    wm, wC, w, active_ranks = packed
     # Equal if and only if all words are: a variance. Words are small enough for sums without rounding.
     agreed = (active_ranks * squares == words * words).all()
     if numbers.refuses(agreed):
@@ -150,7 +153,9 @@ def join(
     part = active_ranks / ranks.size if ranks.joined_divide else 1.0  # of the gradient, which has no more than this
     whole = ranks.size / active_ranks  # replicas that sit out leave their share of the sums to the others
     totals = [whole * total for total in totals]
-    return Joint(wm / w * part, wC / w * part, whole * addition, type(sums)(*totals), agreed, active_ranks)
+    places = len(sums), len(sums) + len(extras)
+    own, extras, travelled = type(sums)(*totals[: places[0]]), totals[slice(*places)], totals[places[1] :]
+    return Joint(wm / w * part, wC / w * part, own, extras, travelled, agreed, active_ranks)
 
 
 def _words(blocks: Sequence[Block]) -> list[float]:

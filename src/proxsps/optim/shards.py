@@ -7,15 +7,18 @@ their gradients are gathered for the step, every rank solves the same, and keeps
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from proxsps.optim.blocks import Block
+from proxsps.optim.blocks import Block, gradient_of, is_frozen, takes_part
 from proxsps.optim.reduce import Ranks
-from proxsps.regularizers import L2, Regularizer
+from proxsps.optim.travel import Rows
+from proxsps.regularizers import L2, Regularizer, Zero
 
 
 class Pieces:
@@ -36,27 +39,35 @@ def is_sharded(param: Tensor) -> bool:
     return isinstance(param, DTensor)
 
 
-def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks) -> list[Block]:
-    """The blocks of a group with distributed parameters: one for each number of shards that tensors are cut into."""
-    size = ranks.size
-    blocks: dict[int, Block] = {}
-    pieces: dict[int, dict[int, Regularizer]] = {}
-    for i, param in enumerate(group["params"]):
-        count = shard_count(param, ranks)
-        piece = phi.at(i) if count == 1 else piece_of(phi, i, param)
-        whole = piece is None
-        count = 1 if whole else count
-        block = blocks.setdefault(count, Block(group, group["lr"], phi, [], [], [], count / size, count > 1))
-        if param.grad is None:
-            continue
-        pieces.setdefault(count, {})[i] = phi.at(i) if whole else piece
-        block.indices.append(i)
-        block.slopes.append(full_or_local(param.grad, param, whole))
-        block.params.append(full_or_local(param, param, whole))
-        if whole:
-            block.afterwards.append(lambda param=param, y=block.params[-1]: param.to_local().copy_(cut(y, param)))
-    for count, found in pieces.items():
-        blocks[count].phi = _joined(phi, found, len(group["params"]))
+def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks, kept: Container[Tensor] = ()) -> list[Block]:
+    """The blocks of a group with distributed parameters: one for each number of shards that tensors are cut into.
+
+    Frozen ones that are `kept` come behind, in the same way.
+    """
+    size, params = ranks.size, list(enumerate(group["params"]))
+    frozen = [(i, p) for i, p in params if is_frozen(p) and takes_part(p, kept)]
+    blocks: dict[tuple[bool, int], Block] = {}
+    pieces: dict[tuple[bool, int], dict[int, Regularizer]] = {}
+    for own, resting, alpha in ((phi, False, group["lr"]), (Zero(), True, 0.0)):
+        for i, param in frozen if resting else params:
+            count = shard_count(param, ranks)
+            piece = own.at(i) if count == 1 else piece_of(own, i, param)
+            whole = piece is None
+            count = 1 if whole else count
+            block = blocks.setdefault((resting, count), Block(group, alpha, own, [], [], [], count / size, count > 1))
+            if not takes_part(param, kept) or is_frozen(param) != resting:
+                continue
+            pieces.setdefault((resting, count), {})[i] = own.at(i) if whole else piece
+            block.indices.append(i)
+            block.params.append(full_or_local(param, param, whole))
+            grad = param.grad
+            x = block.params[-1]
+            block.slopes.append(gradient_of(x) if grad is None else full_or_local(grad, param, whole))
+            if whole:
+                block.gathered = True
+                block.afterwards.append(lambda param=param, y=x: param.to_local().copy_(cut(y, param)))
+    for key, found in pieces.items():
+        blocks[key].phi = _joined(blocks[key].phi, found, len(group["params"]))
     return list(blocks.values())
 
 
@@ -87,6 +98,43 @@ def cut(array: Any, param: DTensor) -> Tensor:
         everywhere = torch.as_tensor(array, device=param.device)
         array = DTensor.from_local(everywhere, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return array.redistribute(mesh, param.placements).to_local()
+
+
+def held_entries(held: Tensor, whole: bool) -> Tensor:
+    """What a block has of a state tensor: the shard of this rank, or all of it."""
+    if not isinstance(held, DTensor):
+        return held
+    return held.full_tensor() if whole else held.to_local()
+
+
+def keep_entries(owner: Tensor, own: dict[str, Any], key: str, new: Tensor, whole: bool) -> bool:
+    """Keep new entries, a shard or all, as state that is sharded like its parameter; False for whole tensors."""
+    if not isinstance(owner, DTensor):
+        return False
+    own[key] = sharded_like(owner, cut(new, owner) if whole else new, owner.shape)
+    return True
+
+
+def sharded_like(owner: DTensor, local: Tensor, shape: Sequence[int]) -> DTensor:
+    """The shards of the ranks as one tensor of this shape, with the placements of a parameter."""
+    stride = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    mesh = owner.device_mesh
+    return DTensor.from_local(
+        local, mesh, owner.placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+    )
+
+
+def rows_of(param: DTensor) -> Rows:
+    """The rows of this rank; raises where it has something else."""
+    if any(getattr(p, "dim", 0) != 0 or type(p).__name__ == "_StridedShard" for p in param.placements):
+        raise ValueError(
+            f"The distance cap samples rows, and a parameter is sharded as {tuple(param.placements)}: shard it along "
+            "its first dim (Shard(0), as fully_shard does), or give lr a number and leave distance_cap out."
+        )
+    shape, first = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
+    count, total = (shape[0], param.shape[0]) if param.dim() else (1, 1)
+    length = math.prod(param.shape[1:]) * (2 if param.is_complex() else 1)
+    return Rows(first[0] if count and param.dim() else 0, count, length, total)
 
 
 def full_or_local(tensor: Tensor, param: Tensor, whole: bool) -> Tensor:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
@@ -15,6 +14,7 @@ from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.blocks import Block
 from proxsps.optim.checks import check_positive
 from proxsps.optim.estimate import Coupled, Estimate
+from proxsps.optim.memory import store
 from proxsps.optim.numbers import Numbers
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.regularizers import Regularizer
@@ -147,14 +147,6 @@ class DecSPS(CoupledPolyak):
         before = StepMemory(numbers.scalar(groups[0]["k"]), numbers.vector([group["memory"] for group in groups]))
         decision, after = dec_sps(model, before, numbers.flag(ok), groups[0]["c0"])
         for i, group in enumerate(groups):
-            _store(group, "k", numbers.factor(after.taken))
-            _store(group, "memory", numbers.factor(after.previous[i]))
+            store(group, "k", numbers.factor(after.taken))
+            store(group, "memory", numbers.factor(after.previous[i]))
         return decision
-
-
-def _store(group: dict[str, Any], key: str, value: Tensor | float) -> None:
-    """Keep a number in a group; a tensor in place, so that a captured step finds it again."""
-    if isinstance(value, Tensor) and isinstance(group[key], Tensor) and not torch.compiler.is_compiling():
-        group[key].copy_(value)
-    else:
-        group[key] = value.clone() if isinstance(value, Tensor) else value

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from proxsps.optim import SPS, DecSPS, PolyakOptimizer, ProxSGD, ProxSPS
+from proxsps.optim import SPS, DecSPS, PolyakOptimizer, ProxSGD, ProxSPS, ProxSPSAdam
 from proxsps.regularizers import L1, GroupLasso
 
 ROWS = 8  # of a batch on one rank
@@ -29,6 +29,14 @@ METHODS: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
     "ProxSPS, L1, limited": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "max_move": 0.5}),
     "ProxSPS, capturable": (ProxSPS, {"lr": 8.0, "weight_decay": 0.005, "capturable": True}),
     "ProxSPS, L1, capturable": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "capturable": True}),
+    "ProxSPS, momentum": (ProxSPS, {"lr": 8.0, "weight_decay": 0.005, "momentum": 0.9}),
+    "ProxSPS, matched": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "momentum": 0.5, "cap": "matched"}),
+    "ProxSPS, no lr": (ProxSPS, {"lr": None, "weight_decay": 0.005, "momentum": 0.9}),
+    "ProxSPS, no lr, tensors": (ProxSPS, {"lr": None, "regularizer": GroupLasso(0.01), "momentum": 0.9}),
+    "Adam": (ProxSPSAdam, {"weight_decay": 0.005}),
+    "Adam, L1, limited": (ProxSPSAdam, {"lr": 0.1, "regularizer": L1(0.002), "max_move": 0.05}),
+    "Adam, tensors": (ProxSPSAdam, {"regularizer": GroupLasso(0.01), "cap": "proximal"}),
+    "Adam, capturable": (ProxSPSAdam, {"weight_decay": 0.005, "capturable": True}),
     "SPS": (SPS, {"lr": 8.0, "weight_decay": 0.005}),
     "SPS, L1": (SPS, {"lr": 8.0, "regularizer": L1(0.002)}),
     "SPS, tensors, limited": (SPS, {"lr": 8.0, "regularizer": GroupLasso(0.01), "max_move": 0.5}),

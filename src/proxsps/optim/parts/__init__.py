@@ -28,9 +28,15 @@ from proxsps.regularizers.structure import Scalar
 def make_lines(
     numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, coupled: bool
 ) -> Lines:
-    """The part of the blocks whose prox is affine."""
+    """The part of the blocks whose prox is affine.
+
+    Blocks with averages come with a record of them (`proxsps.optim.moments`). A part that does not update averages by
+    itself has them made first.
+    """
+    make_moments(numbers, blocks)
     memory = None
-    if isinstance(numbers, Host) and fused is not False and not any(block.centered for block in blocks):
+    plain_steps = not any(block.centered or block.directions is not None for block in blocks)
+    if isinstance(numbers, Host) and fused is not False and plain_steps:
         memory = memory_of(blocks)
     _check_fused(fused, memory, blocks)
     part = Lines(numbers, blocks, places) if memory is None else CompiledLines(numbers, blocks, places, memory)
@@ -38,10 +44,18 @@ def make_lines(
     return part
 
 
+def make_moments(numbers: Numbers, blocks: Sequence[Block]) -> None:
+    """Give blocks with averages the slopes that these make."""
+    for block in blocks:
+        if block.moments is not None:
+            block.moments.make(block, numbers)
+
+
 def make_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, exact: bool = False
 ) -> Curve:
     """The part of blocks of another kind; `exact` calculates in doubles."""
+    make_moments(numbers, blocks)
     if kind == UNITS:
         (block,) = blocks
         compiles = isinstance(numbers, Host) and fused is not False and not exact

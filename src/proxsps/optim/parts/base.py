@@ -35,7 +35,14 @@ class Part(ABC):
 
     @abstractmethod
     def sums(self, points: bool) -> Array:
-        """||d||^2, <d, x> and, for `points`, ||x||^2, as rows with one column per block."""
+        """||d||^2, <d, x> and, for `points`, ||x||^2, as rows with one column per block.
+
+        In a metric the first one is <d, D^-1 d>.
+        """
+
+    def extras(self) -> list[list[Array]]:
+        """The further sums of blocks with averages, block by block: see `Moments.extras`."""
+        return [block.moments.extras(self.numbers, block) for block in self.blocks]
 
 
 class Curve(Part):
@@ -45,6 +52,7 @@ class Curve(Part):
     share = 1.0  # what its sums count on this rank, where those of all ranks are added up
     points = 1  # of a round of the search: as many as cost little more than one
     entries = 0  # that a pass over a sample would save reading
+    reach: Array | float = 1.0  # the caps of the blocks are their `alpha` times this number
     ahead: Array = np.empty(0)  # points to be answered in the pass that makes the sums
     answered: tuple[Array, Array, Array] | None = None
 
@@ -66,6 +74,27 @@ class Curve(Part):
     @abstractmethod
     def _heights(self, u: Array) -> tuple[Array, Array | None]:
         """The same, calculated."""
+
+    def cap(self, i: int) -> Any:
+        """The cap of a block."""
+        return self.scaled(self.blocks[i].alpha)
+
+    def scaled(self, alpha: Any) -> Any:
+        """Caps times `reach`; as they are where that is the number 1."""
+        return alpha if isinstance(self.reach, float) and self.reach == 1 else alpha * self.reach
+
+    def ray_heights(self, s: Array) -> Array:
+        """sum <d, x+(s) - x> on the ray of the matched cap, where step and prox have the size s times `alpha`.
+
+        Points on it are those at u = 1 with other caps. Every point is a pass of its own, unless a subclass knows
+        better.
+        """
+        before, one, found = self.reach, self.numbers.vector([1.0]), []
+        for i in range(len(s)):
+            self.reach = self.numbers.factor(s[i])
+            found.append(self._heights(one)[0][0])
+        self.reach = before
+        return self.numbers.vector(found)
 
     def sampled(self, u: Array, every: int) -> tuple[Array, Array]:
         """The same, estimated from a part of the entries where that saves reading."""

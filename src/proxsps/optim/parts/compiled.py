@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from proxsps.core.array import Array
-from proxsps.core.model import RowSums, row_heights, row_moves_sq
+from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import UNITS, Block
 from proxsps.optim.numbers import Numbers
@@ -87,7 +87,7 @@ class CompiledEntries(Curve):
     def pass_over(self, u: Array, every: int = 1) -> tuple[Array, Array, Array]:
         """Sums by block, and h and its slope at the points; from a sample for `every` above 1."""
         points = u if len(u) else np.ones(1)  # a pass for the sums alone has no kernel of its own
-        found = load_kernels().entries.reduce(self._memory, self._psi, self._alpha, points, every)
+        found = load_kernels().entries.reduce(self._memory, self._psi, self.scaled(self._alpha), points, every)
         h, slope = found[3:].reshape(2, len(points), -1).sum(axis=-1)[:, : len(u)]
         return found[:3], h, slope
 
@@ -105,12 +105,12 @@ class CompiledEntries(Curve):
 
     def moves_sq(self, u: Array) -> Array:
         """One pass."""
-        return load_kernels().entries.move_sq(self._memory, self._psi, self._alpha, float(u)).sum()
+        return load_kernels().entries.move_sq(self._memory, self._psi, self.scaled(self._alpha), float(u)).sum()
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """One pass."""
         if ok:
-            load_kernels().entries.write(self._memory, self._psi, self._alpha, float(u), float(s))
+            load_kernels().entries.write(self._memory, self._psi, self.scaled(self._alpha), float(u), float(s))
 
 
 class CompiledRows(Curve):
@@ -148,7 +148,11 @@ class CompiledRows(Curve):
         return np.stack([d_sq, d_dot_x, x_sq])
 
     def _heights(self, u: Array) -> tuple[Array, Array]:
-        return row_heights(self._rows, self._psi, self._alpha, u)
+        return row_heights(self._rows, self._psi, self.scaled(self._alpha), u)
+
+    def ray_heights(self, s: Array) -> Array:
+        """From the sums of the groups."""
+        return row_ray_heights(self._rows, self._psi, self._alpha, s)[0]
 
     def products_sq(self) -> Array:
         """Sums in doubles are hardly rounded."""
@@ -156,14 +160,14 @@ class CompiledRows(Curve):
 
     def moves_sq(self, u: Array) -> Array:
         """By the sums of the rows alone."""
-        return row_moves_sq(self._rows, self._psi, self._alpha, u)
+        return row_moves_sq(self._rows, self._psi, self.scaled(self._alpha), u)
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """One pass."""
         if not ok:
             return
         kernels, groups = load_kernels(), len(self._owners)
-        alpha = np.ascontiguousarray(np.broadcast_to(np.float64(self._alpha), (groups,)))
+        alpha = np.ascontiguousarray(np.broadcast_to(np.float64(self.scaled(self._alpha)), (groups,)))
         psi = kernels.Psi.of(groups, *self._psi)
         kernels.rows.write(self._memory, psi, alpha, float(u), float(s), self._known)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_moves_sq, row_values
 from proxsps.optim.blocks import Block
-from proxsps.optim.lists import spread
+from proxsps.optim.lists import join, spread, spread_all
 from proxsps.optim.numbers import Device
 from proxsps.optim.parts.base import Curve, masked, relaxed, resting, stepping
 from proxsps.optim.parts.entries import Bucket, buckets
@@ -45,13 +45,14 @@ class DeviceEntries(Curve):
         entries = sum(x.numel() for x in params)
         self._dtype = torch.float64 if any(x.dtype is torch.float64 for x in params) else torch.float32
         room = max(2 * sum(x.numel() * x.dtype.itemsize for x in params), ROOM) // self._dtype.itemsize
-        rows = POINTS * (2 if any(isinstance(block.alpha, Tensor) for block in blocks) else 1)  # see `_shrink`
+        rows = POINTS * (2 if any(block.scaled or isinstance(block.alpha, Tensor) for block in blocks) else 1)
         self._piece, loose = (room - 2 * entries) // rows, room // (rows + 2)
         # Seven operations over a piece that has to be joined first, four over one that is there.
         self._keeps = self._piece > 0 and math.ceil(entries / self._piece) <= 2 * math.ceil(entries / loose)
         size = entries if self._keeps else loose
-        self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, size)]
+        self._buckets = [b for i, block in enumerate(blocks) for b in buckets(block.params, block.slopes, i, size)]
         self._kept: list[tuple[Tensor, Tensor]] = []
+        self._factors: tuple[Array | float, list[Array]] | None = None
         self._psi = [
             resting(own.psi, block.alpha) if isinstance(own.psi, Scalar) else own.psi
             for own, block in zip(structures, blocks, strict=True)
@@ -64,6 +65,7 @@ class DeviceEntries(Curve):
         slopes = (d for _, d in vectors) if self._keeps else (bucket.vectors()[1] for bucket in self._buckets)
         norms = [torch.linalg.vector_norm(d, dtype=wide) for d in slopes]
         self._scale = scale_of(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)))
+        self._factors = None
         self._kept = [(x, d / self._scale) for x, d in vectors]
         dots = [torch.dot(d, x) for _, x, d in self._vectors()]
         columns = []
@@ -74,9 +76,7 @@ class DeviceEntries(Curve):
                 self.numbers.total([dots[j] for j in own]) * self._scale,
             ]
         zeros = torch.zeros(len(self.blocks), 1, dtype=wide, device=self._scale.device)
-        sums = torch.cat([torch.stack(columns).reshape(-1, 2), zeros], dim=1).T
-        self._reach = [-self._scale * block.alpha for block in self.blocks]
-        return sums
+        return torch.cat([torch.stack(columns).reshape(-1, 2), zeros], dim=1).T
 
     def _vectors(self) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
         """Each bucket with x and the scaled d."""
@@ -96,12 +96,31 @@ class DeviceEntries(Curve):
                 yield bucket.block, *pair
 
     def _heights(self, u: Array) -> tuple[Array, None]:
-        steps = [(u * reach).to(self._dtype)[:, None] for reach in self._reach]
+        blocks = range(len(self.blocks))
+        return self._sums_at([u * self._along(i) for i in blocks], [stepping(self.cap(i)) for i in blocks]), None
+
+    def ray_heights(self, s: Array) -> Array:
+        """All points in one pass, where the prox takes one step size for each of them."""
+        if not all(isinstance(psi, Scalar) for psi in self._psi):
+            return super().ray_heights(s)
+        caps = [s * block.alpha for block in self.blocks]
+        sizes = [stepping(cap.to(self._dtype))[:, None] for cap in caps]
+        return self._sums_at([cap * -self._scale for cap in caps], sizes)
+
+    def _along(self, i: int) -> Array:
+        """The factor on the scaled slopes of a block at u = 1."""
+        if self._factors is None or self._factors[0] is not self.reach:
+            self._factors = (self.reach, [-self._scale * self.cap(j) for j in range(len(self.blocks))])
+        return self._factors[1][i]
+
+    def _sums_at(self, steps: Sequence[Array], sizes: Sequence[Tensor | float]) -> Array:
+        """sum <d, y - x> at several points: from factors on the scaled slopes and step sizes of the prox, by block."""
+        columns = [step.to(self._dtype)[:, None] for step in steps]
         found: list[list[Tensor]] = [[] for _ in self.blocks]
         for i, x, d in self._pieces():
-            found[i].append(_products(x, d, steps[i].to(x.dtype), self._psi[i], stepping(self.blocks[i].alpha)))
-        own = [_added(parts, u.dtype) for parts in found if parts]
-        return self._scale * sum(own[1:], start=own[0]), None
+            found[i].append(_products(x, d, columns[i].to(x.dtype), self._psi[i], sizes[i]))
+        own = [_added(parts, steps[0].dtype) for parts in found if parts]
+        return self._scale * sum(own[1:], start=own[0])
 
     def products_sq(self) -> Array:
         """Not needed where a search stops by rounds."""
@@ -115,13 +134,14 @@ class DeviceEntries(Curve):
     def _written(self, u: Array) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
         """x and y(u) of each bucket."""
         for bucket, x, d in self._vectors():
-            z = torch.addcmul(x, d, (u * self._reach[bucket.block]).to(x.dtype))
-            yield bucket, x, _prox(z, self._psi[bucket.block], stepping(self.blocks[bucket.block].alpha))
+            cap = self.cap(bucket.block)
+            z = torch.addcmul(x, d, (u * self._along(bucket.block)).to(x.dtype))
+            yield bucket, x, _prox(z, self._psi[bucket.block], stepping(cap))
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """One pass."""
         for bucket, x, y in self._written(u):
-            y = masked(relaxed(x, y, s), x, ok, self.blocks[bucket.block].alpha).to(bucket.xs[0].dtype)
+            y = masked(relaxed(x, y, s), x, ok, self.cap(bucket.block)).to(bucket.xs[0].dtype)
             spread(y, bucket.xs)
 
 
@@ -176,17 +196,16 @@ class Stack:
 
     def _matrix(self, tensors: list[Tensor]) -> Tensor:
         if self.order is None:
-            return widened(torch.cat([x.reshape(-1, self.length) for x in tensors]))
+            return widened(join(tensors).view(-1, self.length))
         return widened(torch.stack(tensors).permute(self.order).reshape(-1, self.length))
 
-    def tensors(self, matrix: Tensor) -> list[Tensor]:
-        """The rows in the shapes of the parameters."""
+    def vector(self, matrix: Tensor) -> Tensor:
+        """The entries of a matrix in the order of the parameters."""
         if self.order is None:
-            parts = matrix.split([x.numel() // self.length for x in self.params])
-            return [part.view(x.shape) for part, x in zip(parts, self.params, strict=True)]
+            return matrix.reshape(-1)
         shape = (len(self.params), *self.params[0].shape)
         moved = matrix.view([shape[d] for d in self.order])
-        return list(moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).unbind())
+        return moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).reshape(-1)
 
 
 def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Stack]:
@@ -198,7 +217,7 @@ def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Sta
         ndim = x.dim()
         normed = range(ndim) if rows.dims is None else sorted(dim % ndim for dim in rows.dims)
         counted = [dim for dim in range(ndim) if dim not in normed]
-        length = math.prod(x.shape[dim] for dim in normed)
+        length = math.prod([x.shape[dim] for dim in normed])  # a list, which compilers can trace
         ordered = [*counted, *normed] == list(range(ndim))
         order = None if ordered else (0, *(dim + 1 for dim in counted), *(dim + 1 for dim in normed))
         key = (length, x.dtype, d.dtype, rows.psi, None if ordered else (order, x.shape))
@@ -254,7 +273,11 @@ class DeviceRows(Curve):
         return torch.cat([like.new_full((n,), v) if isinstance(v, (int, float)) else v.expand(n) for v, n in parts])
 
     def _heights(self, u: Array) -> tuple[Array, None]:
-        return row_values(self._rows, self._psi, self._alpha, u), None
+        return row_values(self._rows, self._psi, self.scaled(self._alpha), u), None
+
+    def ray_heights(self, s: Array) -> Array:
+        """From the sums of the rows."""
+        return row_values(self._rows, self._psi, stepping(s[:, None] * self._alpha), torch.ones_like(s))
 
     def products_sq(self) -> Array:
         """Not needed where a search stops by rounds."""
@@ -262,16 +285,13 @@ class DeviceRows(Curve):
 
     def moves_sq(self, u: Array) -> Array:
         """By the sums of the rows alone."""
-        return row_moves_sq(self._rows, self._psi, self._alpha, u)
+        return row_moves_sq(self._rows, self._psi, self.scaled(self._alpha), u)
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
         xs, zs, norms = [], [], []
         dtypes = [block.params[0].dtype for block in self.blocks]
-        steps = [
-            (u * -block.alpha).to(torch.promote_types(dtype, torch.float32))
-            for block, dtype in zip(self.blocks, dtypes, strict=True)
-        ]
+        steps = [(u * -self.cap(i)).to(torch.promote_types(dtype, torch.float32)) for i, dtype in enumerate(dtypes)]
         for stack in self._stacks:
             x, d = stack.matrices()
             z = torch.addcmul(x, d, steps[stack.block].to(x.dtype))
@@ -279,12 +299,10 @@ class DeviceRows(Curve):
             zs.append(z)
             norms.append(torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype))
         norm = torch.cat(norms).clamp(torch.finfo(self.numbers.dtype).tiny)
-        factors = self._psi.prox(norm, stepping(self._alpha)) / norm
+        factors = self._psi.prox(norm, stepping(self.scaled(self._alpha))) / norm
         factors = factors.to(xs[0].dtype).split(self._counts)
-        params, points = [], []
+        vectors = []
         for stack, x, z, c in zip(self._stacks, xs, zs, factors, strict=True):
             y = relaxed(x, z * c.to(z.dtype)[:, None], s)
-            y = masked(y, x, ok, self.blocks[stack.block].alpha)
-            params += stack.params
-            points += stack.tensors(y)
-        torch._foreach_copy_(params, points)
+            vectors.append(stack.vector(masked(y, x, ok, self.cap(stack.block))))
+        spread_all(vectors, [stack.params for stack in self._stacks])

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.core.step import Affine
-from proxsps.optim.blocks import Block, stored
+from proxsps.optim.blocks import Block, plain, stored
+from proxsps.optim.lists import spread
 from proxsps.optim.numbers import Device
 from proxsps.optim.parts.base import Part
+from proxsps.optim.parts.entries import buckets
 from proxsps.optim.passes import COPIES, LAUNCHES, combined, pair_sums, update, update_masked, vectors, wide_sums
 
 
@@ -34,7 +36,7 @@ class Lines(Part):
     def _torch_sums(self, block: Block, points: bool, exact: bool) -> list[Array]:
         pairs = vectors(block, self.coupled, *COPIES)
         if exact:
-            pairs = ((x.double(), d.double()) for x, d in pairs)
+            pairs = (tuple(map(Tensor.double, pair)) for pair in pairs)
         return [self.numbers.total(parts) for parts in pair_sums(pairs, points)]
 
     def _device_sums(self, points: bool) -> Array:
@@ -63,7 +65,12 @@ class Lines(Part):
 
     def _move_masked(self, block: Block, keep: Tensor, move: Tensor, pull: Tensor, ok: Tensor) -> None:
         fuses = not block.centered and block.aligned and not block.double and not torch.compiler.is_compiling()
-        if fuses and stored(block.slopes):
+        if fuses and stored(block.along):
             update_masked(block, keep.float(), move.float(), ok)
+        elif not block.centered and plain(block.params, block.slopes):
+            for bucket in buckets(block.params, block.slopes, 0, LAUNCHES[1]):
+                x, d = bucket.vectors()
+                y = self.numbers.masked(x, keep * x + move * d, ok)
+                spread(y.to(bucket.xs[0].dtype), bucket.xs)
         else:
             self.numbers.assign(block.params, list(combined(block, keep, move, pull)), ok)

@@ -27,16 +27,23 @@ class Pile(NamedTuple):
     block: int
     phi: Regularizer
     params: list[Tensor]
-    x: Tensor  # one tensor; several stacked; or all entries of a joint regulariser as one vector
+    x: Tensor  # one tensor; several stacked; or the entries of several joined as one vector
     d: Tensor
     stacked: bool
+    e: Tensor  # D^-1 d; d itself in the identity metric
+    metric: Tensor | None = None  # D
+    joined: bool = False
 
     def prox(self, z: Tensor, alpha: Tensor | float) -> Tensor:
-        """The prox of each tensor."""
+        """The prox of each tensor; in the metric, where there is one."""
+        if self.metric is not None:
+            return self.phi.prox_diagonal(z, alpha / self.metric)
         return _each(self.phi.prox, self.stacked, z, alpha)
 
     def tangent(self, z: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor | None:
-        """Its derivative along d, or None where that is not cheap."""
+        """Its derivative along e, or None where that is not cheap."""
+        if self.metric is not None:
+            return self.phi.prox_jvp(z, y, self.e, alpha / self.metric) if self.phi.separable else None
         if self.stacked and type(self.phi).prox_jvp is Regularizer.prox_jvp:
             return None
         return _each(self.phi.prox_jvp, self.stacked, z, y, self.d, alpha)
@@ -45,7 +52,7 @@ class Pile(NamedTuple):
         """The points of the parameters."""
         if self.stacked:
             return list(y.unbind())
-        return unflatten(y, self.params) if self.phi.joint else [y]
+        return unflatten(y, self.params) if self.joined else [y]
 
 
 def _each(formula: Callable[..., Tensor], stacked: bool, *args: Tensor | float) -> Tensor:
@@ -57,8 +64,12 @@ def _each(formula: Callable[..., Tensor], stacked: bool, *args: Tensor | float) 
 def piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterator[Pile]:
     """The piles of a block."""
     phi, params, slopes = block.phi, block.params, block.slopes
+    if block.in_metric:
+        yield from _metric_piles(block, place, wide)
+        return
     if phi.joint:
-        yield Pile(place, phi, params, *(flatten([wide(t) for t in ts]) for ts in (params, slopes)), False)
+        x, d = (flatten([wide(t) for t in ts]) for ts in (params, slopes))
+        yield Pile(place, phi, params, x, d, False, d, joined=True)
         return
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, x in enumerate(params):
@@ -68,7 +79,24 @@ def piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterato
         xs, ds = ([tensors[i] for i in members] for tensors in (params, slopes))
         stacked = len(members) > 1
         x, d = (wide(torch.stack(ts) if stacked else ts[0]) for ts in (xs, ds))
-        yield Pile(place, phi.at(block.indices[members[0]]), xs, x, d, stacked)
+        yield Pile(place, phi.at(block.indices[members[0]]), xs, x, d, stacked, d)
+
+
+def _metric_piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterator[Pile]:
+    """The piles of a block in a metric: all tensors of one dtype as one vector where each entry stands for itself."""
+    phi, parts = block.phi, (block.params, block.slopes, block.directions, block.metrics)
+    own = [phi.at(i) for i in block.indices]
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for i, x in enumerate(block.params):
+        joins = own[i] is phi and (phi.joint or phi.separable)
+        found[(x.dtype,) if joins else (i,)].append(i)
+    for members in found.values():
+        xs = [block.params[i] for i in members]
+        joined = len(members) > 1 or phi.joint
+        x, d, e, metric = ([wide(tensors[i]) for i in members] for tensors in parts)
+        if joined:
+            x, d, e, metric = ([flatten(tensors)] for tensors in (x, d, e, metric))
+        yield Pile(place, own[members[0]], xs, x[0], d[0], False, e[0], metric[0], joined)
 
 
 class Proxes(Curve):
@@ -82,23 +110,27 @@ class Proxes(Curve):
         wide = torch.Tensor.double if exact else widened
         self._piles = [pile for i, block in enumerate(blocks) for pile in piles(block, i, wide)]
         self._scale: Array | float = 1.0
-        self._last: tuple[Array, list[Tensor]] | None = None
+        self._last: tuple[tuple[Array, Array | float], list[Tensor]] | None = None
 
     def sums(self, points: bool) -> Array:
         """Inner products of whole tensors; on a device, slopes are divided by their common norm from then on."""
         if self._device:
             norms = [torch.linalg.vector_norm(pile.d, dtype=self.numbers.dtype) for pile in self._piles]
             self._scale = scale_of(torch.linalg.vector_norm(torch.stack(norms)))
-            self._piles = [pile._replace(d=pile.d / self._scale) for pile in self._piles]
+            self._piles = [pile._replace(**self._shrunk(pile)) for pile in self._piles]
         scale, columns = self._scale, []
         for i in range(len(self.blocks)):
             own = [pile for pile in self._piles if pile.block == i]
-            square = self.numbers.total([part for pile in own for part in self._dots(pile.d, pile.d)])
+            square = self.numbers.total([part for pile in own for part in self._dots(pile.d, pile.e)])
             product = self.numbers.total([part for pile in own for part in self._dots(pile.d, pile.x)])
             columns += [scale**2 * square, scale * product, self.numbers.scalar(0.0)]
         if self._device:
             return torch.stack(columns).reshape(-1, 3).T
         return np.array(columns).reshape(-1, 3).T
+
+    def _shrunk(self, pile: Pile) -> dict[str, Tensor]:
+        d = pile.d / self._scale
+        return {"d": d, "e": d if pile.e is pile.d else pile.e / self._scale}
 
     def _dots(self, left: Tensor, right: Tensor) -> list[Tensor]:
         if self._device:
@@ -113,25 +145,25 @@ class Proxes(Curve):
     def _height(self, u: Array) -> tuple[Array, Array | float]:
         heights, bend, points = [], 0.0, []
         for pile in self._piles:
-            alpha = self.blocks[pile.block].alpha
+            alpha = self.cap(pile.block)
             z, y = self._along(pile, u, alpha)
             heights += self._dots(pile.d, y - pile.x)
             if not self._device:
                 tangent = pile.tangent(z, y, stepping(alpha))
                 bend += alpha * (math.nan if tangent is None else self.numbers.total(self._dots(pile.d, tangent)))
             points.append(y)
-        self._last = (u, points)
+        self._last = ((u, self.reach), points)
         return self._scale * self.numbers.total(heights), -bend
 
     def _along(self, pile: Pile, u: Array, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """x - tau d and its prox; x itself where alpha = 0."""
-        z = pile.x - self.numbers.factor(u * alpha * self._scale) * pile.d
+        z = pile.x - self.numbers.factor(u * alpha * self._scale) * pile.e
         y = pile.prox(z, stepping(alpha))
         return z, torch.where(alpha == 0, pile.x, y) if isinstance(alpha, Tensor) else y
 
     def _at(self, u: Array) -> list[Tensor]:
         """y(u); that of the last evaluation where it was there."""
-        if self._last is None or self._device or self._last[0] != u:
+        if self._last is None or self._device or self._last[0] != (u, self.reach):
             self._height(u)
         return self._last[1]
 
@@ -154,5 +186,5 @@ class Proxes(Curve):
         for pile, y in zip(self._piles, self._at(u), strict=True):
             y = relaxed(pile.x, y, s)
             if self._device:
-                y = masked(y, pile.x, ok, self.blocks[pile.block].alpha)
+                y = masked(y, pile.x, ok, self.cap(pile.block))
             torch._foreach_copy_(pile.params, pile.tensors(y))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.model import RowSums, row_heights, row_moves_sq
+from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
 from proxsps.optim.blocks import Block
 from proxsps.optim.numbers import Numbers
 from proxsps.optim.parts.base import Curve, relaxed
@@ -122,7 +122,11 @@ class RowsOfTensors(Curve):
         return matrix.split(max(1, SLICE // max(1, stack.length)))
 
     def _heights(self, u: Array) -> tuple[Array, Array]:
-        return row_heights(self._rows, self._psi, self._alpha, u)
+        return row_heights(self._rows, self._psi, self.scaled(self._alpha), u)
+
+    def ray_heights(self, s: Array) -> Array:
+        """From the sums of the rows."""
+        return row_ray_heights(self._rows, self._psi, self._alpha, s)[0]
 
     def products_sq(self) -> Array:
         """The three sums are rounded once, and h is the same function of them at all u."""
@@ -130,18 +134,21 @@ class RowsOfTensors(Curve):
 
     def moves_sq(self, u: Array) -> Array:
         """By the sums of the rows alone."""
-        return row_moves_sq(self._rows, self._psi, self._alpha, u)
+        return row_moves_sq(self._rows, self._psi, self.scaled(self._alpha), u)
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
         for stack in self._stacks if ok else ():
-            alpha = self.blocks[stack.block].alpha
+            alpha = self.cap(stack.block)
             xs, ds = stack.matrix(stack.params), stack.matrix(stack.slopes)
             for x, d in zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True):
                 z = torch.add(x.double() if self._exact else x, d, alpha=-float(u) * alpha)
                 norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
-                z.mul_(stack.psi.prox(norm, alpha).div_(norm))
-                x.copy_(relaxed(x, z, s))
+                factor = stack.psi.prox(norm, alpha).div_(norm)
+                if s == 1 and z.dtype == x.dtype:
+                    torch.mul(z, factor, out=x)
+                else:
+                    x.copy_(relaxed(x, z.mul_(factor), s))
             if xs.data_ptr() != stack.params[0].data_ptr():  # a copy, not a view
                 torch._foreach_copy_(stack.params, list(stack.tensors(xs)))
 

@@ -1,0 +1,126 @@
+"""What ProxSPS and ProxSPSAdam share: averaged models, and steps that need no learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.core.rules import Decision, Model, truncated
+from proxsps.optim.assembly import Assembly
+from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.blocks import Block, gather
+from proxsps.optim.caps import MATCHED, PROXIMAL, Caps, Known, Step
+from proxsps.optim.checks import check_cap
+from proxsps.optim.estimate import Averaged
+from proxsps.optim.numbers import Numbers, choose
+from proxsps.optim.reduce import ProcessGroup
+from proxsps.optim.travel import Distance
+
+
+class CappedPolyak(PolyakOptimizer):
+    """Steps of the truncated model with the caps of `proxsps.optim.caps`.
+
+    Args:
+        params: parameters or parameter groups.
+        defaults: options of the groups; `lr`, `cap` and `distance_cap` as the user gave them.
+        process_group: ranks that step together.
+        check_replicas: whether to compare replicas after every step.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        process_group: ProcessGroup | Literal[False] | None,
+        check_replicas: bool,
+    ) -> None:
+        name, lr, distance = type(self).__name__, defaults["lr"], defaults["distance_cap"]
+        if distance not in (None, True, False):
+            raise ValueError(f"distance_cap must be True, False, or None for True without an lr, got {distance!r}.")
+        if lr is None and distance is False:
+            raise ValueError(
+                f"{name}(lr=None) takes its steps from the distance cap, got distance_cap=False: leave distance_cap "
+                "out, or give lr a number."
+            )
+        cap = defaults["cap"]
+        check_cap(cap)
+        defaults |= {
+            "lr": 1.0 if lr is None else lr,
+            "cap": cap or (MATCHED if lr is None else PROXIMAL),
+            "distance_cap": bool(distance or lr is None),
+            "lr_is_factor": lr is None,
+        }
+        if self._averages(defaults):
+            defaults |= dict.fromkeys(Averaged.keys, 0.0)
+        if defaults["distance_cap"]:
+            defaults |= {"reach": 0.0, "g_sq": 0.0, "k": 0.0}
+        super().__init__(params, defaults, process_group, check_replicas)
+
+    @staticmethod
+    def _averages(options: dict[str, Any]) -> bool:
+        """Whether models are averaged."""
+        return bool(options["momentum"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step.
+
+        Without a learning rate, a group has none either. A group that is added later takes the options of the whole
+        step, such as `lower_bound`, from the others, and starts to measure its distance from where it is then.
+        """
+        if isinstance(param_group, dict) and "lr" in param_group:
+            self._check_given_lr(param_group)
+        super().add_param_group(param_group)
+
+    def _check_given_lr(self, group: dict[str, Any]) -> None:
+        name, factor = type(self).__name__, self.defaults["lr_is_factor"]
+        if group["lr"] is None:
+            if not factor:
+                raise ValueError(
+                    f"A parameter group has lr=None, but {name}() was given lr={self.defaults['lr']!r}: the step is "
+                    f"one for all groups, so pass lr=None to {name}() itself, and to no group a number."
+                )
+            group["lr"] = 1.0
+        elif factor and not self._complete:
+            raise ValueError(
+                f"A parameter group has lr={group['lr']!r}, but {name}() was given lr=None: the step is one for all "
+                "groups. Without a learning rate, the lr of a group is a factor on its step that starts at 1; set "
+                "opt.param_groups[i]['lr'] after the optimizer is made, or use a scheduler."
+            )
+
+    def _start_state(self) -> None:
+        options = self.param_groups[0]
+        if self._averages(options):
+            estimate = self._estimate()
+            for owner in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+                estimate.start(owner)
+        if options["distance_cap"]:
+            numbers = choose(gather(self.param_groups, self._ranks), options["capturable"])
+            Distance(self.param_groups, self.state, numbers, self._ranks).start()
+
+    @property
+    def _remembers(self) -> bool:
+        options = self.param_groups[0]
+        return self._averages(options) or options["distance_cap"]
+
+    @property
+    def _kept(self) -> Container[Tensor]:
+        return self.state if self._averages(self.param_groups[0]) else ()
+
+    @property
+    def _further_sums(self) -> tuple[int, int]:
+        return self._estimate().rows, int(self.param_groups[0]["distance_cap"])
+
+    def _caps(self, numbers: Numbers) -> Caps:
+        options, distance = self.param_groups[0], None
+        if options["distance_cap"]:
+            distance = Distance(self.param_groups, self.state, numbers, self._ranks)
+        return Caps(options["cap"] == MATCHED, distance, options["lr_is_factor"])
+
+    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
+        return truncated(model)
+
+    def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
+        return caps.decide(assembly, known)

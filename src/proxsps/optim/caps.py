@@ -1,0 +1,114 @@
+"""How long a step may be: by a learning rate, by the distance travelled, and in which way the caps enter the step.
+
+Blocks have caps of their own. Where these are known before the step, they are the learning rates. Else a block has a
+share w_j in [0, 1], its learning rate over the largest one, and its cap is w_j times one number for all blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from proxsps.core.array import Array, array_namespace
+from proxsps.core.caps import shares
+from proxsps.core.rules import Decision, linear, truncated
+from proxsps.optim.assembly import Assembly
+from proxsps.optim.blocks import Block
+from proxsps.optim.numbers import Numbers
+from proxsps.optim.parts import Sums
+from proxsps.optim.travel import Distance
+
+PROXIMAL, MATCHED = "proximal", "matched"
+
+
+class Known(NamedTuple):
+    """What a step is decided with, over all ranks."""
+
+    gap: Array  # m - C
+    sums: Sums
+    alpha: Array  # caps, or shares
+    lam: Array  # strengths of the squared l2 norm
+    bounded: bool  # whether there is a C
+    travelled: Sequence[Array]  # `Caps.sums`
+    g_sq: Array  # ||D^-1 g||^2
+
+
+class Step(NamedTuple):
+    """A step that was decided: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
+
+    decision: Decision
+    u: Array
+    reach: Array | float = 1.0
+    caps: Array | float = 1.0  # what caps are of `alpha`, factors on the step included
+    distance: Array | float = math.nan  # the distance cap
+    longest: Array | float = math.nan  # what caps are of `alpha` before factors
+
+
+class Caps:
+    """The caps of one step.
+
+    Args:
+        matched: whether step and prox have the same size, up to which the model stays above C.
+        distance: the distance cap, None for none.
+        factor: whether learning rates are factors on the step, which is chosen without them.
+    """
+
+    def __init__(self, matched: bool = False, distance: Distance | None = None, factor: bool = False) -> None:
+        self._matched, self._distance, self._factor = matched, distance, factor
+        self.scaled = matched or distance is not None
+
+    def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> Array:
+        """The caps of the blocks, or their shares."""
+        self._numbers = numbers
+        alpha = numbers.vector([block.alpha for block in blocks])
+        if not self.scaled:
+            return alpha
+        self._largest, alpha = shares(alpha)
+        known = not any(isinstance(block.alpha, Tensor) for block in blocks)
+        largest = max(float(block.alpha) for block in blocks) if known else None
+        for i, block in enumerate(blocks):
+            block.scaled = True
+            block.alpha = block.alpha / (largest or 1.0) if known else alpha[i]
+        return alpha
+
+    def sums(self) -> list[Array]:
+        """What the distance cap needs, on this rank: one vector, or none."""
+        return [] if self._distance is None else [self._distance.sums()]
+
+    def decide(self, assembly: Assembly, known: Known) -> Step:
+        """The step of ProxSPS."""
+        gap, sums, alpha, lam, bounded, *_ = known
+        rule = truncated if bounded else linear
+        if not self.scaled:
+            decision = rule(assembly.model(gap, sums, alpha, lam))
+            return Step(decision, decision.u)
+        longest, factor, distance = self._longest(known)
+        caps = factor * longest
+        if self._numbers.refuses(longest > 0):
+            nothing = self._numbers.scalar(0.0)
+            return Step(Decision(nothing, nothing, gap), nothing, 0.0, caps, distance, longest)
+        if self._matched and bounded:
+            decision = assembly.matched(gap, sums, alpha, lam, longest)
+            one = array_namespace(gap).ones_like(gap)
+            return Step(decision, one, caps * decision.u, caps, distance, longest)
+        assembly.reach = longest
+        decision = rule(assembly.model(gap, sums, longest * alpha, lam))
+        return Step(decision, decision.u, caps, caps, distance, longest)
+
+    def _longest(self, known: Known) -> tuple[Array, Array, Array | float]:
+        """The number that shares are multiplied with, the factor on the step, and the distance cap."""
+        one = self._numbers.scalar(1.0)
+        if self._distance is None:
+            return self._largest, one, math.nan
+        distance = self._distance.cap(*known.travelled, known.g_sq)
+        if self._factor:
+            return distance, self._largest, distance
+        return array_namespace(one).minimum(distance, self._largest), one, distance
+
+    def commit(self, ok: Array) -> None:
+        """Keep what the caps remember."""
+        if self._distance is not None:
+            self._distance.commit(ok)

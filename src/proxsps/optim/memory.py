@@ -1,0 +1,77 @@
+"""What an optimizer remembers: numbers in its parameter groups, tensors in its state."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsps.optim.blocks import PLAIN
+
+State = Mapping[Tensor, dict[str, Any]]
+
+
+def store(group: dict[str, Any], key: str, value: Tensor | float) -> None:
+    """Keep a number in a group; a tensor in place, so that a captured step finds it again."""
+    if isinstance(value, Tensor) and isinstance(group[key], Tensor) and not torch.compiler.is_compiling():
+        group[key].copy_(value)
+    else:
+        group[key] = value.clone() if isinstance(value, Tensor) else value
+
+
+def store_all(groups: Sequence[dict[str, Any]], **values: Tensor | float) -> None:
+    """Keep numbers of the whole step, in all groups alike."""
+    for group in groups:
+        for key, value in values.items():
+            store(group, key, value)
+
+
+def blank(owner: Tensor) -> Tensor:
+    """Zeros for an average of a parameter's gradients: like the parameter, in single precision at least."""
+    return torch.zeros_like(owner, dtype=memory_dtype("average", owner), requires_grad=False)
+
+
+def memory_dtype(key: str, owner: Tensor) -> torch.dtype:
+    """The dtype of a state tensor: counts are f32, averages f32 at least, and a start is what it was in."""
+    if key == "steps":
+        return torch.float32
+    half = owner.dtype in (torch.float16, torch.bfloat16)
+    if key == "start":
+        return owner.dtype.to_real()
+    return torch.float32 if half else owner.dtype
+
+
+def restored(key: str, value: Tensor, saved: Any, owner: Tensor) -> Tensor:
+    """A loaded value in the dtype it belongs in: what was saved, if torch has not made anything else of it."""
+    dtype = memory_dtype(key, owner)
+    if value.dtype is dtype or not isinstance(saved, Tensor):
+        return value.clone() if value.dtype is dtype else value.to(dtype)
+    on = saved.to(value.device)
+    return on.to(dtype, copy=True) if torch.equal(_local(on.to(value.dtype)), _local(value)) else value.to(dtype)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def entries(held: Tensor, whole: bool) -> Tensor:
+    """A state tensor as blocks have tensors: real, and of a sharded one the shard of this rank or the `whole`."""
+    if type(held) not in PLAIN and "torch.distributed.tensor" in sys.modules:
+        from proxsps.optim.shards import held_entries
+
+        held = held_entries(held, whole)
+    return torch.view_as_real(held) if held.is_complex() else held
+
+
+def replace(owner: Tensor, own: dict[str, Any], key: str, new: Tensor, whole: bool) -> None:
+    """Keep new entries of a state tensor, in the form that `entries` gave them."""
+    new = torch.view_as_complex(new) if owner.is_complex() else new
+    if type(owner) not in PLAIN and "torch.distributed.tensor" in sys.modules:
+        from proxsps.optim.shards import keep_entries
+
+        if keep_entries(owner, own, key, new, whole):
+            return
+    own[key] = new

@@ -1,0 +1,235 @@
+"""Averages of gradients as the slopes of a step, and Adam's metric from averages of their squares.
+
+A block that takes part in such a step has a record of them, `Moments`: the gradients, the averages before the step and
+the weights to update them with. Nothing is calculated when the record is made, so that a part of the step may choose:
+
+- `Moments.make` calculates the new averages, and with them slopes, directions and metric of the block, as tensors. It
+  is what parts without a way of their own get (`Assembly` calls it), and all that `Lines`, curves and kernels for plain
+  slopes need. The new averages replace the old ones when the step is accepted (`Moments.keep`).
+- A part that updates averages while it sums does not call it. It reads the record, answers `Part.extras` itself, and
+  writes new averages into the tensors of the record (`averages`, `squares`) in its write pass, where the step is
+  accepted. `Moments.keep` then has nothing to do. `make_lines` is where such a part is chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.core.estimate import Weights, averaged, corrected_weights, metric
+from proxsps.optim.blocks import LINES, Block
+from proxsps.optim.lists import join, spread
+from proxsps.optim.passes import COPIES, LAUNCHES, bucketed, scale_of, widened
+
+if TYPE_CHECKING:
+    from proxsps.optim.numbers import Numbers
+
+Store = Callable[[int, str, Tensor], None]  # (place in the block, key of the state, new tensor)
+
+ROWS = 5  # sums of a block that are not sums of slopes: see `Moments.extras`
+
+
+@dataclass
+class Moments:
+    """What a step needs of the averages of one block; lists have one entry per tensor, as `Block.params` has.
+
+    Tensors are real views of complex ones, and have single precision at least.
+    """
+
+    grads: list[Tensor]  # g; zeros for a parameter without a gradient
+    averages: list[Tensor]  # d before the step
+    weights: Weights  # with which d takes in g
+    squares: list[Tensor] | None = None  # v before the step; None in the identity metric
+    square_weights: Sequence[Weights] = ()  # with which v takes in g^2: each tensor has its own count
+    eps: float = 0.0
+    moves: bool = False  # whether the Euclidean length of the move will be asked for
+    in_place: bool = True  # whether `averages` and `squares` are the state itself, and not gathered from shards
+    slopes: list[Tensor] = field(default_factory=list)  # d after the step
+    new_squares: list[Tensor] = field(default_factory=list)
+    metrics: list[Tensor] = field(default_factory=list)  # D = sqrt(v) + eps
+    made: bool = False
+
+    def make(self, block: Block, numbers: Numbers) -> None:
+        """Calculate the new averages, and give the block its slopes, directions and metric."""
+        if self.made:
+            return
+        self.made = True
+        grads, (old, new) = list(map(widened, self.grads)), self.weights
+        if grads:
+            self.slopes = torch._foreach_mul(self.averages, old)
+            torch._foreach_add_(self.slopes, grads, alpha=new)
+        block.slopes = self.slopes
+        if self.squares is None:
+            return
+        if grads:
+            olds, news = (list(column) for column in zip(*self.square_weights, strict=True))
+            self.new_squares = torch._foreach_mul(self.squares, olds)
+            torch._foreach_addcmul_(self.new_squares, grads, grads, news)
+            self.metrics = metrics(self.new_squares, self.eps)
+        block.directions = torch._foreach_div(self.slopes, self.metrics) if grads else []
+        block.metrics = self.metrics
+
+    def extras(self, numbers: Numbers, block: Block) -> list[Array]:
+        """<g, x>, ||D^-1 g||^2, <d, center>, and for `moves` in a metric ||D^-1 d||^2 and <D^-1 d, x>.
+
+        The third completes <d, x>, of which sums of blocks with a centre have <d, x - center>.
+        """
+        columns = [block.params, self.grads]
+        if self.squares is not None:
+            columns += [self.metrics, block.directions if self.moves else self.metrics]
+        sums = self._sums(numbers, columns, exact=False)
+        if not all(number == 0 or 1e-20 < abs(number) < 1e30 for number in sums):  # beyond the range of f32
+            sums = self._sums(numbers, columns, exact=True)
+        return self._centered(numbers, block, sums)
+
+    def _centered(self, numbers: Numbers, block: Block, sums: list[Array]) -> list[Array]:
+        if block.quadratic and block.centered:
+            sums[2] = numbers.total([(d * c).sum() for d, c in zip(self.slopes, block.centers, strict=True)])
+        return sums
+
+    def _sums(self, numbers: Numbers, columns: Sequence[Sequence[Tensor]], exact: bool) -> list[Array]:
+        found: list[list[Tensor]] = [[] for _ in range(ROWS)]
+        for vectors in bucketed(zip(*columns, strict=True), *COPIES):
+            x, g, *rest = map(Tensor.double, vectors) if exact else vectors
+            found[0].append(torch.dot(g, x))
+            q = g / rest[0] if rest else g
+            found[1].append(torch.dot(q, q))
+            if rest and self.moves:
+                found[3].append(torch.dot(rest[1], rest[1]))
+                found[4].append(torch.dot(rest[1], x))
+        return [numbers.total(parts) for parts in found]
+
+    def keep(self, ok: Array, store: Store) -> None:
+        """Hand over the new averages; nothing where a part has written them already."""
+        if not self.made:
+            return
+        for i, d in enumerate(self.slopes):
+            store(i, "average", d)
+        for i, v in enumerate(self.new_squares):
+            store(i, "square", v)
+
+
+@dataclass
+class DeviceMoments(Moments):
+    """The same on a device, in few launches: tensors are joined into long vectors, and nothing is read back.
+
+    State is written in place where the step is taken, so that a captured step finds it again.
+    """
+
+    steps: list[Tensor] | None = None  # of each tensor, the gradients that v has taken in
+    present: Sequence[bool] = ()  # whether each tensor has a gradient
+    beta2: float = 0.0
+
+    def make(self, block: Block, numbers: Numbers) -> None:
+        """Calculate the new averages, and give the block its slopes, directions and metric."""
+        if self.made:
+            return
+        self.made = True
+        self._members = list(_buckets(block.params, self.grads, LAUNCHES[1]))
+        self._new: list[list[Tensor]] = []
+        self._found: list[list[Tensor]] = [[] for _ in range(ROWS)]
+        size = len(self.grads)
+        self.slopes, self.metrics = [None] * size, [None] * size
+        block.slopes = self.slopes
+        if self.squares is not None:
+            block.directions, block.metrics = [None] * size, self.metrics
+        weights = None if self.squares is None or not size else self._square_weights(numbers)
+        for members in self._members:
+            self._make(block, numbers, members, weights)
+
+    def _square_weights(self, numbers: Numbers) -> Tensor:
+        """How much of g^2 each tensor's v takes in; nothing where there is no gradient."""
+        new = corrected_weights(numbers.column(torch.stack(self.steps)), self.beta2).new
+        if all(self.present):
+            return new
+        zero = torch.zeros_like(new[0])
+        return torch.stack([w if has else zero for w, has in zip(new.unbind(), self.present, strict=True)])
+
+    def _make(self, block: Block, numbers: Numbers, members: Sequence[int], weights: Tensor | None) -> None:
+        """The averages of one bucket, its views, and its sums."""
+        x, g, d = (widened(join([ts[i] for i in members])) for ts in (block.params, self.grads, self.averages))
+        d = averaged(d, g, self.weights)
+        shapes = [self.grads[i].shape for i in members]
+        _spread_views(self.slopes, members, shapes, d)
+        self._new.append([d])
+        norm, scale = _scaled(g, numbers)
+        self._found[0].append(torch.dot(g / scale, x) * scale)
+        if weights is None:
+            self._found[1].append(norm.square())
+            return
+        v = join([self.squares[i] for i in members])
+        own = weights.to(v.dtype).unbind()
+        v = torch.lerp(v, g * g, torch.cat([own[i].expand(self.grads[i].numel()) for i in members]))
+        D = metric(v, self.eps) if self.eps else v.sqrt().clamp_min(torch.finfo(v.dtype).tiny ** 0.5)
+        e = d / D
+        _spread_views(block.directions, members, shapes, e)
+        if block.kind != LINES:
+            _spread_views(self.metrics, members, shapes, D)
+        self._new[-1].append(v)
+        self._found[1].append(torch.linalg.vector_norm(g / D, dtype=numbers.dtype).square())
+        if self.moves:
+            self._found[3].append(torch.linalg.vector_norm(e, dtype=numbers.dtype).square())
+            self._found[4].append(torch.dot(e, x))
+
+    def extras(self, numbers: Numbers, block: Block) -> list[Array]:
+        """From the pass that made the averages."""
+        sums = [numbers.total(parts) for parts in self._found]
+        return self._centered(numbers, block, sums)
+
+    def keep(self, ok: Array, store: Store) -> None:
+        """Write the new averages where the step is taken."""
+        for members, vectors in zip(self._members if self.made else (), self._new if self.made else (), strict=True):
+            for key, old, new in zip(("average", "square"), (self.averages, self.squares), vectors, strict=False):
+                held = [old[i] for i in members]
+                chosen = torch.where(ok, new, join(held))
+                if self.in_place:
+                    spread(chosen, held)
+                    continue
+                parts = chosen.split([t.numel() for t in held])
+                for i, part, t in zip(members, parts, held, strict=True):
+                    store(i, key, part.view(t.shape))
+
+
+def _buckets(params: Sequence[Tensor], grads: Sequence[Tensor], size: int) -> Iterator[list[int]]:
+    """Places of tensors of one dtype that are joined."""
+    found: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
+    room: dict[tuple[torch.dtype, torch.dtype], int] = {}
+    for i, (x, g) in enumerate(zip(params, grads, strict=True)):
+        key = x.dtype, g.dtype
+        if key in found and x.numel() > room[key]:
+            yield found.pop(key)
+        if key not in found:
+            found[key], room[key] = [], size
+        found[key].append(i)
+        room[key] -= x.numel()
+    yield from found.values()
+
+
+def _spread_views(tensors: list[Tensor], members: Sequence[int], shapes: Sequence[torch.Size], vector: Tensor) -> None:
+    """Put views of a vector, in these shapes, at the places of the members."""
+    parts = vector.split([math.prod(shape) for shape in shapes])
+    for i, part, shape in zip(members, parts, shapes, strict=True):
+        tensors[i] = part.view(shape)
+
+
+def _scaled(g: Tensor, numbers: Numbers) -> tuple[Tensor, Tensor]:
+    """The norm of a vector, and a number near it that f32 can be divided by."""
+    norm = torch.linalg.vector_norm(g, dtype=numbers.dtype)
+    return norm, scale_of(norm)
+
+
+def metrics(squares: Sequence[Tensor], eps: float) -> list[Tensor]:
+    """D = sqrt(v) + eps of each tensor; without eps, entries without any gradient get one that can be divided by."""
+    found = torch._foreach_sqrt(squares)
+    if eps:
+        torch._foreach_add_(found, eps)
+    else:
+        for D in found:
+            D.clamp_min_(torch.finfo(D.dtype).tiny ** 0.5)
+    return found

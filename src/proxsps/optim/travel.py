@@ -1,0 +1,175 @@
+"""The distance cap of a step: how far the parameters have come since the start, from a sample of their entries.
+
+State of a parameter: `start` holds the sampled entries of x_0, every 17th of the flat tensor (`proxsps.core.distance`).
+The numbers rbar, G and k are in the groups.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array, array_namespace
+from proxsps.core.distance import (
+    STRIDE,
+    Travel,
+    distance_cap,
+    keep_travel,
+    sample,
+    sample_size,
+    start_travel,
+    update_travel,
+)
+from proxsps.optim.blocks import PLAIN
+from proxsps.optim.memory import State, store_all
+from proxsps.optim.numbers import Host, Numbers
+from proxsps.optim.passes import widened
+from proxsps.optim.reduce import Ranks
+
+KEYS = ("reach", "g_sq", "k")
+
+
+class Distance:
+    """How far the run has come, and the cap that follows from it.
+
+    Args:
+        groups: the parameter groups.
+        state: the optimizer's state.
+        numbers: those of the step.
+        ranks: the ranks that step together.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], state: State, numbers: Numbers, ranks: Ranks) -> None:
+        self._groups, self._state, self._numbers = groups, state, numbers
+        self._before = Travel(*(numbers.scalar(groups[0][key]) for key in KEYS))
+        # Whether this is the first step, as far as that can be known without waiting for a device.
+        self._first = not isinstance(numbers, Host) or bool(self._before.taken == 0)
+        self._fresh: list[tuple[Tensor, Tensor]] = []
+        self._samples: list[Tensor] = []
+        self._starts: list[Tensor] = []
+        self._factors: list[float] = []  # from the sum over a sample to that over all entries, and the share of a rank
+        for owner in self._owners():
+            self._take(owner, ranks)
+
+    def _owners(self) -> Iterator[Tensor]:
+        """All parameters with a gradient, and those that had one before."""
+        for group in self._groups:
+            for param in group["params"]:
+                if param.grad is not None or "start" in self._state.get(param, ()):
+                    yield param
+
+    def _take(self, owner: Tensor, ranks: Ranks) -> None:
+        own, found = self._state.get(owner, {}), sampled(owner, ranks)
+        if "start" not in own or (self._first and isinstance(self._numbers, Host)):
+            self._fresh.append((owner, found.keep()))
+            start = found.entries.clone()
+        else:
+            start = found.read(own["start"])
+        self._samples.append(widened(found.entries))
+        self._starts.append(widened(start))
+        self._factors.append(found.share * found.count / max(1, sample_size(found.count)))
+
+    def start(self) -> None:
+        """Make the state of all parameters with a gradient, where there is none."""
+        for owner, start in self._fresh:
+            self._state[owner]["start"] = start
+
+    def sums(self) -> Array:
+        """||x - x_0||^2 and, where it may be needed, ||x||^2, of what this rank holds."""
+        if not self._samples:
+            return self._numbers.vector([0.0, 0.0])
+        moved = self._squares(torch._foreach_sub(self._samples, self._starts))
+        return self._numbers.vector([moved, self._squares(self._samples) if self._first else 0.0])
+
+    def _squares(self, tensors: Sequence[Tensor]) -> Array:
+        norms = self._numbers.column(torch.stack(torch._foreach_norm(tensors)))
+        return (self._numbers.vector(self._factors) * norms**2).sum()
+
+    def cap(self, sums: Array, g_sq: Array) -> Array:
+        """A_k, from the sums and ||D^-1 g||^2 over all ranks."""
+        moved_sq, x_sq = sums[0], sums[1]
+        before, xp = self._before, array_namespace(moved_sq)
+        reach = xp.where(before.taken <= 0, start_travel(x_sq).reach, before.reach) if self._first else before.reach
+        self._after = update_travel(before._replace(reach=reach), moved_sq, g_sq)
+        return distance_cap(self._after)
+
+    def commit(self, ok: Array) -> None:
+        """Keep the new numbers."""
+        after = keep_travel(ok, self._after, self._before)
+        store_all(self._groups, **dict(zip(KEYS, map(self._numbers.factor, after), strict=True)))
+        self.start()
+
+
+class Rows(NamedTuple):
+    """Which rows of a parameter a rank has: its entries are a stretch of the flat tensor."""
+
+    first: int
+    count: int
+    length: int  # entries per row
+    total: int
+
+
+class Sample(NamedTuple):
+    """The sampled entries that this rank holds of a parameter, and where they are in its `start`."""
+
+    entries: Tensor
+    count: int  # entries of the whole parameter
+    share: float  # one over the number of ranks that hold the same entries
+    rows: Rows | None  # the rows that these entries are from; None for all of a tensor
+    owner: Tensor
+
+    def keep(self) -> Tensor:
+        """The entries as state.
+
+        Those of a whole tensor are a vector. Of a sharded one, they are a matrix with one row for each of its rows,
+        padded, so that it can be sharded like the parameter.
+        """
+        if self.rows is None:
+            return self.entries.clone()
+        from proxsps.optim.shards import sharded_like
+
+        width = _width(self.rows)
+        local = self.entries.new_zeros(self.rows.count * width)
+        local[self._places()] = self.entries
+        return sharded_like(self.owner, local.view(self.rows.count, width), (self.rows.total, width))
+
+    def read(self, start: Tensor) -> Tensor:
+        """The inverse of `keep`; a vector may also be read from a matrix that was gathered from shards."""
+        if self.rows is not None:
+            return start.to_local().reshape(-1)[self._places()]
+        if start.dim() == 1:
+            return start
+        total = self.owner.shape[0] if self.owner.dim() else 1
+        rows = Rows(0, total, self.count // max(1, total), total)
+        return start.reshape(-1)[self._replace(rows=rows)._places()]
+
+    def _places(self) -> Tensor:
+        """Where the entries are in the rows of the matrix."""
+        rows, before = self.rows, self.rows.first * self.rows.length
+        first = before + -before % STRIDE
+        place = first + STRIDE * torch.arange(self.entries.shape[0], device=self.entries.device)
+        return (place // rows.length - rows.first) * _width(rows) + place % rows.length // STRIDE
+
+
+def sampled(owner: Tensor, ranks: Ranks) -> Sample:
+    """The sample of a parameter."""
+    x, rows, share = owner.detach(), None, 1 / ranks.size
+    if type(owner) not in PLAIN and "torch.distributed.tensor" in sys.modules:
+        from proxsps.optim.shards import is_sharded, rows_of, shard_count
+
+        if is_sharded(owner):
+            rows, share = rows_of(owner), shard_count(owner, ranks) / ranks.size
+            x = x.to_local()
+    x = torch.view_as_real(x) if x.is_complex() else x
+    offset = 0 if rows is None else rows.first * rows.length
+    count = owner.numel() * (2 if owner.is_complex() else 1)
+    return Sample(sample(x.reshape(-1), offset), count, share, rows, owner)
+
+
+def _width(rows: Rows) -> int:
+    """How many sampled entries a row has at most."""
+    return -(-rows.length // STRIDE)

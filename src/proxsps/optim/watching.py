@@ -1,0 +1,96 @@
+"""The losses that gradients belong to: passed to `step`, returned by a closure, or watched on their way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsps.optim.backward import LastBackward
+from proxsps.optim.checks import check_loss, check_positive, loss_value
+
+
+class WatchesLosses:
+    """The part of an optimizer that finds out which loss a step is for."""
+
+    needs_loss = True
+    param_groups: list[dict[str, Any]]
+
+    def _forget_losses(self) -> None:
+        """Nothing was watched yet."""
+        self._watched: list[tuple[Tensor | float, float]] = []
+        self._backward = LastBackward()
+
+    def watch(self, loss: Tensor | float, weight: float = 1.0) -> Tensor | float:
+        """Remember the value of a loss for the next plain `step()`, and hand the loss back.
+
+        The value of a loss that requires grad counts from the moment `backward` runs through it, so that the order of
+        `watch` and `zero_grad` does not matter; any other counts at once. Over several micro-batches the step uses the
+        mean of what was watched, weighted by `weight` (for instance the number of samples): watch each loss before it
+        is divided by the number of micro-batches.
+        """
+        check_loss(loss)
+        check_positive("weight", weight)
+        if isinstance(loss, Tensor) and loss.requires_grad:
+            value = loss.detach()
+            loss.register_hook(lambda _: self._record(value, weight))
+        else:
+            self._watched.append((loss, weight))
+        return loss
+
+    def _record(self, value: Tensor, weight: float) -> None:
+        """Take in a loss as `backward` reaches it, before any gradient is accumulated."""
+        if self._watched and self._backward.cleared(self._gradients):
+            self._watched.clear()  # as by model.zero_grad() after a skipped step
+        self._watched.append((value, weight))
+        self._backward.begin(self._gradients)
+
+    def _gradients(self) -> Iterator[Tensor]:
+        return (p.grad for group in self.param_groups for p in group["params"] if p.grad is not None)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and the watched losses that belong to them."""
+        self._watched.clear()
+        super().zero_grad(set_to_none)
+
+    def _watched_mean(self) -> tuple[Tensor | float | None, float]:
+        """The mean of what was watched, None for nothing, and its weight."""
+        if not self._watched:
+            return None, 1.0
+        total = sum(weight for _, weight in self._watched)
+        mean = sum(weight * value for value, weight in self._watched) / total
+        self._watched.clear()
+        return mean, total
+
+    def _loss(
+        self, closure: Callable[[], Any] | Tensor | float | None, loss: Tensor | float | None
+    ) -> tuple[Any, float, Any]:
+        """The loss to step with, None for no step; its weight among the ranks; and what `step` returns."""
+        name = type(self).__name__
+        if closure is not None and loss is not None:
+            raise ValueError(f"{name}.step() got both a closure and a loss, or two losses: give one of them.")
+        if closure is not None and not callable(closure):  # step(loss)
+            closure, loss = None, closure
+        returned = loss
+        if closure is not None:
+            with torch.enable_grad():
+                returned = closure()
+        # What was watched covers all micro-batches, a closure's loss only the last one.
+        watched, weight = self._watched_mean()
+        if watched is not None and loss is not None:
+            raise ValueError(
+                f"{name}.step() got a loss, and another was watched: use watch() or step(loss=...), not both."
+            )
+        value = returned if watched is None else watched
+        if value is not None:
+            return loss_value(value), weight, returned
+        if not self.needs_loss:
+            return 0.0, weight, returned
+        if all(float(group["lr"]) == 0 for group in self.param_groups):
+            return None, weight, returned  # how torch.distributed.checkpoint initialises an optimizer
+        raise ValueError(
+            f"{name}.step() needs the loss value: call opt.step(loss=loss) after loss.backward(), opt.step(closure), "
+            "or loss = opt.watch(loss) before loss.backward(). Got none of them."
+        )
