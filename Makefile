@@ -5,6 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 # Two worker processes with one thread each are faster than one process with two: most tests work on small tensors.
 TEST_FLAGS ?= --quiet --numprocesses 2
+OUT ?= out
 DEMO_FLAGS ?=
 DEVICE ?= cpu
 
@@ -18,7 +19,8 @@ setup: .venv/.setup ## install the package with its compiled kernels into .venv
 	@echo "Ready: source .venv/bin/activate"
 
 demo: .venv/.demo ## reproduce the paper's main experiment: claims, figures and a report
-	@$(BIN)/proxsps reproduce matrix-fac1 matrix-fac1-stability $(DEMO_FLAGS)
+	@$(BIN)/proxsps reproduce matrix-fac1 matrix-fac1-stability --out $(OUT) $(DEMO_FLAGS)
+	@$(BIN)/python docs/img/overview.py $(OUT)
 
 test: .venv/.test ## run all tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TEST_FLAGS)

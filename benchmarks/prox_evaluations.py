@@ -113,7 +113,7 @@ REGULARIZERS = {
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=400, help="random steps a regulariser (default: %(default)s)")
+    parser.add_argument("--problems", type=int, default=400, help="random steps per regulariser (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="where the parameters live (default: %(default)s)")
     options = parser.parse_args()
     count, device = options.problems, options.device

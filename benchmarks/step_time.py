@@ -8,9 +8,12 @@ moment of the machine hits all of them; a time is the median over rounds.
 
 "searched" is a step whose dual variable lies inside (0, 1), "capped" one that ends at the cap. GroupLasso has filters
 in (a), with weight decay on the other tensors, and rows in (b) and (c); "mixed" has L1 on every other tensor and weight
-decay on the rest; NuclearNorm is timed in (a) only, with weight decay on the vectors. Floors are what a step cannot do
-without: "read, then write" reads parameters and gradients once (torch.dot) before it reads and writes them (fused SGD),
-"read twice, then write" reads them twice.
+decay on the rest; NuclearNorm is timed in (a) only, with weight decay on the vectors. "momentum" and "Adam's metric"
+have a model that is an average over steps, with weight decay; "no lr" is a step without a learning rate, with the
+distance cap.
+
+Floors are what a step cannot do without: "read, then write" reads parameters and gradients once (torch.dot) before it
+reads and writes them (fused SGD), "read twice, then write" reads them twice.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps import L1, L2, Box, ElasticNet, GroupLasso, NonNegative, NuclearNorm, ProxSPS, Regularizer
+from proxsps import L1, L2, Box, ElasticNet, GroupLasso, NonNegative, NuclearNorm, ProxSPS, ProxSPSAdam, Regularizer
 from proxsps.optim.parts import load_kernels
 
 DECAY = 5e-4
@@ -60,6 +63,14 @@ REGULARIZERS: dict[str, Callable[[int], Regularizer]] = {  # for a number of dim
     "NonNegative": lambda dims: NonNegative(),
     "Box": lambda dims: Box(-1.0, 1.0),
     "GroupLasso": lambda dims: GroupLasso(LAM, tuple(range(1, dims))),
+}
+
+AVERAGED: dict[str, tuple[type[ProxSPS | ProxSPSAdam], dict[str, Any]]] = {
+    "no lr": (ProxSPS, {"lr": None}),
+    "momentum": (ProxSPS, {"lr": 1.0, "momentum": 0.9}),
+    "momentum, no lr": (ProxSPS, {"lr": None, "momentum": 0.9}),
+    "Adam's metric": (ProxSPSAdam, {"lr": 1e-3}),
+    "Adam's metric, no lr": (ProxSPSAdam, {"lr": None}),
 }
 
 
@@ -106,6 +117,15 @@ def contestants(params: list[Tensor], reset: Callable[[], None]) -> dict[str, Ca
         opt, loss = ProxSPS(params, lr=1.0, weight_decay=DECAY, fused=fused), torch.tensor(1.0)
         return lambda: opt.step(loss=loss)
 
+    def averaged(method: type[ProxSPS | ProxSPSAdam], fused: bool | None, **options: Any) -> Callable[[], object]:
+        opt, loss = method(params, weight_decay=DECAY, fused=fused, **options), torch.tensor(1.0)
+        return lambda: opt.step(loss=loss)
+
+    def averaged_l1(fused: bool | None) -> Callable[[], object]:
+        groups = groups_of("L1", params)
+        opt, loss = ProxSPS(groups, lr=ALPHA, momentum=0.9, fused=fused), loss_for("searched", groups)
+        return lambda: opt.step(loss=loss)
+
     sgd = torch.optim.SGD(params, lr=1e-9, weight_decay=DECAY, fused=True)
 
     def passes(reads: int) -> Callable[[], object]:
@@ -129,6 +149,9 @@ def contestants(params: list[Tensor], reset: Callable[[], None]) -> dict[str, Ca
     )
     for path, fused in paths.items():
         steps[f"weight decay, {path}"] = polyak(fused)
+        for name, (method, options) in AVERAGED.items():
+            steps[f"{name}, {path}"] = averaged(method, fused, **options)
+        steps[f"L1 with momentum, {path}"] = averaged_l1(fused)
         for name in [*REGULARIZERS, *(["mixed"] if len(params) > 1 else [])]:
             for branch in ("searched", "capped"):
                 if branch == "searched" or name in ("L1", "GroupLasso"):
@@ -207,12 +230,13 @@ def synchronize() -> None:
         torch.accelerator.synchronize()
 
 
-def state_bytes(method: type[torch.optim.Optimizer]) -> int:
-    """Bytes of the tensors an optimizer keeps after one step."""
-    x = torch.ones(1000, requires_grad=True)
-    opt = method([x], lr=1e-3)
+def state_floats(method: type[torch.optim.Optimizer], **options: Any) -> float:
+    """Floats per parameter in the tensors that an optimizer keeps after one step."""
+    x = torch.ones(100_000, requires_grad=True)
+    opt = method([x], **options)
     opt.step(lambda: _backward(x))
-    return sum(t.nbytes for entry in opt.state.values() for t in entry.values() if isinstance(t, Tensor))
+    tensors = [t for entry in opt.state.values() for t in entry.values() if isinstance(t, Tensor)]
+    return sum(t.nbytes for t in tensors) / x.nbytes
 
 
 def _backward(x: Tensor) -> Tensor:
@@ -251,8 +275,9 @@ def main() -> None:
         case: measure(case, options.rounds, options.device, options.only) for case in CASES if options.case in case
     }
     print(table(results))
-    print(f"\nOptimizer state after a step, of 1000 f32 parameters: {state_bytes(ProxSPS)} bytes for ProxSPS,")
-    print(f"{state_bytes(torch.optim.AdamW)} bytes for AdamW.")
+    print("\nOptimizer state, floats per parameter:")
+    for name, (method, kept) in {"AdamW": (torch.optim.AdamW, {}), "weight decay": (ProxSPS, {}), **AVERAGED}.items():
+        print(f"  {name}: {state_floats(method, **kept):.3f}")
     if options.json:
         options.json.write_text(json.dumps(results, indent=2))
 

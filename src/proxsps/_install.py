@@ -40,5 +40,5 @@ def explained(error: ModuleNotFoundError) -> str | None:
 def _installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except (ModuleNotFoundError, ValueError):  # a finder that knows better; a module without a spec
+    except (ModuleNotFoundError, ValueError):  # another finder raises; a module without a spec
         return False

@@ -27,7 +27,7 @@ def call(monkeypatch, tmp_path):
 
 def test_help_teaches(call):
     text = call("--help").output
-    for word in ("digits-mlp", "cifar10-resnet20", "--keep", "--max-drop", "goes on from them"):
+    for word in ("digits-mlp", "cifar10-resnet20", "--keep", "--max-drop", "continues from them"):
         assert word in text
 
 

@@ -76,7 +76,7 @@ def test_a_model_without_weights_is_an_error():
 
 @pytest.mark.parametrize("phi", [L1(0.0), SparseGroupLasso(0.0, 0.0), GroupLasso(0.0)], ids=repr)
 def test_strength_zero_is_an_error(phi):
-    with pytest.raises(ValueError, match="has strength 0 and makes no zeros"):
+    with pytest.raises(ValueError, match="has strength 0 and gives no zeros"):
         sparse_groups(Net(), phi)
 
 

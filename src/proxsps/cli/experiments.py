@@ -50,7 +50,7 @@ Names = Annotated[
     typer.Argument(metavar="EXPERIMENT...", help="Names as in `proxsps list`, `all`, or a Python file of your own."),
 ]
 Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Folder of results; each experiment has its own in it.")
+    Path, typer.Option("--out", metavar="DIR", help="Folder for results; each experiment has its own folder in it.")
 ]
 Seeds = Annotated[
     int | None, typer.Option(min=1, callback=at_most(10**4), help="Runs of each setting; default: as published.")
@@ -63,7 +63,8 @@ EngineChoice = Annotated[
     typer.Option(help="batched: all runs as one tensor program; single: one by one; processes; ray: on a cluster."),
 ]
 Address = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster, or `auto`; default: this machine's cores.")
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster, or `auto`; default: the cores of this machine."),
 ]
 PerBatch = Annotated[
     int | None,
@@ -86,7 +87,7 @@ Settings = Annotated[
     ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim does not hold.")]
-Kind = Annotated[Format, typer.Option("--format", help="Kind of the figures' files.")]
+Kind = Annotated[Format, typer.Option("--format", help="File format of the figures.")]
 
 REPORT = "report.html"
 DEFAULT_ENGINE = EngineName("batched")
@@ -249,7 +250,7 @@ def reproduce(
 
 @app.command()
 def data() -> None:
-    """Show where data sets are looked for, and which are there."""
+    """Show where data sets are read from, and which are there."""
     from proxsps.problems.datasets import data_folder, find_sensors
     from proxsps.problems.images import find_cifar10, find_imagenet32
 
@@ -296,7 +297,7 @@ def _check_engine(name: EngineName, address: str | None, per_batch: int | None) 
     if address and name != "ray":
         raise ValueError(f"--address names a Ray cluster: use it with --engine ray, not {name}.")
     if per_batch and name not in ("batched", "ray"):
-        raise ValueError(f"--runs-per-batch is of use with --engine batched or ray; {name} has no batches.")
+        raise ValueError(f"--runs-per-batch works only with --engine batched or ray; {name} has no batches.")
 
 
 def _exit_if_failing(judged: dict[str, list[Any]], strict: bool) -> None:

@@ -1,7 +1,7 @@
 """The report of several experiments: each figure is drawn once, for the page and as a file, where possible meanwhile.
 
-Drawing takes a second or more for each experiment. A process of its own draws one experiment while the next one runs.
-It knows the figures, not torch, and ends with the command, however that ends.
+Drawing takes a second or more for each experiment. A separate process draws one experiment while the next one runs.
+It loads the figures but not torch, and ends with the command in all cases.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Report:
     Args:
         folder: of results; figures go to `<experiment>/figures` in it.
         kind: of the figures' files; SVG is always written.
-        beside: whether to draw in a process of its own, for experiments that are run meanwhile.
+        beside: whether to draw in a separate process, while experiments run.
         options: of the experiments that are added; the process that draws takes the same.
     """
 
@@ -64,7 +64,7 @@ class Report:
             self._artist.end()
 
     def add(self, experiment: Experiment, summary: dict[str, Any] | None = None) -> None:
-        """Draw the figures of an experiment, and check its claims; `summary` tells how its runs went."""
+        """Draw the figures of an experiment, and check its claims; `summary` says how its runs went."""
         frames, place = experiment.frames(self.folder), self.folder / experiment.name / "figures"
         # The drawings of a grid of your own are chosen by its runs, and to know them takes torch.
         published = experiment.origin in CATALOGUE and experiment.specs is not None and not self.options.settings
@@ -120,7 +120,7 @@ class _Artist:
         self._thread = ThreadPoolExecutor(1)  # sends and waits, while the main thread runs experiments
 
     def draw(self, choice: _Choice, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Callable[[], Pictures]:
-        """Hand over an experiment; the function that is returned waits for its pictures."""
+        """Start drawing an experiment; the returned function waits for its pictures."""
         task = (choice, frames, place, kinds)
         answer = self._thread.submit(self._ask, task)
 
@@ -152,7 +152,7 @@ class _Artist:
 
 
 def _serve(connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     watch_parent()
     for name in ("lambda_path", "picture", "stability", "step_sizes"):
         getattr(figures, name)  # loads what they need, while the first experiment runs

@@ -33,7 +33,7 @@ def engine_named(name: str, address: str | None, per_batch: int | None) -> Engin
 def run_if_possible(
     experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: Engine, is_named: bool
 ) -> dict[str, Any] | None:
-    """As `run`; an experiment that was not named and has no data is left out, which is said."""
+    """As `run`; an experiment that was not named and has no data is left out, with a message."""
     try:
         return run(experiment, folder, seeds, epochs, engine)
     except DataError as error:
@@ -89,6 +89,6 @@ def _identified(engine: Engine, specs: list[RunSpec], store: Store) -> list[RunS
         if settings & {(*key[:-1], epochs) for key, epochs in others.items()}:
             raise StoreError(
                 f"{store.folder} holds runs with the same settings on other data, on another device or by another "
-                "version. Use a folder of its own for each (--out)."
+                "version. Use one folder for each (--out)."
             )
     return specs

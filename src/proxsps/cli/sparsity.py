@@ -26,10 +26,10 @@ def sparsify(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data at each strength.")] = 20,
     lr: Annotated[float, typer.Option(help="The cap alpha, which falls to zero at each strength.")] = 1.0,
     polish: Annotated[bool, typer.Option(help="Train the smaller network once more, without a penalty.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Of starting weights, shuffling and augmentation.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of starting weights, shuffling and augmentation.")] = 0,
     batch_norm: Annotated[bool, typer.Option(help="Of residual networks.")] = True,
-    width: Annotated[int, typer.Option(min=1, help="Of residual networks: channels of the first stage.")] = 16,
-    size: Annotated[int, typer.Option(help="Of images: 32, or averaged to 16 or 8.")] = 32,
+    width: Annotated[int, typer.Option(min=1, help="Channels of the first stage of a residual network.")] = 16,
+    size: Annotated[int, typer.Option(help="Pixels of a side: 32, or images averaged to 16 or 8.")] = 32,
     images: Annotated[int, typer.Option(min=0, help="Training images to use; 0 for all.")] = 0,
     validation_images: Annotated[int, typer.Option(min=0, help="Validation images to use; 0 for all.")] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples in a step.")] = None,
@@ -44,8 +44,8 @@ def sparsify(
     proxsps sparsify cifar10-resnet20 --epochs 10 --max-drop 0.02
 
     The network is trained densely, then with growing strengths, each from where the last one ended, until it is small
-    enough or has lost too much accuracy. The dead channels of the smallest good one are taken out, and what is left is
-    trained once more without a penalty. Finished strengths are kept; the same command goes on from them.
+    enough or has lost too much accuracy. The dead channels of the smallest good network are removed, and the rest is
+    trained once more without a penalty. Finished strengths are kept; the same command continues from them.
     """
     chosen = _strengths(strengths)
     options: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}

@@ -39,7 +39,7 @@ def run(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Go along the path, write the smaller network and show how it came about; see `proxsps sparsify`."""
+    """Go along the path, write the smaller network and show the result; see `proxsps sparsify`."""
     _check_installed()
     with joined(device) as ranks:
         if ranks.size > 1:
@@ -78,7 +78,7 @@ def run(
     out.print(path.reason, highlight=False, soft_wrap=True)
     out.print(report.table)
     for left in report.left:
-        out.print(f"Left alone: {left}.", highlight=False, soft_wrap=True)
+        out.print(f"Not removed: {left}.", highlight=False, soft_wrap=True)
     out.print(f"Accuracy of the smaller network: {final:.2%}.", highlight=False, soft_wrap=True)
     out.print(f"On disk: {on_disk}.", highlight=False, soft_wrap=True)
     out.print(f"Smaller network: {place / 'small.pt'}", highlight=False, soft_wrap=True)
@@ -105,7 +105,7 @@ def _say(point: Point) -> None:
 
 
 def _check_installed() -> None:
-    """Say what is missing before anything is trained."""
+    """Raise an error for missing packages before anything is trained."""
     try:
         load_torch_pruning()
         load_safetensors()

@@ -13,6 +13,7 @@ from proxsps._lazy import attach as _attach
 if TYPE_CHECKING:
     from proxsps.figures.export import picture, save, to_svg
     from proxsps.figures.illustrations import flow, interpolation, model_compare
+    from proxsps.figures.overview import overview
     from proxsps.figures.paths import lambda_path, per_lambda
     from proxsps.figures.schedules import stability
     from proxsps.figures.steps import step_sizes
@@ -26,6 +27,7 @@ __all__ = [
     "interpolation",
     "lambda_path",
     "model_compare",
+    "overview",
     "per_lambda",
     "picture",
     "rates",
@@ -44,6 +46,7 @@ __getattr__, __dir__ = _attach(
         **dict.fromkeys(("flow", "interpolation", "model_compare"), "illustrations"),
         **dict.fromkeys(("lambda_path", "per_lambda"), "paths"),
         **dict.fromkeys(("floor", "rates", "robustness", "tightness"), "theory"),
+        "overview": "overview",
         "stability": "schedules",
         "step_sizes": "steps",
     },

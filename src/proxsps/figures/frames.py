@@ -37,14 +37,14 @@ def require_runs(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def require_one(frame: pd.DataFrame, column: str, figure: str) -> None:
-    """Refuse a frame that mixes values of a column which the figure does not tell apart."""
+    """Raise an error for a frame that mixes values of a column that the figure cannot distinguish."""
     values = sorted(frame[column].unique())
     if len(values) > 1:
         raise ValueError(f"{figure} draws one {column} at a time, but runs holds {values}: select one first")
 
 
 def require_one_schedule(runs: pd.DataFrame, figure: str) -> None:
-    """Refuse a method with several schedules: the lines of a figure are told apart by method and alpha_0."""
+    """Raise an error for a method with several schedules: a figure has one line for each method and alpha_0."""
     for method, rows in runs.groupby("method"):
         if rows["schedule"].nunique() > 1:
             raise ValueError(

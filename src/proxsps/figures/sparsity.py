@@ -17,7 +17,7 @@ def accuracy_against_size(points: pd.DataFrame, x_label: str = "Share of paramet
 
     Args:
         points: columns `method`, `accuracy` (0 to 1), `size` (0 to 1), and, where there are several seeds, `seed` and
-            `point`, which tells the points of one run apart.
+            `point`, a different value for each point of one run.
         x_label: what `size` is.
     """
     missing = [name for name in COLUMNS if name not in points]

@@ -1,7 +1,7 @@
 """One house style: a colour and a marker per method, a shade per alpha_0, words with symbols on every axis.
 
-Colours are those of Okabe and Ito, which stay apart for all common kinds of colour vision; markers tell the methods
-apart in grey. Shades run from light (small alpha_0) to dark (large alpha_0). Figures are laid out for a width of
+Colours are those of Okabe and Ito, which stay apart for all common kinds of colour vision; markers distinguish the
+methods in grey. Shades run from light (small alpha_0) to dark (large alpha_0). Figures are laid out for a width of
 10 inches, that is 1000 pixels at 100 dots per inch.
 """
 

@@ -212,7 +212,7 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         if alone and estimate.plain and not caps.scaled:
             ahead = f - C if bounded else math.inf
         sums = assembly.sums(points=estimate.coupled or self._max_move is not None, gap=ahead)
-        extras, travelled = estimate.extras(assembly.parts), caps.sums()
+        extras, travelled = estimate.extras(assembly.parts), caps.sums(assembly.parts)
         agreed, active = True, self._ranks.size
         if not alone:
             f, C, sums, extras, travelled, agreed, active = join(

@@ -5,7 +5,7 @@ layer on the averages of the last channels. The second and third stage halve the
 
 Without batch normalisation no layer but the last has a bias, so that the output is almost homogeneous in the weights,
 of a degree that grows with the depth: doubling all weights of a ResNet110 multiplies its output by a number with tens
-of digits. This is what makes such a network hard to train, and what weight decay by itself can mend.
+of digits. This is what makes such a network hard to train, and weight decay alone can repair it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Images stay in uint8 until a batch is made. A batch is cropped and mirrored as a whole: the images are surrounded by
 zeros, and one gather takes the right pixels of all of them. Draws are made on the CPU from the seed and the epoch
-alone, so that a run can be taken up again at any epoch, on any device and in any number of processes.
+alone, so that a run can continue at any epoch, on any device and in any number of processes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ImageClassification(Problem):
     weights that are the same for all runs.
 
     Args:
-        data: "cifar10", "imagenet32" or "synthetic"; `images.load_images` says where files are looked for.
+        data: "cifar10", "imagenet32" or "synthetic"; `images.load_images` says where the files must be.
         depth: of the network, 6n + 2.
         width: channels of its first stage.
         batch_norm: whether convolutions are followed by batch normalisation.
@@ -182,7 +182,7 @@ def crop_and_mirror(images: Tensor, draws: Draws, padding: int) -> Tensor:
 
 
 def normalize(images: Tensor) -> Tensor:
-    """Pixels from 0 to 255 as the network wants them."""
+    """Pixels from 0 to 255, normalised for the network."""
     mean, std = (part.to(images.device)[:, None, None] for part in (MEAN, STD))
     return (images - mean) / std
 
@@ -204,7 +204,7 @@ def _data(name: str, folder: Path | None, size: int, *counts: int) -> tuple[Part
 
 def _part(images: np.ndarray, labels: np.ndarray, size: int, count: int, facts: str) -> tuple[Tensor, Tensor]:
     if count > len(labels):
-        raise DataError(f"{facts}, but {count} were asked for. Ask for fewer, or get the complete files.")
+        raise DataError(f"{facts}, but {count} are needed. Use fewer, or get the complete files.")
     chosen = slice(count or None)
     return torch.from_numpy(_averaged(images[chosen], SIZE // size)), torch.from_numpy(labels[chosen])
 

@@ -23,7 +23,7 @@ Scale = Literal["group-size", "fan-in"] | Callable[[str, Tensor], float] | None
 
 
 class ParameterGroups(list[dict[str, Any]]):
-    """Groups for an optimizer, of which `print` shows what gets what; `units` are those of a `UnitLasso`."""
+    """Groups for an optimizer, which `print` shows as a table; `units` are those of a `UnitLasso`."""
 
     units: Any = None
 
@@ -112,11 +112,11 @@ def rows(lam: float, *, scale_by_size: bool = True) -> Callable[[Tensor], Regula
 
 
 def check_strength(phi: Regularizer) -> None:
-    """Refuse a regulariser whose strength is zero: it makes no zeros."""
+    """Raise an error for a regulariser whose strength is zero, which gives no zeros."""
     strengths = {name: getattr(phi, name) for name in STRENGTHS if hasattr(phi, name)}
     if strengths and not any(strengths.values()):
         raise ValueError(
-            f"{phi!r} has strength 0 and makes no zeros; give a strength > 0, or groups without a regularizer."
+            f"{phi!r} has strength 0 and gives no zeros; give a strength > 0, or groups without a regularizer."
         )
 
 

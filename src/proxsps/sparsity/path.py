@@ -1,6 +1,6 @@
 """From dense to sparse: a path over the strength, each point started from the one before it.
 
-The first point is trained without a regulariser. A finished point is written to disk, so that the same call goes on
+The first point is trained without a regulariser. A finished point is written to disk, so that the same call continues
 where an interrupted one stopped. Files hold tensors and plain data, and nothing is unpickled when they are read.
 """
 
@@ -106,12 +106,12 @@ def strength_path(
         strengths: growing and positive; by default doubled from 0.4 to 25.6 times the strength at which the penalty of
             the dense weights is 1.
         keep: wanted size: the share of parameters that the shrunk model has, or for weights and rows the share of
-            weights that are not zero. None to go on as long as the accuracy allows.
+            weights that are not zero. None to continue as long as the accuracy allows.
         max_drop: how much accuracy may be lost against the best network of the path so far.
         refine: how many strengths to try between the last good one and the first that lost too much accuracy.
-        folder: where to keep a checkpoint of each point, and to go on from.
-        settings: plain data that the training depends on, such as epochs and seed: a folder of a path with others is
-            not gone on from.
+        folder: where to keep a checkpoint of each point, and to continue from.
+        settings: plain data that the training depends on, such as epochs and seed: a folder with
+            other settings gives an error.
         watch: called with each finished point.
 
     Raises:
@@ -157,7 +157,7 @@ class _Walk:
         return bool(self.path.reason)
 
     def end(self, reason: str) -> None:
-        """Say why the path ends, unless that was said before."""
+        """Store why the path ends, unless there is a reason already."""
         self.path.reason = self.path.reason or reason
 
     def start(self) -> None:
@@ -169,7 +169,7 @@ class _Walk:
         """Train at a strength from where the model is; whether it is good enough."""
         point = self._add(strength)
         self.dead = self.run.everything_dead()
-        best = max(one.accuracy for one in self.path.points)  # warm starts go on training, so this may not be the first
+        best = max(one.accuracy for one in self.path.points)  # not always the first: warm starts continue training
         if self.dead or not point.accuracy >= best - self.max_drop:
             self.failed = point
             if self.dead:

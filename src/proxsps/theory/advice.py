@@ -1,4 +1,4 @@
-"""Which steps does the theory allow for a problem with these constants, and what does it then promise?"""
+"""Which steps the theory allows for a problem with these constants, and what it then promises."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Advice(NamedTuple):
 class _Rule(NamedTuple):
     theorem: str
     convex: bool | None  # the losses it is for; None for both
-    basis: str  # the constant without which it says nothing
+    basis: str  # the constant that it needs
     needs: str  # further ones, for the bound
     steps: Callable[[Known], str]
     bound: Callable[[Known], float]
@@ -172,7 +172,7 @@ _RULES = (
 
 
 def advise(known: Known) -> list[Advice]:
-    """What each theorem that fits says; the bound is taken at the largest step it allows."""
+    """The result of each theorem that applies; the bound is that of the largest step it allows."""
     if known.L is None and known.G is None:
         raise AssumptionError("Give L (a smooth loss) or G (bounded subgradients), or both.")
     rules = [

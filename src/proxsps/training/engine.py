@@ -19,9 +19,9 @@ from proxsps.training.ranks import TrainingRanks
 
 
 class Training:
-    """Runs specs through `train`, with a checkpoint each in `folder` until a run is finished and taken in.
+    """Runs specs through `train`, with one checkpoint per run in `folder` until the run is finished and stored.
 
-    Small networks gain little from a second thread: on a CPU as many processes as cores take runs, a thread each.
+    Small networks gain little from a second thread: on a CPU there is one process per core, with one thread each.
     """
 
     def __init__(self, folder: Path, workers: int | None = None) -> None:
@@ -34,7 +34,7 @@ class Training:
         return [identify(spec, ranks) for spec in specs]
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
-        """Results as they are finished. A run that was cut off goes on from its last epoch."""
+        """Results as they are finished. An interrupted run continues from its last epoch."""
         missing = [spec for spec in self.identified(specs) if spec.id not in done]
         for problem in {spec.problem for spec in missing}:
             problem.train_data()  # decoded once, and an error is raised here rather than in a process

@@ -17,7 +17,7 @@ PRECISIONS = {False: "float32", True: "bfloat16"}  # by `amp`
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpec(RunSpec):
-    """A run together with what it is computed in, on and from."""
+    """A run together with its precision, device and data."""
 
     precision: str
     device: str  # its type: GPUs of one machine do not differ
@@ -26,12 +26,12 @@ class TrainingSpec(RunSpec):
 
     @cached_property
     def id(self) -> str:
-        """Sixteen digits that stand for all of the above and for those of the spec."""
+        """Sixteen digits: a hash of all of the above and of the spec."""
         text = json.dumps([super().id, self.conditions()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def conditions(self) -> dict[str, Any]:
-        """What a run has and a spec has not."""
+        """What a run has in addition to its spec."""
         return {
             "precision": self.precision,
             "device": self.device,

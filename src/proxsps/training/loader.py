@@ -18,7 +18,7 @@ def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: Tr
     """This process's part of every batch of an epoch.
 
     Order and augmentation are drawn for the whole batch from the seed and the epoch: they do not depend on the number
-    of processes, nor on where a run was taken up again. Pixels travel to the device as bytes.
+    of processes, nor on where a run was resumed. Pixels travel to the device as bytes.
     """
     images, labels = problem.train_data()
     order = batches(problem, seed, epoch)
@@ -42,7 +42,7 @@ def plain_batches(data: Batch, size: int, ranks: TrainingRanks) -> Iterator[Batc
 
 
 def prepared(pixels: Tensor) -> Tensor:
-    """Normalised pixels with the channels last in memory, which convolutions are quickest on."""
+    """Normalised pixels with the channels last in memory, which is fastest for convolutions."""
     return normalize(pixels).contiguous(memory_format=torch.channels_last)
 
 

@@ -34,10 +34,10 @@ EXTRA = ("val_accuracy", "zeta_low", "zeta_high", "truncated")
 
 
 class Watch:
-    """Is told how a run goes; the default does nothing. Tensors are on the run's device: reading them waits for it."""
+    """Is called during a run; the default does nothing. Tensors are on the run's device: reading them waits for it."""
 
     def start(self, epochs: int, steps: int) -> None:
-        """A run begins, or goes on, after so many epochs; an epoch has so many steps."""
+        """Called when a run begins, or continues, after so many epochs; an epoch has so many steps."""
 
     def step(self, epoch: int, loss: Tensor, optimizer: Optimizer) -> None:
         """A step of an epoch, which counts from 0, was taken at this loss."""
@@ -68,7 +68,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = alpha
         self.wrapped.train()
-        # On the device: a step must not wait for a number that is only looked at later.
+        # On the device: a step must not wait for a number that is only read later.
         zetas = torch.full(self.zetas.shape[1:], math.nan, device=self.ranks.device)
         for step, batch in enumerate(epoch_batches(self.problem, self.spec.seed, self.done, self.ranks)):
             loss = self.step(batch)
@@ -97,7 +97,7 @@ class Run:
         return losses[0]
 
     def _precision(self) -> AbstractContextManager[Any]:
-        """bfloat16 where it is asked for: a network without normalisation starts with losses that float16 lacks."""
+        """bfloat16 if it is selected: a network without normalisation starts with losses too large for float16."""
         return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.amp)
 
     def last_zeta(self) -> Tensor | None:
@@ -141,7 +141,7 @@ class Run:
         return dict(zip((*METRICS, *self.columns), map(float, values), strict=True))
 
     def result(self) -> RunResult:
-        """What goes into the store; after a divergence, nothing is left of the metrics."""
+        """What goes into the store; after a divergence, the metrics are NaN."""
         bad = np.flatnonzero(~np.isfinite(self.metrics[: self.done, 0]))
         if len(bad):
             self.metrics[bad[0] :] = self.extra[bad[0] :] = np.nan
@@ -154,7 +154,7 @@ class Run:
         checkpoints.save(path, self.spec, self.model, self.optimizer, history)
 
     def resume(self, path: Path) -> None:
-        """Take the run up where a checkpoint ends."""
+        """Continue the run where a checkpoint ends."""
         content = checkpoints.load(path, self.spec, self.ranks.device)
         try:
             history = {name: value.cpu().numpy() for name, value in content["history"].items()}
@@ -177,11 +177,11 @@ def train(
     """Run one spec of an `ImageClassification` problem.
 
     Args:
-        spec: what to run. That of the result says how it was run as well, and has its own id.
-        checkpoint: file that is written after every epoch, and gone on from if it is there.
-        ranks: device and processes, as `ranks.joined` gives them; by default this process on the CPU.
+        spec: what to run. The spec of the result also says how it was run, and has its own id.
+        checkpoint: file that is written after every epoch, and that the run continues from if it is there.
+        ranks: device and processes, as `ranks.joined` returns them; by default this process on the CPU.
         amp: bfloat16 in the network's forward and backward passes; weights and steps stay in float32.
-        watch: is told how it goes.
+        watch: is called during the run.
     """
     ranks, watch = ranks or TrainingRanks(torch.device("cpu")), watch or Watch()
     if checkpoint is not None:

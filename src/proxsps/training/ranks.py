@@ -23,7 +23,7 @@ class TrainingRanks:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def share(self, count: int) -> slice:
@@ -43,7 +43,7 @@ class TrainingRanks:
         return DistributedDataParallel(model, [self.device] if self.device.type == "cuda" else None)
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over the processes, in a tensor of its own."""
+        """The sum over the processes, in a new tensor."""
         if self.size == 1:
             return value
         value = value.detach().clone()
@@ -53,7 +53,7 @@ class TrainingRanks:
 
 @contextmanager
 def joined(device: str | None = None) -> Iterator[TrainingRanks]:
-    """The processes that `torchrun` has started, or this one alone; a GPU each where there are any."""
+    """The processes that `torchrun` has started, or only this one; one GPU per process if there are any."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(kind)
