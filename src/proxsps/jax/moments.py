@@ -7,7 +7,7 @@ step, and the sums over them are added up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from proxsps.core.estimate import (
     start_averages,
     update_averages,
 )
-from proxsps.jax.groups import Block, is_parameter, parameters
+from proxsps.jax.groups import TreeBlock, is_parameter, parameters
 from proxsps.jax.passes import dot, flat_sample
 from proxsps.regularizers._support import wide
 
@@ -77,7 +77,7 @@ def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
 class Estimate(NamedTuple):
     """The model of a step, and what is remembered once the step was taken."""
 
-    blocks: Sequence[Block]  # with its slopes and its metric
+    blocks: Sequence[TreeBlock]  # with its slopes and its metric
     value: Array  # m
     farthest: Array | None = None  # the distance cap
     sound: Array | None = None  # whether loss, gradients and all new numbers may be used; None where nobody looked
@@ -88,7 +88,7 @@ def take_in(
     kind: Kind,
     numbers: Mapping[str, Any],
     before: Moments,
-    blocks: Sequence[Block],
+    blocks: Sequence[TreeBlock],
     rest: Sequence[tuple[int, Array]],
     value: Array,
 ) -> Estimate:
@@ -111,8 +111,9 @@ def take_in(
         checked += [jnp.sum(D, dtype=value.dtype) for block in made for D in block.metric or []]
     if kind.distance:
         after = _with_travel(after, made, rest)
-        farthest = distance_cap(after.travel)
-        checked += [*after.travel]
+        travel = cast(Travel, after.travel)
+        farthest = distance_cap(travel)
+        checked += [*travel]
     if kind.averages:
         made, value, after = _with_averages(kind, numbers, after, made, rest, value)
         checked += [value, *after.averages]
@@ -121,13 +122,16 @@ def take_in(
 
 def kept(ok: Array, after: Moments, before: Moments) -> Moments:
     """What is remembered: everything new if the step was taken, else all as it was."""
-    return jax.tree.map(lambda new, old: jnp.where(ok, new, old), after, before)
+    chosen: Moments = jax.tree.map(lambda new, old: jnp.where(ok, new, old), after, before)
+    return chosen
 
 
-def _with_metric(numbers: Mapping[str, Any], before: Moments, blocks: Sequence[Block]) -> tuple[list[Block], Moments]:
+def _with_metric(
+    numbers: Mapping[str, Any], before: Moments, blocks: Sequence[TreeBlock]
+) -> tuple[list[TreeBlock], Moments]:
     """Blocks in Adam's metric, and moments with the new squares."""
     weights = corrected_weights(before.steps, numbers["b2"])
-    squares, steps, out = list(before.square), before.steps, []
+    squares, steps, out = list(before.square), cast(Array, before.steps), []
     for block in blocks:
         for g, place in zip(block.ds, block.places, strict=True):
             squares[place] = averaged(squares[place], g * g, _like(Weights(*(w[place] for w in weights)), g))
@@ -138,35 +142,37 @@ def _with_metric(numbers: Mapping[str, Any], before: Moments, blocks: Sequence[B
     return out, before._replace(square=squares, steps=steps)
 
 
-def _with_travel(before: Moments, blocks: Sequence[Block], rest: Sequence[tuple[int, Array]]) -> Moments:
+def _with_travel(before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tuple[int, Array]]) -> Moments:
     """Moments that know where the run is now."""
-    dtype = before.travel.reach.dtype
+    travel, origin = cast(Travel, before.travel), cast(Array, before.start)
+    dtype = travel.reach.dtype
     xs = dict(rest) | {place: x for block in blocks for x, place in zip(block.xs, block.places, strict=True)}
     moved_sq, offset = jnp.zeros((), dtype), 0
     for place in sorted(xs):
         x = wide(jnp.asarray(xs[place]))
         part = flat_sample(x)
-        start = before.start[offset : offset + part.size].astype(x.dtype)
+        start = origin[offset : offset + part.size].astype(x.dtype)
         moved_sq = moved_sq + sampled_square(part, x.size, start).astype(dtype)
         offset += part.size
     g_sq = jnp.zeros((), dtype)
     for block in blocks:
         directions = block.directions(block.ds)
         g_sq = g_sq + dot(directions, directions, dtype)
-    return before._replace(travel=update_travel(before.travel, moved_sq, g_sq))
+    return before._replace(travel=update_travel(travel, moved_sq, g_sq))
 
 
 def _with_averages(
     kind: Kind,
     numbers: Mapping[str, Any],
     before: Moments,
-    blocks: Sequence[Block],
+    blocks: Sequence[TreeBlock],
     rest: Sequence[tuple[int, Array]],
     value: Array,
-) -> tuple[list[Block], Array, Moments]:
+) -> tuple[list[TreeBlock], Array, Moments]:
     """Blocks with averaged slopes, the value of the averaged model, and moments with the new averages."""
     weigh = corrected_weights if kind.metric else momentum_weights
-    weights = weigh(before.averages.taken, numbers["b1"])
+    numbers_before = cast(Averages, before.averages)
+    weights = weigh(numbers_before.taken, numbers["b1"])
     slopes, out = list(before.average), []
     g_dot_x, d_dot_x = jnp.zeros_like(value), jnp.zeros_like(value)
     for block in blocks:
@@ -179,7 +185,7 @@ def _with_averages(
     for place, x in rest:
         slopes[place] = averaged(slopes[place], jnp.zeros_like(slopes[place]), _like(weights, slopes[place]))
         d_dot_x = d_dot_x + dot([slopes[place]], [wide(jnp.asarray(x))], value.dtype)
-    averages = update_averages(before.averages, value, g_dot_x, weights)
+    averages = update_averages(numbers_before, value, g_dot_x, weights)
     return out, averaged_value(value, averages, d_dot_x), before._replace(average=slopes, averages=averages)
 
 

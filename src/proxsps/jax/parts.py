@@ -15,14 +15,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from copy import copy
 from numbers import Real
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_factors, row_heights, row_ray_heights
 from proxsps.core.step import prox_coefficients
-from proxsps.jax.groups import Block
+from proxsps.jax.groups import TreeBlock
 from proxsps.jax.passes import add_up, dot, gathered, joined, spread
 from proxsps.regularizers.base import flatten, prox_all, prox_jvp_all, unflatten
 from proxsps.regularizers.structure import Entries, Prox, Quadratic, Rows, Scalar, Structure
@@ -40,7 +40,7 @@ class Sums(NamedTuple):
 class Part(ABC):
     """One block. `dtype` is that of the numbers of the step."""
 
-    def __init__(self, block: Block, dtype: Any) -> None:
+    def __init__(self, block: TreeBlock, dtype: Any) -> None:
         self.block, self.dtype = block, dtype
 
     @abstractmethod
@@ -92,7 +92,7 @@ class LinePart(Part):
 class RowsPart(Curve):
     """A block whose regulariser sees rows of entries by their norms: one pass, then a few numbers per row."""
 
-    def __init__(self, block: Block, dtype: Any, structures: Sequence[Rows]) -> None:
+    def __init__(self, block: TreeBlock, dtype: Any, structures: Sequence[Rows]) -> None:
         super().__init__(block, dtype)
         self._structures = structures
 
@@ -112,11 +112,11 @@ class RowsPart(Curve):
 
     def heights(self, own: Sums, scale: Array, u: Array) -> tuple[Array, Array]:
         """From the sums alone. Slopes over the scale belong to caps times the scale, and weights over it."""
-        return row_heights(own.rows, self._scaled_psi(scale), self.block.alpha * scale, u)
+        return row_heights(_rows(own), self._scaled_psi(scale), self.block.alpha * scale, u)
 
     def ray_heights(self, own: Sums, scale: Array, s: Array) -> tuple[Array, Array]:
         """From the sums alone, scaled as `heights`."""
-        return row_ray_heights(own.rows, self._scaled_psi(scale), self.block.alpha * scale, s)
+        return row_ray_heights(_rows(own), self._scaled_psi(scale), self.block.alpha * scale, s)
 
     def _scaled_psi(self, scale: Array) -> Scalar:
         psi = self._psi()
@@ -178,7 +178,7 @@ class Measured(Curve):
 class EntriesPart(Measured):
     """A block whose regulariser acts on each entry: a pass for each round of the search."""
 
-    def __init__(self, block: Block, dtype: Any, psi: Scalar | Prox) -> None:
+    def __init__(self, block: TreeBlock, dtype: Any, psi: Scalar | Prox) -> None:
         super().__init__(block, dtype)
         self._psi = psi
         self._tensors = joined(block.xs, block.ds, block.metric)
@@ -262,22 +262,27 @@ class ProxPart(Measured):
         return [y - x for x, y in zip(self.block.xs, self._along(Point(u * alpha, alpha))[1], strict=True)]
 
 
-def make_part(block: Block, dtype: Any) -> Part:
+def make_part(block: TreeBlock, dtype: Any) -> Part:
     """The part of a block, by the cheapest thing that its regulariser says of all its tensors."""
     structures = block.structures
-    kinds = {type(structure) for structure in structures}
     if block.quadratic:
         return LinePart(block, dtype)
     alike = all(block.phi.at(i) is block.phi for i in block.indices)
     if block.metric is not None:
         psi = _entry_function(structures[0]) if alike else None
         return ProxPart(block, dtype) if psi is None else EntriesPart(block, dtype, psi)
-    whole = all(isinstance(own, Rows) and own.dims is None for own in structures)
-    if kinds == {Rows} and (whole or not block.phi.joint):
-        return RowsPart(block, dtype, structures)
-    if kinds == {Entries} and alike:
-        return EntriesPart(block, dtype, structures[0].psi)
+    rows = [own for own in structures if isinstance(own, Rows)]
+    if rows and len(rows) == len(structures) and (all(own.dims is None for own in rows) or not block.phi.joint):
+        return RowsPart(block, dtype, rows)
+    entries = [own for own in structures if isinstance(own, Entries)]
+    if entries and len(entries) == len(structures) and alike:
+        return EntriesPart(block, dtype, entries[0].psi)
     return ProxPart(block, dtype)
+
+
+def _rows(own: Sums) -> RowSums:
+    """The sums of rows, which those of a `RowsPart` have."""
+    return cast(RowSums, own.rows)
 
 
 def _entry_function(structure: Structure | None) -> Scalar | None:
@@ -289,7 +294,7 @@ def _entry_function(structure: Structure | None) -> Scalar | None:
     return None
 
 
-def prox_at(block: Block, zs: Sequence[Array], cap: Array) -> list[Array]:
+def prox_at(block: TreeBlock, zs: Sequence[Array], cap: Array) -> list[Array]:
     """The prox of the block's regulariser; z itself where its step size is 0."""
     phi, positive = block.phi, _positive(cap)
     if block.metric is None:
@@ -303,7 +308,7 @@ def prox_at(block: Block, zs: Sequence[Array], cap: Array) -> list[Array]:
 
 
 def prox_tangents(
-    block: Block, zs: Sequence[Array], ys: Sequence[Array], vs: Sequence[Array], cap: Array
+    block: TreeBlock, zs: Sequence[Array], ys: Sequence[Array], vs: Sequence[Array], cap: Array
 ) -> list[Array] | None:
     """The derivative of `prox_at` along v; None where it is not cheap."""
     phi, positive = block.phi, _positive(cap)
