@@ -65,5 +65,5 @@ clean: ## remove .venv and everything built
 
 .venv/.test: .venv/.setup
 	@echo "Installing what tests, checks and documentation need ..."
-	@$(INSTALL) --editable '.[fast,experiments,jax,lightning,transformers,ray,sparsity,dev,docs]'
+	@$(INSTALL) --editable '.[fast,experiments,baselines,jax,lightning,transformers,ray,sparsity,dev,docs]'
 	@touch $@

@@ -149,6 +149,12 @@ _TABLE = (
         optax="optax:adamw",
     ),
     Method("prox-sps-adaptive", label="ProxSPS, adaptive cap", colour="#56B4E9", marker="P", coupled=False),
+    Method("sgd-momentum", label="SGD with momentum", colour="#4DB38F", marker="v"),
+    Method("schedule-free", label="schedule-free AdamW", colour="#A9ADB3", marker="h", coupled=False),
+    Method("prodigy", label="Prodigy", colour="#CC79A7", marker="D", coupled=False),
+    Method("prox-sps-momentum", label="ProxSPS, momentum, three caps", colour="#D55E00", marker="s", coupled=False),
+    Method("prox-sps-adam", label="ProxSPSAdam", colour="#22262B", marker="*", coupled=False),
+    Method("prox-sps-adam-l2", label="ProxSPSAdam, Euclidean l2", colour="#7A4FBF", marker="X", coupled=False),
     Method("prox-point", label="proximal point", colour="#E69F00", marker="D", coupled=False),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}  # with those that were added

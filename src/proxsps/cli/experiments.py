@@ -26,9 +26,10 @@ from proxsps.cli.console import (
     print_json,
     show,
     show_claims,
+    show_table,
 )
 from proxsps.cli.training import Data
-from proxsps.experiments.catalogue import CATALOGUE, CORES, EXPERIMENTS
+from proxsps.experiments.catalogue import CATALOGUE, CORES, EXPERIMENTS, GPU
 from proxsps.experiments.own import is_file, load_file
 from proxsps.experiments.variants import PUBLISHED, Options, check_options, variant
 
@@ -102,7 +103,7 @@ def list_experiments(as_json: AsJson = False) -> None:
         return
     lines = [("experiment", "what it shows", "runs", "about")]
     for entry in entries:
-        about = duration(entry.seconds) + ("  " if entry.hardware == CORES else " *")
+        about = duration(entry.seconds) + (" *" if entry.hardware == GPU else "  ")
         lines.append((entry.name, entry.shows, str(entry.runs or "-"), about))
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     for name, shows, runs, about in lines:
@@ -162,6 +163,8 @@ def draw_figures(
             frames = experiment.frames(folder)
             for drawing in experiment.drawings:
                 show(str(figures.save(drawing.draw(frames), place / f"{drawing.name}.{kind}")))
+            if experiment.table is not None:
+                show_table(experiment.name, experiment.table(frames))
 
 
 @app.command()
@@ -224,7 +227,7 @@ def reproduce(
     kind: Kind = DEFAULT_FORMAT,
     strict: Strict = False,
 ) -> None:
-    """Run, draw, check and report in one go; `all` leaves out what has no data, and what takes a GPU."""
+    """Run, draw, check and report in one go; `all` leaves out what has no data, and what takes a GPU or hours."""
     options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
         chosen = _chosen(names, options)
@@ -268,7 +271,7 @@ def data() -> None:
 
 
 def _chosen(names: list[str], options: Options) -> list[str]:
-    """Names of experiments, each once; `all` stands for those that take no GPU, and may have others beside it.
+    """Names of experiments, each once; `all` stands for those that take neither a GPU nor hours, and may have others.
 
     An option that none of them has is an error. The experiments of files become known.
     """

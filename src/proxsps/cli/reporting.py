@@ -23,6 +23,8 @@ from proxsps.experiments.variants import Options, variant
 from proxsps.sweep.pool import sendable, watch_parent
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
     from proxsps.figures.export import Picture
 
@@ -37,6 +39,7 @@ class _Part:
     experiment: Experiment
     claims: list[Claim]
     pictures: Callable[[], Pictures]
+    table: pd.DataFrame | None
 
 
 class Report:
@@ -73,7 +76,8 @@ class Report:
         else:
             drawn = draw(experiment.drawings, frames, place, self.kinds)
             pictures = lambda: drawn  # noqa: E731
-        self._parts.append(_Part(experiment, experiment.judge(frames), pictures))
+        table = None if experiment.table is None else experiment.table(frames)
+        self._parts.append(_Part(experiment, experiment.judge(frames), pictures, table))
         if summary is not None and summary["ran"]:
             self._speed[experiment.title] = f"{summary['ran']} runs in {summary['seconds']:.1f} s"
 
@@ -84,7 +88,7 @@ class Report:
         from proxsps.report import Section, describe_environment, write_report
 
         sections = [
-            Section(part.experiment.title, part.experiment.description, part.claims, part.pictures())
+            Section(part.experiment.title, part.experiment.description, part.claims, part.pictures(), part.table)
             for part in self._parts
         ]
         write_report(path, sections, title=TITLE, environment=describe_environment(), speed=self._speed)

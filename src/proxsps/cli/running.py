@@ -45,6 +45,10 @@ def run_if_possible(
 
 def run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: Engine) -> dict[str, Any]:
     """Run what is missing of an experiment; what was done, in numbers."""
+    if experiment.trials is not None:
+        from proxsps.cli.trials_run import run_trials
+
+        return run_trials(experiment, experiment.trials, folder, seeds, epochs, isinstance(engine, Batched))
     if experiment.specs is None:
         return {"experiment": experiment.name, "runs": 0, "ran": 0, "diverged": 0, "seconds": 0.0}
     specs = experiment.specs(seeds or experiment.seeds, epochs or experiment.epochs)

@@ -98,6 +98,7 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         """
         name = type(self).__name__
         if isinstance(param_group, dict):  # torch raises for anything else
+            param_group = dict(param_group)  # torch fills in defaults, which the next optimizer would take as given
             check_group_keys(name, param_group, self.defaults)
             for key in self.defaults if self._complete else ():
                 if key in SHARED:

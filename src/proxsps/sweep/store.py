@@ -27,22 +27,18 @@ is damaged, incomplete within a run or of another experiment is not opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from filelock import FileLock, Timeout
 
 from proxsps.sweep.checks import DEFAULT, check_against, check_runs, check_steps, check_whole
-from proxsps.sweep.files import PARTIAL
+from proxsps.sweep.lock import locked
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.tables import StoreError as StoreError  # part of this module's interface
 from proxsps.sweep.tables import read_table, write_table
-
-PATIENCE = 60.0  # seconds to wait for another command that is writing
 
 
 class Store:
@@ -81,7 +77,7 @@ class Store:
         results = list(results)
         if not results:
             return
-        with self._locked():
+        with locked(self.folder):
             if self._stamps != self._look():
                 self._read()
             done = self.done
@@ -118,29 +114,6 @@ class Store:
             except OSError:
                 stamps.append(None)
         return stamps
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """The store for this command alone."""
-        lock = FileLock(self.folder / ".lock", timeout=PATIENCE)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise StoreError(
-                f"Another command has been writing to {self.folder} for {PATIENCE:.0f} seconds. What is in the store "
-                "is kept; run the same command again when the other one is done."
-            ) from None
-        except (OSError, NotImplementedError) as error:  # the latter where a file system has no locks
-            reason = getattr(error, "strerror", None) or error
-            raise StoreError(f"Cannot write to {self.folder}: {reason}. Choose another folder with --out.") from None
-        try:
-            for left in self.folder.glob(f"*.parquet.*{PARTIAL}"):  # of a command that was killed
-                with suppress(OSError):
-                    left.unlink()
-            yield
-        finally:
-            lock.release()
 
 
 def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:
