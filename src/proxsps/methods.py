@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 # Those of Okabe and Ito are taken by the methods of this package; these keep their distance from them.
-SPARE_COLOURS = ("#7A4FBF", "#8C5A2B", "#B22A5B", "#3E7F86", "#A3A82B", "#1F2A6B", "#F08A8A", "#4F8F2F")
+SPARE_COLOURS = ("#FF4FD8", "#8C5A2B", "#B22A5B", "#3E7F86", "#A3A82B", "#1F2A6B", "#F08A8A", "#4F8F2F")
 SPARE_MARKERS = ("X", "*", "h", "<", ">", "d", "8", "H")
 
 

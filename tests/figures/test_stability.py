@@ -8,6 +8,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from proxsps.figures import frames, lambda_path, per_lambda, stability, style
+from proxsps.methods import SPARE_COLOURS
 
 
 def crosses(axes):
@@ -187,7 +188,7 @@ def test_a_method_without_an_entry_has_looks_of_its_own(stability_data, table):
 
 
 def test_colours_run_out_with_an_error_that_says_what_to_do(table):
-    for i in range(8):
+    for i in range(len(SPARE_COLOURS)):
         style.method(f"own-{i}")
     with pytest.raises(ValueError, match=r"no spare colour for the method 'own-8'.*colour='#1133AA'"):
         style.method("own-8")

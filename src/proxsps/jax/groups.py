@@ -61,7 +61,7 @@ class Options:
         return jnp.asarray(rate(count) if callable(rate) else rate, dtype)
 
 
-class Block(NamedTuple):
+class TreeBlock(NamedTuple):
     """The parameters of one label that have a gradient, in f32 at least."""
 
     phi: Regularizer
@@ -94,15 +94,16 @@ class Block(NamedTuple):
     @property
     def quadratic(self) -> bool:
         """Whether the prox is affine, as that of nothing is, so that the block enters the closed form."""
-        structures = self.structures
-        if not all(isinstance(own, Quadratic) and own.lam is structures[0].lam for own in structures):
+        squares = [own for own in self.structures if isinstance(own, Quadratic)]
+        if len(squares) < len(self.xs) or any(own.lam is not squares[0].lam for own in squares):
             return False
-        return self.metric is None or self.decoupled or not structures or _is_nothing(structures[0])
+        return self.metric is None or self.decoupled or not squares or _is_nothing(squares[0])
 
     @property
     def lam(self) -> Array | float:
         """Strength of the squared l2 norm, 0 for any other regulariser."""
-        return self.structures[0].lam if self.xs and self.quadratic else 0.0
+        first = self.structures[0] if self.xs and self.quadratic else None
+        return first.lam if isinstance(first, Quadratic) else 0.0
 
     @property
     def offsets(self) -> list[Array]:
@@ -115,7 +116,7 @@ class Block(NamedTuple):
 class Gathered(NamedTuple):
     """The parameters of a step."""
 
-    blocks: list[Block]
+    blocks: list[TreeBlock]
     rest: list[tuple[int, Array]]  # those without a gradient, each after its place among all parameters
     scatter: Callable[[Sequence[Sequence[Array]]], Any]  # a list of arrays for each block -> a tree like the gradients
 
@@ -167,10 +168,11 @@ class Groups:
         Gradients that are None, or masked by optax, are left out and come back as they are.
         """
         dtype = self.dtype(params)
+        structure: Any  # which JAX gives no methods for type checkers
         leaves, structure = jax.tree.flatten(grads, is_leaf=_is_absent)
         slots: dict[Hashable, list[int]] = {label: [] for label in self.options}
         blocks = {
-            label: Block(own.phi, own.alpha(count, dtype), [], [], [], [], own.regularizer is None)
+            label: TreeBlock(own.phi, own.alpha(count, dtype), [], [], [], [], own.regularizer is None)
             for label, own in self.options.items()
         }
         rest: list[tuple[int, Array]] = []

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.jax.groups import Block
+from proxsps.jax.groups import TreeBlock
 from proxsps.jax.parts import Curve, LinePart, Part, RowsPart, Sums, like, over, positive, settled, times
 from proxsps.jax.passes import add_up, dot, joined
 from proxsps.regularizers.base import flatten, prox_all, prox_jvp_all, unflatten
@@ -47,7 +47,7 @@ class Measured(Curve):
 class EntriesPart(Measured):
     """A block whose regulariser acts on each entry: a pass for each round of the search."""
 
-    def __init__(self, block: Block, dtype: Any, psi: Scalar | Prox) -> None:
+    def __init__(self, block: TreeBlock, dtype: Any, psi: Scalar | Prox) -> None:
         super().__init__(block, dtype)
         self._psi = psi
         self._tensors = joined(block.xs, block.ds, block.metric)
@@ -131,21 +131,21 @@ class ProxPart(Measured):
         return [y - x for x, y in zip(self.block.xs, self._along(Point(u * alpha, alpha))[1], strict=True)]
 
 
-def make_part(block: Block, dtype: Any) -> Part:
+def make_part(block: TreeBlock, dtype: Any) -> Part:
     """The part of a block, by the cheapest thing that its regulariser says of all its tensors."""
     structures = block.structures
-    kinds = {type(structure) for structure in structures}
     if block.quadratic:
         return LinePart(block, dtype)
     alike = all(block.phi.at(i) is block.phi for i in block.indices)
     if block.metric is not None:
         psi = _entry_function(structures[0]) if alike else None
         return ProxPart(block, dtype) if psi is None else EntriesPart(block, dtype, psi)
-    whole = all(isinstance(own, Rows) and own.dims is None for own in structures)
-    if kinds == {Rows} and (whole or not block.phi.joint):
-        return RowsPart(block, dtype, structures)
-    if kinds == {Entries} and alike:
-        return EntriesPart(block, dtype, structures[0].psi)
+    rows = [own for own in structures if isinstance(own, Rows)]
+    if rows and len(rows) == len(structures) and (all(own.dims is None for own in rows) or not block.phi.joint):
+        return RowsPart(block, dtype, rows)
+    entries = [own for own in structures if isinstance(own, Entries)]
+    if entries and len(entries) == len(structures) and alike:
+        return EntriesPart(block, dtype, entries[0].psi)
     return ProxPart(block, dtype)
 
 
@@ -158,7 +158,7 @@ def _entry_function(structure: Structure | None) -> Scalar | None:
     return None
 
 
-def prox_at(block: Block, zs: Sequence[Array], cap: Array) -> list[Array]:
+def prox_at(block: TreeBlock, zs: Sequence[Array], cap: Array) -> list[Array]:
     """The prox of the block's regulariser; z itself where its step size is 0."""
     phi, size = block.phi, positive(cap)
     if block.metric is None:
@@ -172,7 +172,7 @@ def prox_at(block: Block, zs: Sequence[Array], cap: Array) -> list[Array]:
 
 
 def prox_tangents(
-    block: Block, zs: Sequence[Array], ys: Sequence[Array], vs: Sequence[Array], cap: Array
+    block: TreeBlock, zs: Sequence[Array], ys: Sequence[Array], vs: Sequence[Array], cap: Array
 ) -> list[Array] | None:
     """The derivative of `prox_at` along v; None where it is not cheap."""
     phi, size = block.phi, positive(cap)

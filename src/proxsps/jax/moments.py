@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from proxsps.core.estimate import (
     start_averages,
     update_averages,
 )
-from proxsps.jax.groups import Block, is_parameter, parameters
+from proxsps.jax.groups import TreeBlock, is_parameter, parameters
 from proxsps.jax.passes import SHORT, dot, flat_sample
 from proxsps.regularizers._support import wide
 
@@ -73,13 +73,13 @@ def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
         start = jnp.concatenate([jnp.zeros(0, dtype), *(part.astype(dtype) for part, _ in samples)])
         out = out._replace(start=start, travel=start_travel(x_sq))
     # Each with a buffer of its own, so that a jitted step may be given the state to overwrite.
-    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), out)
+    return cast(Moments, jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), out))
 
 
 class Estimate(NamedTuple):
     """The model of a step, and what is remembered once the step was taken."""
 
-    blocks: Sequence[Block]  # with its slopes and its metric
+    blocks: Sequence[TreeBlock]  # with its slopes and its metric
     value: Array  # m
     farthest: Array | None = None  # the distance cap
     sound: Array | None = None  # whether loss, gradients and all new numbers may be used; None where nobody looked
@@ -90,7 +90,7 @@ def take_in(
     kind: Kind,
     numbers: Mapping[str, Any],
     before: Moments,
-    blocks: Sequence[Block],
+    blocks: Sequence[TreeBlock],
     rest: Sequence[tuple[int, Array]],
     value: Array,
 ) -> Estimate:
@@ -112,8 +112,9 @@ def take_in(
         made, after = _with_metric(numbers, after, made)
     if kind.distance:
         after = _with_travel(after, made, rest)
-        farthest = distance_cap(after.travel)
-        checked += [*after.travel]
+        travel = cast(Travel, after.travel)
+        farthest = distance_cap(travel)
+        checked += [*travel]
     if kind.averages:
         made, value, after = _with_averages(kind, numbers, after, made, rest, value)
         checked += [value, *after.averages]
@@ -122,13 +123,16 @@ def take_in(
 
 def kept(ok: Array, after: Moments, before: Moments) -> Moments:
     """What is remembered: everything new if the step was taken, else all as it was."""
-    return jax.tree.map(lambda new, old: jnp.where(ok, new, old), after, before)
+    chosen: Moments = jax.tree.map(lambda new, old: jnp.where(ok, new, old), after, before)
+    return chosen
 
 
-def _with_metric(numbers: Mapping[str, Any], before: Moments, blocks: Sequence[Block]) -> tuple[list[Block], Moments]:
+def _with_metric(
+    numbers: Mapping[str, Any], before: Moments, blocks: Sequence[TreeBlock]
+) -> tuple[list[TreeBlock], Moments]:
     """Blocks in Adam's metric, and moments with the new squares."""
     weights = corrected_weights(before.steps, numbers["b2"])
-    squares, steps, out = list(before.square), before.steps, []
+    squares, steps, out = list(before.square), cast(Array, before.steps), []
     for block in blocks:
         for g, place in zip(block.ds, block.places, strict=True):
             squares[place] = averaged(squares[place], g * g, _like(Weights(*(w[place] for w in weights)), g))
@@ -145,20 +149,21 @@ def _usable(D: Array) -> Array:
     return jnp.where(D > 0, jnp.where(jnp.isfinite(D), D, jnp.nan), jnp.ones_like(D))
 
 
-def _with_travel(before: Moments, blocks: Sequence[Block], rest: Sequence[tuple[int, Array]]) -> Moments:
+def _with_travel(before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tuple[int, Array]]) -> Moments:
     """Moments that know where the run is now."""
-    dtype = before.travel.reach.dtype
+    travel, origin = cast(Travel, before.travel), cast(Array, before.start)
+    dtype = travel.reach.dtype
     xs = dict(rest) | {place: x for block in blocks for x, place in zip(block.xs, block.places, strict=True)}
     moved_sq, offset = jnp.zeros((), dtype), 0
     for part, n in _samples([wide(jnp.asarray(xs[place])) for place in sorted(xs)]):
-        start = before.start[offset : offset + part.size].astype(part.dtype)
+        start = origin[offset : offset + part.size].astype(part.dtype)
         moved_sq = moved_sq + sampled_square(part, n, start).astype(dtype)
         offset += part.size
     g_sq = jnp.zeros((), dtype)
     for block in blocks:
         directions = block.directions(block.ds)
         g_sq = g_sq + dot(directions, directions, dtype)
-    return before._replace(travel=update_travel(before.travel, moved_sq, g_sq))
+    return before._replace(travel=update_travel(travel, moved_sq, g_sq))
 
 
 def _samples(xs: Sequence[Array]) -> list[tuple[Array, int]]:
@@ -177,13 +182,14 @@ def _with_averages(
     kind: Kind,
     numbers: Mapping[str, Any],
     before: Moments,
-    blocks: Sequence[Block],
+    blocks: Sequence[TreeBlock],
     rest: Sequence[tuple[int, Array]],
     value: Array,
-) -> tuple[list[Block], Array, Moments]:
+) -> tuple[list[TreeBlock], Array, Moments]:
     """Blocks with averaged slopes, the value of the averaged model, and moments with the new averages."""
     weigh = corrected_weights if kind.metric else momentum_weights
-    weights = weigh(before.averages.taken, numbers["b1"])
+    numbers_before = cast(Averages, before.averages)
+    weights = weigh(numbers_before.taken, numbers["b1"])
     slopes, out = list(before.average), []
     g_dot_x, d_dot_x = jnp.zeros_like(value), jnp.zeros_like(value)
     for block in blocks:
@@ -196,7 +202,7 @@ def _with_averages(
     for place, x in rest:
         slopes[place] = averaged(slopes[place], jnp.zeros_like(slopes[place]), _like(weights, slopes[place]))
         d_dot_x = d_dot_x + dot([slopes[place]], [wide(jnp.asarray(x))], value.dtype)
-    averages = update_averages(before.averages, value, g_dot_x, weights)
+    averages = update_averages(numbers_before, value, g_dot_x, weights)
     return out, averaged_value(value, averages, d_dot_x), before._replace(average=slopes, averages=averages)
 
 

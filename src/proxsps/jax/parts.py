@@ -15,14 +15,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from copy import copy
 from numbers import Real
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_factors, row_heights, row_ray_heights
 from proxsps.core.step import prox_coefficients
-from proxsps.jax.groups import Block
+from proxsps.jax.groups import TreeBlock
 from proxsps.jax.passes import add_up, dot, gathered, spread
 from proxsps.regularizers.structure import Rows, Scalar
 
@@ -39,7 +39,7 @@ class Sums(NamedTuple):
 class Part(ABC):
     """One block. `dtype` is that of the numbers of the step."""
 
-    def __init__(self, block: Block, dtype: Any) -> None:
+    def __init__(self, block: TreeBlock, dtype: Any) -> None:
         self.block, self.dtype = block, dtype
 
     @abstractmethod
@@ -91,7 +91,7 @@ class LinePart(Part):
 class RowsPart(Curve):
     """A block whose regulariser sees rows of entries by their norms: one pass, then a few numbers per row."""
 
-    def __init__(self, block: Block, dtype: Any, structures: Sequence[Rows]) -> None:
+    def __init__(self, block: TreeBlock, dtype: Any, structures: Sequence[Rows]) -> None:
         super().__init__(block, dtype)
         self._structures = structures
 
@@ -111,11 +111,11 @@ class RowsPart(Curve):
 
     def heights(self, own: Sums, scale: Array, u: Array) -> tuple[Array, Array]:
         """From the sums alone. Slopes over the scale belong to caps times the scale, and weights over it."""
-        return row_heights(own.rows, self._scaled_psi(scale), self.block.alpha * scale, u)
+        return row_heights(_rows(own), self._scaled_psi(scale), self.block.alpha * scale, u)
 
     def ray_heights(self, own: Sums, scale: Array, s: Array) -> tuple[Array, Array]:
         """From the sums alone, scaled as `heights`."""
-        return row_ray_heights(own.rows, self._scaled_psi(scale), self.block.alpha * scale, s)
+        return row_ray_heights(_rows(own), self._scaled_psi(scale), self.block.alpha * scale, s)
 
     def _scaled_psi(self, scale: Array) -> Scalar:
         psi = self._psi()
@@ -178,6 +178,11 @@ def like(number: Array, x: Array) -> Array:
 def positive(number: Array) -> Array:
     """The number, or 1 where it is 0."""
     return jnp.where(number > 0, number, jnp.ones_like(number))
+
+
+def _rows(own: Sums) -> RowSums:
+    """The sums of rows, which those of a `RowsPart` have."""
+    return cast(RowSums, own.rows)
 
 
 def _row_count(x: Array, own: Rows) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from proxsps.core.caps import Matched, shares
 from proxsps.core.estimate import coupled_slope, coupled_value
 from proxsps.core.outcome import Report, Solution, report
 from proxsps.core.rules import Decision, Model, StepMemory
-from proxsps.jax.groups import Block, Gathered
+from proxsps.jax.groups import Gathered, TreeBlock
 from proxsps.jax.measured import make_part
 from proxsps.jax.model import Scaled, linear_model
 from proxsps.jax.moments import Estimate, Kind, kept, take_in
@@ -31,7 +31,7 @@ from proxsps.regularizers._identity import constants, identity
 from proxsps.regularizers.base import subgradient_all, value_all
 
 
-class Method(NamedTuple):
+class JaxMethod(NamedTuple):
     """What tells one method from another."""
 
     name: str
@@ -56,7 +56,8 @@ class Method(NamedTuple):
             constants: those of the rule, for instance `c` of `sps`.
         """
         if self.remembers:
-            return self.rule(model, memory, ok, **constants)
+            remembered: tuple[Decision, Any] = self.rule(model, memory, ok, **constants)
+            return remembered
         return self.rule(model, **constants), memory
 
 
@@ -124,7 +125,7 @@ class Inputs(NamedTuple):
 
 
 def solve(
-    method: Method, gathered: Gathered, value: Array, bound: Array, memory: Any, constants: Mapping[str, Any]
+    method: JaxMethod, gathered: Gathered, value: Array, bound: Array, memory: Any, constants: Mapping[str, Any]
 ) -> tuple[list[list[Array]], Report, Any]:
     """One step: the moves of each block's tensors, the report, and the method's memory after it.
 
@@ -145,17 +146,18 @@ def solve(
     if method.moments.any:
         layout = layout._replace(rest=tuple(place for place, _ in gathered.rest))
         inputs = inputs._replace(rest=[x for _, x in gathered.rest])
-    return _solve(method, layout, inputs, memory, dict(constants))
+    solved: tuple[list[list[Array]], Report, Any] = _solve(method, layout, inputs, memory, dict(constants))
+    return solved
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _solve(
-    method: Method, layout: Layout, inputs: Inputs, memory: Any, constants: dict[str, Any]
+    method: JaxMethod, layout: Layout, inputs: Inputs, memory: Any, constants: dict[str, Any]
 ) -> tuple[list[list[Array]], Report, Any]:
     value, bound = inputs.value, inputs.bound
     phis = [frame.filled(own) for frame, own in zip(layout.frames, inputs.arrays, strict=True)]
     parts = zip(phis, inputs.alphas, inputs.xs, inputs.ds, layout.indices, layout.places, layout.decoupled, strict=True)
-    blocks: Sequence[Block] = [Block(*own) for own in parts]
+    blocks: Sequence[TreeBlock] = [TreeBlock(*own) for own in parts]
     if method.coupled:
         value, blocks = _couple(value, blocks)
     if not method.moments.any:
@@ -169,7 +171,7 @@ def _solve(
 
 
 def _step(
-    method: Method, estimate: Estimate, bound: Array, memory: Any, constants: Mapping[str, Any]
+    method: JaxMethod, estimate: Estimate, bound: Array, memory: Any, constants: Mapping[str, Any]
 ) -> tuple[list[list[Array]], Report, Any]:
     """The step that a model leads to."""
     caps = _caps(method, estimate)
@@ -202,7 +204,7 @@ class Caps(NamedTuple):
     factor: Array | None = None  # on the step that was found
 
 
-def _caps(method: Method, estimate: Estimate) -> Caps:
+def _caps(method: JaxMethod, estimate: Estimate) -> Caps:
     rates = [block.alpha for block in estimate.blocks]
     if not (method.matched or method.moments.distance):
         return Caps(rates)
@@ -211,7 +213,7 @@ def _caps(method: Method, estimate: Estimate) -> Caps:
     if method.rateless:
         longest, factor = estimate.farthest, longest
     elif method.moments.distance:
-        longest = jnp.minimum(longest, estimate.farthest)
+        longest = jnp.minimum(longest, cast(Array, estimate.farthest))
     if method.matched:
         return Caps(list(share), longest, factor)
     return Caps(list(longest * share), longest, factor)
@@ -225,7 +227,7 @@ def _decision(scaled: Scaled, found: Matched, longest: Array) -> Decision:
     return Decision(jnp.where(u < 1, u, jnp.maximum(free, 1.0)), u, found.height, found.evaluations)
 
 
-def _couple(value: Array, blocks: Sequence[Block]) -> tuple[Array, list[Block]]:
+def _couple(value: Array, blocks: Sequence[TreeBlock]) -> tuple[Array, list[TreeBlock]]:
     """Loss and regulariser together: the value of both, and blocks with the slopes of both."""
     out = []
     lams, squares = jnp.zeros(len(blocks), value.dtype), jnp.zeros(len(blocks), value.dtype)

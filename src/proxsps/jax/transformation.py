@@ -15,7 +15,7 @@ from proxsps.core.outcome import Report, Solution, report
 from proxsps.jax.checks import check_lower_bound, check_update
 from proxsps.jax.groups import Gathered, Groups
 from proxsps.jax.moments import Moments, start_moments
-from proxsps.jax.solve import Method, settled, solve
+from proxsps.jax.solve import JaxMethod, settled, solve
 
 LastStep = Report
 Number = Any  # a Python number or a 0-d array, traced or not
@@ -31,7 +31,7 @@ class PolyakState(NamedTuple):
 
 
 def transformation(
-    method: Method, groups: Groups, bound: Number | None = None, constants: Mapping[str, Number] | None = None
+    method: JaxMethod, groups: Groups, bound: Number | None = None, constants: Mapping[str, Number] | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """The method with its options, its lower bound and its constants."""
     blocks_count = len(groups.options)
@@ -63,9 +63,9 @@ def transformation(
         dtype = groups.dtype(params)
         gathered = groups.gather(updates, params, state.count)
         C = 0.0 if bound is None else bound if lower_bound is None else lower_bound
-        numbers = (jnp.asarray(x, dtype).reshape(()) for x in (value, C))
+        loss, least = (jnp.asarray(x, dtype).reshape(()) for x in (value, C))
         memory = _listed(state.memory, gathered)
-        moved, last, memory = solve(method, gathered, *numbers, memory, constants or {})
+        moved, last, memory = solve(method, gathered, loss, least, memory, constants or {})
         after = PolyakState(optax.safe_increment(state.count), last, _restored(memory, state.memory))
         return gathered.scatter(moved), after
 
@@ -92,4 +92,6 @@ def _restored(memory: Any, like: Any) -> Any:
     if not isinstance(memory, Moments):
         return memory
     average, square = (jax.tree.structure(tree) for tree in (like.average, like.square))
-    return memory._replace(average=average.unflatten(memory.average), square=square.unflatten(memory.square))
+    return memory._replace(
+        average=jax.tree.unflatten(average, memory.average), square=jax.tree.unflatten(square, memory.square)
+    )

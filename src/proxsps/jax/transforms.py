@@ -21,7 +21,7 @@ from proxsps.jax.checks import (
 from proxsps.jax.groups import ALL, Groups, Options
 from proxsps.jax.measured import prox_at
 from proxsps.jax.moments import Kind
-from proxsps.jax.solve import Method
+from proxsps.jax.solve import JaxMethod
 from proxsps.jax.transformation import Number, Schedule, transformation
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.checks import check_subgradient
@@ -29,9 +29,9 @@ from proxsps.regularizers.checks import check_subgradient
 Labels = Any  # a tree of labels, or a function from parameters to one
 GroupOptions = Mapping[Hashable, Mapping[str, Any]]
 
-PROX_SGD = Method("prox_sgd", rules.linear, bounded=False)
-SPS = Method("sps", rules.sps_max, coupled=True)
-DEC_SPS = Method("dec_sps", rules.dec_sps, coupled=True, remembers=True)
+PROX_SGD = JaxMethod("prox_sgd", rules.linear, bounded=False)
+SPS = JaxMethod("sps", rules.sps_max, coupled=True)
+DEC_SPS = JaxMethod("dec_sps", rules.dec_sps, coupled=True, remembers=True)
 
 
 def prox_sps(
@@ -180,7 +180,7 @@ def _capped(
     for options in made.options.values() if kind.metric else ():
         check_diagonal(owner, options.phi)
     known = {name: float(number) for name, number in constants.items() if isinstance(number, Real)}
-    method = Method(
+    method = JaxMethod(
         owner,
         rules.linear if lower_bound is None else rules.truncated,
         bounded=lower_bound is not None,
