@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from proxsps.core.array import Array, array_namespace
 
+CAPS = {-1: "skipped", 0: "polyak", 1: "lr", 2: "distance"}
 BRANCHES = {-1: "skipped", 0: "truncated", 1: "inside", 2: "capped"}
 
 
@@ -20,6 +21,8 @@ class Solution(NamedTuple):
     model_gap: Array
     evaluations: Array | float = 0.0
     relaxation: Array | float = 1.0
+    distance: Array | float = math.nan  # the distance cap, where there is one
+    longest: Array | float = math.nan  # the cap of the block with the largest step size, before a factor on the step
 
     @classmethod
     def skipped(cls, gap: Array) -> Solution:
@@ -38,17 +41,24 @@ class Report(NamedTuple):
     branch: Array  # -1 skipped, 0 truncated (u = 0), 1 inside, 2 capped (u = 1)
     evaluations: Array  # prox evaluations of a search; 0 where the step has a closed form
     relaxation: Array  # factor on the move that a limit on its length asked for; 1 where none did
+    cap: Array = -1  # what set the step: -1 skipped, 0 the model and its bound, 1 the learning rate, 2 the distance cap
+    distance_cap: Array = math.nan  # the distance cap A_k; NaN where there is none
 
     @property
     def branch_name(self) -> str:
         """The branch in a word."""
         return BRANCHES[int(self.branch)]
 
+    @property
+    def cap_name(self) -> str:
+        """What set the step, in a word: "polyak" for the model and its bound, "lr", "distance", or "skipped"."""
+        return CAPS[int(self.cap)]
+
 
 def report(alpha: Array, solution: Solution) -> Report:
     """The report of a step with the caps alpha, an entry a block; NaN where there was no step."""
     xp = array_namespace(alpha)
-    ok, gap, root, u, model_gap, evaluations, s = (xp.asarray(field) for field in solution)
+    ok, gap, root, u, model_gap, evaluations, s, distance, longest = (xp.asarray(field) for field in solution)
     blank = xp.where(ok, xp.zeros_like(u), xp.full_like(u, math.nan))
     branch = xp.where(u <= 0, 0, xp.where(u >= 1, 2, 1))
     return Report(
@@ -60,4 +70,6 @@ def report(alpha: Array, solution: Solution) -> Report:
         branch=xp.where(ok, branch, -1),
         evaluations=evaluations,
         relaxation=s + blank,
+        cap=xp.where(ok, xp.where(u >= 1, xp.where(distance <= longest, 2, 1), 0), -1),
+        distance_cap=distance + blank,
     )

@@ -167,5 +167,5 @@ def _as_dtype(number: Any, x: Array) -> Array:
 
 def settled(last: Report, dtype: Any) -> Report:
     """A report in the dtypes that it has in every state."""
-    whole = {"branch", "evaluations"}
+    whole = {"branch", "evaluations", "cap"}
     return Report(*(jnp.asarray(x, jnp.int32 if field in whole else dtype) for field, x in last._asdict().items()))

@@ -30,16 +30,20 @@ from proxsps.optim.checks import (
     check_origin,
     check_regularizer,
     check_unflattened,
+    check_variant,
     computable,
     is_fake,
 )
 from proxsps.optim.estimate import Estimate
 from proxsps.optim.last_step import LastStep, Solution, report
-from proxsps.optim.numbers import Numbers, choose
+from proxsps.optim.memory import restored
+from proxsps.optim.numbers import Host, Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 from proxsps.regularizers import Regularizer
+
+LOW = 100  # steps in a row with a model at or below its bound, after which this is said
 
 
 class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
@@ -69,7 +73,11 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         self._forget()
         super().__init__(params, defaults)
         self._complete = True
+        self._register_hooks()
+
+    def _register_hooks(self) -> None:
         self.register_state_dict_post_hook(_only_plain_data)
+        self.register_load_state_dict_pre_hook(_remember)
 
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
@@ -77,6 +85,8 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
         self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
         self._warned: set[str] = set()
+        self._loading: dict[str, Any] | None = None
+        self._low = 0  # steps in a row with a model at or below its bound
         self._leave_join()
 
     # Groups
@@ -157,6 +167,11 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         """Make the state of parameters with a gradient, for a checkpoint to be loaded into."""
 
     @property
+    def _remembers(self) -> bool:
+        """Whether there is state beside the numbers in the groups."""
+        return False
+
+    @property
     def _kept(self) -> Container[Tensor]:
         """Parameters that take part in a step without a gradient too."""
         return ()
@@ -219,9 +234,11 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
             s = assembly.write(step.u, estimate.move_sums(extras, sums), alpha, lam, ok, self._max_move)
             if caps.scaled:
                 alpha = step.caps * alpha
-            solution = Solution(ok, gap, *step.decision, s)
+            solution = Solution(ok, gap, *step.decision, s, step.distance, step.longest)
             estimate.commit(ok)
             caps.commit(ok)
+            if bounded and not estimate.plain and isinstance(numbers, Host):
+                self._notice_low(gap, C)
         for block in blocks:
             for finish in block.afterwards:
                 finish()
@@ -266,14 +283,41 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
             kind, reason = "gradient", "A gradient or a parameter is not finite"
         self._warn_once(kind, reason, 7)
 
-    def _warn_once(self, kind: str, reason: str, stacklevel: int) -> None:
+    def _notice_low(self, gap: Array, C: Array) -> None:
+        """Warn once where the model keeps at or below its bound, so that the loss moves nothing."""
+        self._low = self._low + 1 if gap <= 0 else 0
+        if self._low == LOW:
+            reason = (
+                f"The average of the linear models was at or below lower_bound={float(C):.6g} for {LOW} steps in a "
+                "row. The bound is too high for this loss; lower it, or set it to None"
+            )
+            self._warn_once("low", reason, 6, "The loss moved nothing meanwhile")
+
+    def _warn_once(
+        self, kind: str, reason: str, stacklevel: int, effect: str = "Parameters were left untouched"
+    ) -> None:
         """Warn the first time that there is this kind of reason."""
         if kind not in self._warned:
             self._warned.add(kind)
-            text = f"{type(self).__name__}: {reason}. Parameters were left untouched. This is said once."
+            text = f"{type(self).__name__}: {reason}. {effect}. This is said once."
             warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
     # Checkpoints
+
+    def _restore(self, state: dict[Any, Any]) -> None:
+        """Undo what torch does to loaded state: it casts all of it to the dtypes of the parameters.
+
+        What is left are copies, so that later steps do not change the dictionary they come from.
+        """
+        loading, self._loading = self._loading or {"param_groups": (), "state": {}}, None
+        params = [p for group in self.param_groups for p in group["params"]]
+        places = [i for group in loading["param_groups"] for i in group["params"]]
+        saved = dict(zip(params, places, strict=False))
+        for param in params:
+            original = loading["state"].get(saved.get(param), {})
+            for key, value in state.get(param, {}).items():
+                if isinstance(value, Tensor):
+                    state[param][key] = restored(key, value, original.get(key), param)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_ranks": self._ranks}
@@ -283,12 +327,15 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         own = self.param_groups if "defaults" not in state else None
         for group, saved in zip(own or (), state["param_groups"], strict=own is not None):
             check_origin(type(self).__name__, self.defaults, group, saved)
+            check_variant(type(self).__name__, group, saved)
+        if own is not None:
+            self._restore(state["state"])
         super().__setstate__(state)
         self._complete = True
         self.defaults.pop("differentiable", None)  # torch adds it, to optimizers without that option too
         if "_watched" not in self.__dict__:  # unpickled or copied
             self._forget()
-            self.register_state_dict_post_hook(_only_plain_data)
+            self._register_hooks()
         for group in self.param_groups:
             group.pop("differentiable", None)
             for key, default in self.defaults.items():
@@ -311,6 +358,12 @@ def _only_plain_data(opt: Optimizer, state: dict[str, Any]) -> None:
     A hook, because hooks of the user, which come after it, are to see what will be saved.
     """
     state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
+    state["state"] = {i: {key: _plain(value) for key, value in own.items()} for i, own in state["state"].items()}
+
+
+def _remember(opt: PolyakOptimizer, state: dict[str, Any]) -> None:
+    """Keep hold of a dictionary that is being loaded, of which torch makes one in the dtypes of the parameters."""
+    opt._loading = state
 
 
 def _keep_regularizer(group: dict[str, Any], phi: Regularizer | None) -> None:

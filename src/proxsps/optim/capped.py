@@ -116,6 +116,11 @@ class CappedPolyak(PolyakOptimizer):
             Distance(self.param_groups, self.state, numbers, self._ranks).start()
 
     @property
+    def _remembers(self) -> bool:
+        options = self.param_groups[0]
+        return self._averages(options) or options["distance_cap"]
+
+    @property
     def _kept(self) -> Container[Tensor]:
         return self.state if self._averages(self.param_groups[0]) else ()
 

@@ -6,6 +6,7 @@ share w_j in [0, 1], its learning rate over the largest one, and its cap is w_j 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ class Step(NamedTuple):
     u: Array
     reach: Array | float = 1.0
     caps: Array | float = 1.0  # what caps are of `alpha`, factors on the step included
+    distance: Array | float = math.nan  # the distance cap
+    longest: Array | float = math.nan  # what caps are of `alpha` before factors
 
 
 class Caps:
@@ -56,7 +59,6 @@ class Caps:
     def __init__(self, matched: bool = False, distance: Distance | None = None, factor: bool = False) -> None:
         self._matched, self._distance, self._factor = matched, distance, factor
         self.scaled = matched or distance is not None
-        self.limit: Array | None = None  # the distance cap
 
     def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> Array:
         """The caps of the blocks, or their shares."""
@@ -83,27 +85,28 @@ class Caps:
         if not self.scaled:
             decision = rule(assembly.model(gap, sums, alpha, lam))
             return Step(decision, decision.u)
-        longest, factor = self._longest(known)
+        longest, factor, distance = self._longest(known)
         caps = factor * longest
         if self._numbers.refuses(longest > 0):
             nothing = self._numbers.scalar(0.0)
-            return Step(Decision(nothing, nothing, gap), nothing, 0.0, caps)
+            return Step(Decision(nothing, nothing, gap), nothing, 0.0, caps, distance, longest)
         if self._matched and bounded:
             decision = assembly.matched(gap, sums, alpha, lam, longest)
-            return Step(decision, array_namespace(gap).ones_like(gap), caps * decision.u, caps)
+            one = array_namespace(gap).ones_like(gap)
+            return Step(decision, one, caps * decision.u, caps, distance, longest)
         assembly.reach = longest
         decision = rule(assembly.model(gap, sums, longest * alpha, lam))
-        return Step(decision, decision.u, caps, caps)
+        return Step(decision, decision.u, caps, caps, distance, longest)
 
-    def _longest(self, known: Known) -> tuple[Array, Array]:
-        """The number that shares are multiplied with, and the factor on the step."""
+    def _longest(self, known: Known) -> tuple[Array, Array, Array | float]:
+        """The number that shares are multiplied with, the factor on the step, and the distance cap."""
         one = self._numbers.scalar(1.0)
         if self._distance is None:
-            return self._largest, one
-        self.limit = self._distance.cap(*known.travelled, known.g_sq)
+            return self._largest, one, math.nan
+        distance = self._distance.cap(*known.travelled, known.g_sq)
         if self._factor:
-            return self.limit, self._largest
-        return array_namespace(one).minimum(self.limit, self._largest), one
+            return distance, self._largest, distance
+        return array_namespace(one).minimum(distance, self._largest), one, distance
 
     def commit(self, ok: Array) -> None:
         """Keep what the caps remember."""

@@ -207,6 +207,20 @@ def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any]
         )
 
 
+def check_variant(owner: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise for a group of a checkpoint whose state and numbers are those of other options."""
+    plain = {"momentum": 0.0, "cap": "proximal", "distance_cap": False, "lr_is_factor": False}
+    for key, default in plain.items():
+        mine, theirs = own.get(key, default), saved.get(key, default)
+        # Another momentum is a change of an option, none at all is another method.
+        if (bool(mine) != bool(theirs)) if key == "momentum" else mine != theirs:
+            meaning = " (True is lr=None)" if key == "lr_is_factor" else ""
+            raise ValueError(
+                f"The state_dict was saved by {owner} with {key}={theirs!r}{meaning}, and this one has {mine!r}: make "
+                "it with the options of the one that saved. Nothing was changed."
+            )
+
+
 def check_regularizer(group: dict[str, Any]) -> None:
     """Raise for a regulariser that is none, that competes with weight decay, or that does not fit its tensors."""
     phi = group["regularizer"]
@@ -244,6 +258,7 @@ __all__ = [
     "check_positive",
     "check_regularizer",
     "check_unflattened",
+    "check_variant",
     "computable",
     "is_fake",
     "loss_value",

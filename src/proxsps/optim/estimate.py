@@ -158,11 +158,8 @@ class Averaged(Estimate):
 
     def _held(self, block: Block, key: str) -> list[Tensor]:
         """State of a block as it has its parameters; zeros where there is none yet."""
-        found = []
-        for owner, x in zip(block.owners, block.params, strict=True):
-            own = self._state.get(owner, {})
-            found.append(entries(own[key] if key in own else blank(owner), x))
-        return found
+        own = [(owner, self._state.get(owner, {})) for owner in block.owners]
+        return [entries(held[key] if key in held else blank(owner), block.gathered) for owner, held in own]
 
     def _square_weights(self, block: Block) -> list[Weights]:
         """Each tensor's own; one without a gradient keeps its v."""
@@ -221,4 +218,4 @@ class Averaged(Estimate):
 
     def _replace(self, block: Block, i: int, key: str, new: Tensor) -> None:
         owner = block.group["params"][block.indices[i]]
-        replace(owner, self._state[owner], key, new)
+        replace(owner, self._state[owner], key, new, block.gathered)

@@ -10,7 +10,7 @@ from proxsps.core.outcome import report as core_report
 
 
 class LastStep(Report):
-    """What the last step did, as tensors on the device it ran on; only `branch_name` waits for the device."""
+    """What the last step did, as tensors on the device it ran on; only `branch_name` and `cap_name` wait for it."""
 
 
 def report(alpha: Array, solution: Solution) -> LastStep:

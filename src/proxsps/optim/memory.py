@@ -31,25 +31,47 @@ def store_all(groups: Sequence[dict[str, Any]], **values: Tensor | float) -> Non
 
 def blank(owner: Tensor) -> Tensor:
     """Zeros for an average of a parameter's gradients: like the parameter, in single precision at least."""
+    return torch.zeros_like(owner, dtype=memory_dtype("average", owner), requires_grad=False)
+
+
+def memory_dtype(key: str, owner: Tensor) -> torch.dtype:
+    """The dtype of a state tensor: counts are f32, averages f32 at least, and a start is what it was in."""
+    if key == "steps":
+        return torch.float32
     half = owner.dtype in (torch.float16, torch.bfloat16)
-    return torch.zeros_like(owner, dtype=torch.float32 if half else owner.dtype, requires_grad=False)
+    if key == "start":
+        return owner.dtype.to_real()
+    return torch.float32 if half else owner.dtype
 
 
-def entries(held: Tensor, like: Tensor) -> Tensor:
-    """What a state tensor holds of the entries that a block has of its parameter, `like`: real, and local or whole."""
+def restored(key: str, value: Tensor, saved: Any, owner: Tensor) -> Tensor:
+    """A loaded value in the dtype it belongs in: what was saved, if torch has not made anything else of it."""
+    dtype = memory_dtype(key, owner)
+    if value.dtype is dtype or not isinstance(saved, Tensor):
+        return value.clone() if value.dtype is dtype else value.to(dtype)
+    on = saved.to(value.device)
+    return on.to(dtype, copy=True) if torch.equal(_local(on.to(value.dtype)), _local(value)) else value.to(dtype)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def entries(held: Tensor, whole: bool) -> Tensor:
+    """A state tensor as blocks have tensors: real, and of a sharded one the shard of this rank or the `whole`."""
     if type(held) not in PLAIN and "torch.distributed.tensor" in sys.modules:
         from proxsps.optim.shards import held_entries
 
-        held = held_entries(held, like)
+        held = held_entries(held, whole)
     return torch.view_as_real(held) if held.is_complex() else held
 
 
-def replace(owner: Tensor, own: dict[str, Any], key: str, new: Tensor) -> None:
+def replace(owner: Tensor, own: dict[str, Any], key: str, new: Tensor, whole: bool) -> None:
     """Keep new entries of a state tensor, in the form that `entries` gave them."""
     new = torch.view_as_complex(new) if owner.is_complex() else new
     if type(owner) not in PLAIN and "torch.distributed.tensor" in sys.modules:
         from proxsps.optim.shards import keep_entries
 
-        if keep_entries(owner, own, key, new):
+        if keep_entries(owner, own, key, new, whole):
             return
     own[key] = new

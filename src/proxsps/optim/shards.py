@@ -100,21 +100,18 @@ def cut(array: Any, param: DTensor) -> Tensor:
     return array.redistribute(mesh, param.placements).to_local()
 
 
-def held_entries(held: Tensor, like: Tensor) -> Tensor:
-    """The part of a state tensor that a block has of its parameter: the shard of this rank, or all of it."""
+def held_entries(held: Tensor, whole: bool) -> Tensor:
+    """What a block has of a state tensor: the shard of this rank, or all of it."""
     if not isinstance(held, DTensor):
         return held
-    local = held.to_local()
-    shape = (*local.shape, 2) if local.is_complex() else tuple(local.shape)
-    return local if shape == tuple(like.shape) else held.full_tensor()
+    return held.full_tensor() if whole else held.to_local()
 
 
-def keep_entries(owner: Tensor, own: dict[str, Any], key: str, new: Tensor) -> bool:
+def keep_entries(owner: Tensor, own: dict[str, Any], key: str, new: Tensor, whole: bool) -> bool:
     """Keep new entries, a shard or all, as state that is sharded like its parameter; False for whole tensors."""
     if not isinstance(owner, DTensor):
         return False
-    local = new if new.shape == owner.to_local().shape else cut(new, owner)
-    own[key] = sharded_like(owner, local, owner.shape)
+    own[key] = sharded_like(owner, cut(new, owner) if whole else new, owner.shape)
     return True
 
 

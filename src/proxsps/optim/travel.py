@@ -151,7 +151,7 @@ class Sample(NamedTuple):
         """Where the entries are in the rows of the matrix."""
         rows, before = self.rows, self.rows.first * self.rows.length
         first = before + -before % STRIDE
-        place = torch.arange(first, before + rows.count * rows.length, STRIDE, device=self.entries.device)
+        place = first + STRIDE * torch.arange(self.entries.shape[0], device=self.entries.device)
         return (place // rows.length - rows.first) * _width(rows) + place % rows.length // STRIDE
 
 

@@ -18,7 +18,8 @@ from proxsps.optim.numbers import choose
 from proxsps.optim.parts import Sums
 from proxsps.optim.reduce import join
 
-MEMORY = ("k", "memory")  # what methods keep from step to step, in their groups
+# What methods keep from step to step, in their groups.
+MEMORY = ("k", "memory", "model_value", "model_offset", "reach", "g_sq")
 
 
 class Shadow(JoinHook):
@@ -30,7 +31,7 @@ class Shadow(JoinHook):
     def main_hook(self) -> None:
         """Take part in the all-reduce of a step, with nothing to add."""
         groups, ranks = self._opt.param_groups, self._opt._ranks
-        blocks = gather(groups, ranks)
+        blocks = gather(groups, ranks, self._opt._kept)
         for block in blocks:
             block.params, block.slopes, block.indices = [], [], []
         numbers = choose(blocks, groups[0]["capturable"])
@@ -49,6 +50,8 @@ class Shadow(JoinHook):
         places = [(options, key) for options in opt.param_groups for key in MEMORY if key in options]
         if not places:
             return
+        if opt._remembers:
+            _take_over(opt, dist.get_global_rank(group, int(last)), group)
         values = torch.tensor([float(options[key]) for options, key in places], dtype=torch.float64)
         values = values.to(opt.join_device)
         dist.broadcast(values, src=dist.get_global_rank(group, int(last)), group=group)
@@ -57,6 +60,27 @@ class Shadow(JoinHook):
                 options[key].fill_(value)
             else:
                 options[key] = value
+
+
+def _take_over(opt: Any, source: int, group: Any) -> None:
+    """Get the state of all parameters from the rank `source`."""
+    params = [p for options in opt.param_groups for p in options["params"]]
+    shapes = {
+        i: {key: (value.shape, value.dtype) for key, value in opt.state[p].items()}
+        for i, p in enumerate(params)
+        if p in opt.state
+    }
+    box = [shapes]
+    dist.broadcast_object_list(box, src=source, group=group)
+    for i, own in box[0].items():
+        state = opt.state[params[i]]
+        for key, (shape, dtype) in own.items():
+            held = state.get(key)
+            if held is None or held.shape != shape:
+                state[key] = held = torch.empty(shape, dtype=dtype, device=opt.join_device)
+            wire = (torch.view_as_real(held) if held.is_complex() else held).contiguous()
+            dist.broadcast(wire, src=source, group=group)
+            held.copy_(torch.view_as_complex(wire) if held.is_complex() else wire)
 
 
 class TakesUnevenInputs(Joinable):
