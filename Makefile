@@ -7,6 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-ch
 TEST_FLAGS ?= --quiet --numprocesses 2
 OUT ?= out
 DEMO_FLAGS ?=
+DEVICE ?= cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench docs clean
@@ -30,12 +31,13 @@ check: .venv/.test ## lint, format, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-bench: .venv/.demo ## time steps and sweeps, and count prox evaluations
-	@$(BIN)/python benchmarks/step_time.py
-	@$(BIN)/python benchmarks/prox_evaluations.py
-	@$(BIN)/python benchmarks/allreduce_overhead.py
-	@$(BIN)/python benchmarks/sweep_speed.py
-	@$(BIN)/python benchmarks/training_loop.py
+bench: .venv/.test ## time steps, sweeps and training; count launches and prox evaluations (DEVICE=cuda: on a GPU)
+	@for name in step_time launches compile_time prox_evaluations allreduce_overhead allreduce_scaling training_loop; do \
+		echo; echo "$$name"; $(BIN)/python benchmarks/$$name.py --device $(DEVICE) || exit; \
+	done
+	@for name in jax_step_time kernel_passes sweep_speed; do \
+		echo; echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit; \
+	done
 
 docs: .venv/.test ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -63,5 +65,5 @@ clean: ## remove .venv and everything built
 
 .venv/.test: .venv/.setup
 	@echo "Installing what tests, checks and documentation need ..."
-	@$(INSTALL) --editable '.[fast,experiments,jax,lightning,transformers,ray,sparsity,dev,docs]'
+	@$(INSTALL) --editable '.[fast,experiments,baselines,jax,lightning,transformers,ray,sparsity,dev,docs]'
 	@touch $@

@@ -1,6 +1,6 @@
 """Time of one optimizer step, as ratios to torch's own optimizers in the same run.
 
-    python benchmarks/step_time.py [--rounds 40] [--device cpu] [--only REGEX] [--json FILE]
+    python benchmarks/step_time.py [--rounds 20] [--device cpu] [--only REGEX] [--json FILE]
 
 Three sets of parameters: the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries), 25 M entries in 50
 matrices, and one matrix of 20 M. All optimizers step in turn from the same point, round after round, so that a busy
@@ -8,8 +8,12 @@ moment of the machine hits all of them; a time is the median over rounds.
 
 "searched" is a step whose dual variable lies inside (0, 1), "capped" one that ends at the cap. GroupLasso has filters
 in (a), with weight decay on the other tensors, and rows in (b) and (c); "mixed" has L1 on every other tensor and weight
-decay on the rest. Floors are what a step cannot do without: "read, then write" reads parameters and gradients once
-(torch.dot) before it reads and writes them (fused SGD), "read twice, then write" reads them twice.
+decay on the rest; NuclearNorm is timed in (a) only, with weight decay on the vectors. "momentum" and "Adam's metric"
+have a model that is an average over steps, with weight decay; "no lr" is a step without a learning rate, with the
+distance cap.
+
+Floors are what a step cannot do without: "read, then write" reads parameters and gradients once (torch.dot) before it
+reads and writes them (fused SGD), "read twice, then write" reads them twice.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps import L1, L2, Box, ElasticNet, GroupLasso, NonNegative, NuclearNorm, ProxSPS, Regularizer
+from proxsps import L1, L2, Box, ElasticNet, GroupLasso, NonNegative, NuclearNorm, ProxSPS, ProxSPSAdam, Regularizer
 from proxsps.optim.parts import load_kernels
 
 DECAY = 5e-4
@@ -59,6 +63,14 @@ REGULARIZERS: dict[str, Callable[[int], Regularizer]] = {  # for a number of dim
     "NonNegative": lambda dims: NonNegative(),
     "Box": lambda dims: Box(-1.0, 1.0),
     "GroupLasso": lambda dims: GroupLasso(LAM, tuple(range(1, dims))),
+}
+
+AVERAGED: dict[str, tuple[type[ProxSPS | ProxSPSAdam], dict[str, Any]]] = {
+    "no lr": (ProxSPS, {"lr": None}),
+    "momentum": (ProxSPS, {"lr": 1.0, "momentum": 0.9}),
+    "momentum, no lr": (ProxSPS, {"lr": None, "momentum": 0.9}),
+    "Adam's metric": (ProxSPSAdam, {"lr": 1e-3}),
+    "Adam's metric, no lr": (ProxSPSAdam, {"lr": None}),
 }
 
 
@@ -105,13 +117,13 @@ def contestants(params: list[Tensor], reset: Callable[[], None]) -> dict[str, Ca
         opt, loss = ProxSPS(params, lr=1.0, weight_decay=DECAY, fused=fused), torch.tensor(1.0)
         return lambda: opt.step(loss=loss)
 
-    def regularised(name: str, branch: str, fused: bool | None) -> Callable[[], object]:
-        groups = groups_of(name, params)
-        opt, loss = ProxSPS(groups, lr=ALPHA, fused=fused), loss_for(branch, groups)
-        opt.step(loss=loss)
-        reset()
-        if opt.last_step.branch_name != branch.replace("searched", "inside"):
-            raise RuntimeError(f"{name} was to be {branch}, but is {opt.last_step.branch_name}.")
+    def averaged(method: type[ProxSPS | ProxSPSAdam], fused: bool | None, **options: Any) -> Callable[[], object]:
+        opt, loss = method(params, weight_decay=DECAY, fused=fused, **options), torch.tensor(1.0)
+        return lambda: opt.step(loss=loss)
+
+    def averaged_l1(fused: bool | None) -> Callable[[], object]:
+        groups = groups_of("L1", params)
+        opt, loss = ProxSPS(groups, lr=ALPHA, momentum=0.9, fused=fused), loss_for("searched", groups)
         return lambda: opt.step(loss=loss)
 
     sgd = torch.optim.SGD(params, lr=1e-9, weight_decay=DECAY, fused=True)
@@ -137,18 +149,39 @@ def contestants(params: list[Tensor], reset: Callable[[], None]) -> dict[str, Ca
     )
     for path, fused in paths.items():
         steps[f"weight decay, {path}"] = polyak(fused)
+        for name, (method, options) in AVERAGED.items():
+            steps[f"{name}, {path}"] = averaged(method, fused, **options)
+        steps[f"L1 with momentum, {path}"] = averaged_l1(fused)
         for name in [*REGULARIZERS, *(["mixed"] if len(params) > 1 else [])]:
             for branch in ("searched", "capped"):
                 if branch == "searched" or name in ("L1", "GroupLasso"):
-                    steps[f"{name}, {branch}, {path}"] = regularised(name, branch, fused)
+                    steps[f"{name}, {branch}, {path}"] = checked(name, branch, groups_of(name, params), fused, reset)
     return steps
 
 
-def nuclear(params: list[Tensor]) -> dict[str, Callable[[], object]]:
+def checked(
+    name: str, branch: str, groups: list[dict[str, Any]], fused: bool | None, reset: Callable[[], None]
+) -> Callable[[], object]:
+    """A step with regularisers, once it is known to end on this branch."""
+    opt, loss = ProxSPS(groups, lr=ALPHA, fused=fused), loss_for(branch, groups)
+    opt.step(loss=loss)
+    reset()
+    if opt.last_step.branch_name != branch.replace("searched", "inside"):
+        raise RuntimeError(f"{name} was to be {branch}, but is {opt.last_step.branch_name}.")
+    return lambda: opt.step(loss=loss)
+
+
+def nuclear(params: list[Tensor], reset: Callable[[], None]) -> dict[str, Callable[[], object]]:
     """Steps with the nuclear norm, whose decompositions take seconds for the large matrices: (a) only."""
-    groups = [{"params": [p for p in params if p.dim() > 1], "regularizer": NuclearNorm(LAM)}]
-    opt, loss = ProxSPS(groups, lr=ALPHA), loss_for("searched", groups)
-    return {"NuclearNorm, searched": lambda: opt.step(loss=loss)}
+
+    def step(branch: str) -> Callable[[], object]:
+        groups = [
+            {"params": [p for p in params if p.dim() > 1], "regularizer": NuclearNorm(LAM)},
+            {"params": [p for p in params if p.dim() == 1], "weight_decay": DECAY},
+        ]
+        return checked("NuclearNorm", branch, groups, None, reset)
+
+    return {f"NuclearNorm, {branch}": step(branch) for branch in ("searched", "capped")}
 
 
 def measure(case: str, rounds: int, device: str, only: str) -> dict[str, float]:
@@ -168,7 +201,7 @@ def measure(case: str, rounds: int, device: str, only: str) -> dict[str, float]:
 
     steps = contestants(params, reset)
     if case.startswith("(a)"):
-        steps |= nuclear(params)
+        steps |= nuclear(params, reset)
     wanted = {name: step for name, step in steps.items() if name in BASE or re.search(only, name)}
     return interleaved(wanted, rounds, reset)
 
@@ -193,16 +226,17 @@ def interleaved(
 
 def synchronize() -> None:
     """Wait for a device."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
-def state_bytes(method: type[torch.optim.Optimizer]) -> int:
-    """Bytes of the tensors an optimizer keeps after one step."""
-    x = torch.ones(1000, requires_grad=True)
-    opt = method([x], lr=1e-3)
+def state_floats(method: type[torch.optim.Optimizer], **options: Any) -> float:
+    """Floats per parameter in the tensors that an optimizer keeps after one step."""
+    x = torch.ones(100_000, requires_grad=True)
+    opt = method([x], **options)
     opt.step(lambda: _backward(x))
-    return sum(t.nbytes for entry in opt.state.values() for t in entry.values() if isinstance(t, Tensor))
+    tensors = [t for entry in opt.state.values() for t in entry.values() if isinstance(t, Tensor)]
+    return sum(t.nbytes for t in tensors) / x.nbytes
 
 
 def _backward(x: Tensor) -> Tensor:
@@ -227,7 +261,7 @@ def table(results: dict[str, dict[str, float]]) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="timed steps of each optimizer (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=20, help="timed steps of each optimizer (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--only", default="", help="time only steps whose name matches this regular expression")
     parser.add_argument("--case", default="", help="only the cases whose name contains this, for instance '(a)'")
@@ -241,8 +275,9 @@ def main() -> None:
         case: measure(case, options.rounds, options.device, options.only) for case in CASES if options.case in case
     }
     print(table(results))
-    print(f"\nOptimizer state after a step, of 1000 f32 parameters: {state_bytes(ProxSPS)} bytes for ProxSPS,")
-    print(f"{state_bytes(torch.optim.AdamW)} bytes for AdamW.")
+    print("\nOptimizer state, floats per parameter:")
+    for name, (method, kept) in {"AdamW": (torch.optim.AdamW, {}), "weight decay": (ProxSPS, {}), **AVERAGED}.items():
+        print(f"  {name}: {state_floats(method, **kept):.3f}")
     if options.json:
         options.json.write_text(json.dumps(results, indent=2))
 

@@ -16,10 +16,12 @@ import pandas as pd
 import pytest
 
 import proxsps
+from proxsps.methods import METHODS, RUNNABLE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OWN_EXPERIMENT = (ROOT / "docs" / "your-own-experiment.md").read_text()
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -43,7 +45,7 @@ def modules() -> list[str]:
 # Dynamo warns of caches in array_api_compat, which it traces through.
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
-def test_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+def test_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, table):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for line, source in blocks(page):
@@ -152,3 +154,12 @@ def test_the_tests_that_the_page_on_reliability_names_are_there():
     assert len(named) > 50
     missing = [f"{file}::{test}" for file, test in named if f"def {test}" not in (ROOT / "tests" / file).read_text()]
     assert not missing
+
+
+def test_the_table_of_methods_is_that_of_the_package():
+    rows = re.findall(r"^\| `([\w-]+)` \| `([\w.]+)` \| (?:`([\w.]+)`)? ?\| (.*?) \|$", OWN_EXPERIMENT, re.MULTILINE)
+    words = {True: "part of the loss", False: "applied by its prox"}
+    entries = [METHODS[name] for name in RUNNABLE]
+    expected = [(m.name, m.home, m.optax.replace(":", "."), words[m.coupled]) for m in entries]
+    assert [row[:3] for row in rows] == [row[:3] for row in expected]
+    assert [row[3] for row in rows if row[0] != "adamw"] == [row[3] for row in expected if row[0] != "adamw"]

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 PUBLISHED = False  # whether package indexes have proxsps; until then it is installed from a clone
 
 # What the extra `experiments` installs, by the names under which it is imported.
-EXPERIMENTS = ("filelock", "joblib", "matplotlib", "pandas", "PIL", "pooch", "pyarrow", "rich", "scipy", "typer")
+EXPERIMENTS = ("filelock", "matplotlib", "pandas", "PIL", "pooch", "pyarrow", "rich", "scipy", "sklearn", "typer")
 
 
 def extra(*names: str) -> str:

@@ -329,7 +329,7 @@ def test_kernels_work_in_a_forked_child(threads, eager_threads):
 SCRIPT = """
 import json, numpy as np, torch
 from proxsps.optim import SPS, ProxSPS, kernels
-from proxsps.optim.kernels import Psi, entries, lines, rows
+from proxsps.optim.kernels import Psi, entries, lines, moments, rows
 x = torch.nn.Parameter(torch.ones(5)); x.grad = torch.ones(5)
 for method in (ProxSPS, SPS):
     method([x], fused=True).step(loss=0.5)
@@ -338,8 +338,12 @@ at = kernels.memory([[x]], [[d]])
 entries.reduce(at, psi, one, one), entries.move_sq(at, psi, one, 0.5), entries.write(at, psi, one, 0.5)
 at = rows.memory([[x]], [[d]], [None], np.zeros(1, np.int64))
 rows.sums(at), rows.write(at, psi, one, 0.5)
+first, second = torch.ones(4, 3), torch.ones(4, 3)
+for squares in (None, [[second]]):
+    at = moments.averages([[x]], [[d]], [[first]], squares, np.full((4, 1), 0.5))
+    moments.sums(at), moments.write(at, one, one)
 stats = {}
-for module in (lines, entries, rows):
+for module in (lines, entries, rows, moments):
     for name, kernel in vars(module).items():
         if getattr(kernel, "targetoptions", {}).get("nogil"):  # those that Python calls
             hits, misses = kernel.stats.cache_hits, kernel.stats.cache_misses
@@ -358,7 +362,7 @@ def test_a_second_process_does_not_compile_again(tmp_path):
         runs.append(json.loads(out.stdout.splitlines()[-1]))
     assert all(hits == 0 and misses > 0 for hits, misses in runs[0].values())
     assert all(hits > 0 and misses == 0 for hits, misses in runs[1].values())
-    assert len(runs[0]) == len(runs[1]) == 3 + 3 + 4
+    assert len(runs[0]) == len(runs[1]) == 3 + 3 + 4 + 4
 
 
 # -- which path a step takes ------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from proxsps.sweep.files import StoreError
 from proxsps.sweep.pool import EngineError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from proxsps.experiments import Claim
 
 out = Console(emoji=False)
@@ -150,7 +152,7 @@ def show_claims(judged: dict[str, list[Claim]], as_json: bool) -> None:
         print_json(rows)
         return
     for name, found in judged.items():
-        table = Table("the paper says", "measured", "verdict", title=name, title_justify="left", box=box.SIMPLE_HEAD)
+        table = Table("claim", "measured", "verdict", title=name, title_justify="left", box=box.SIMPLE_HEAD)
         for claim in found:
             verdict = "[green]holds[/green]" if claim.holds else "[bold red]does not hold[/bold red]"
             table.add_row(
@@ -159,3 +161,11 @@ def show_claims(judged: dict[str, list[Claim]], as_json: bool) -> None:
         out.print(table)
     total = [claim.holds for found in judged.values() for claim in found]
     out.print(f"{sum(total)} of {len(total)} claims hold.", highlight=False)
+
+
+def show_table(name: str, frame: pd.DataFrame) -> None:
+    """A table of numbers."""
+    table = Table(*map(str, frame.columns), title=name, title_justify="left", box=box.SIMPLE_HEAD)
+    for row in frame.itertuples(index=False, name=None):
+        table.add_row(*(escape(str(value)) for value in row))
+    out.print(table)

@@ -10,10 +10,9 @@ import typer
 
 from proxsps.cli import loading
 from proxsps.cli.checks import at_most, check_folder
-from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
-
-LRS = {"adamw": 1e-3}  # as published; 1 for all others
-CONSTANT = ("adamw",)  # methods without a schedule
+from proxsps.methods import RUNNABLE, find
+from proxsps.problems.names import split_name
+from proxsps.sweep.spec import SCHEDULES, RunSpec
 
 
 def use_data(folder: Path | None) -> Path | None:
@@ -32,7 +31,7 @@ Flag = bool | None
 
 def train(
     name: Annotated[str, typer.Argument(metavar="DATA-RESNET", help="For instance cifar10-resnet110.")],
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = METHODS[0],
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(RUNNABLE)}.")] = RUNNABLE[0],
     lr: Annotated[float | None, typer.Option(help="The cap alpha_0; default 1, for AdamW 1e-3.")] = None,
     weight_decay: Annotated[float, typer.Option(help="The strength lambda of lambda/2 ||x||^2.")] = 5e-4,
     schedule: Annotated[
@@ -65,17 +64,18 @@ def train(
     A checkpoint is written after every epoch; the same command continues from it. A finished run is kept in the store
     DIR/train/NAME, with the columns of a sweep. With other data, another device or --amp it is a different run.
     """
-    method = {known.replace("-", ""): known for known in METHODS}.get(method, method)
+    chosen = find({known.replace("-", ""): known for known in RUNNABLE}.get(method, method))
     options = {"width": width, "size": size, "images": images, "validation_images": validation_images}
     published = {"batch_size": batch_size, "batch_norm": batch_norm}  # unless given
     options |= {key: value for key, value in published.items() if value is not None}
     place = folder / "train" / name
+    split_name(name)
     with loading():
         from proxsps.cli.training_run import run
         from proxsps.problems.vision import image_problem
 
     problem = image_problem(name, augment=augment, **options)
-    schedule = schedule or ("constant" if method in CONSTANT else "sqrt")
-    spec = RunSpec(problem, method, schedule, LRS.get(method, 1.0) if lr is None else lr, weight_decay, seed, epochs)
+    alpha = chosen.lr if lr is None else lr
+    spec = RunSpec(problem, chosen.name, schedule or chosen.schedule, alpha, weight_decay, seed, epochs)
     check_folder(place)
     run(spec, name, place, checkpoint, device, amp, as_json)

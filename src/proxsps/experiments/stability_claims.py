@@ -7,8 +7,9 @@ import math
 import pandas as pd
 
 from proxsps.experiments.base import Claim, Frames, over_seeds, setting
+from proxsps.methods import METHODS
 
-NAMES = {"prox-sps": "ProxSPS", "sps": "SPS", "sgd": "SGD"}
+NAMES = {name: METHODS[name].label for name in ("prox-sps", "sps", "sgd")}
 UNSTABLE = 0.5  # SPS with constant steps is unstable for alpha_0 above
 
 

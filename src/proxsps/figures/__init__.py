@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from proxsps.figures.schedules import stability
     from proxsps.figures.steps import step_sizes
     from proxsps.figures.theory import floor, rates, robustness, tightness
+    from proxsps.figures.trials import over_lr
 
 _require("proxsps.figures", "experiments", "matplotlib", "pandas")
 
@@ -27,6 +28,7 @@ __all__ = [
     "interpolation",
     "lambda_path",
     "model_compare",
+    "over_lr",
     "overview",
     "per_lambda",
     "picture",
@@ -46,6 +48,7 @@ __getattr__, __dir__ = _attach(
         **dict.fromkeys(("flow", "interpolation", "model_compare"), "illustrations"),
         **dict.fromkeys(("lambda_path", "per_lambda"), "paths"),
         **dict.fromkeys(("floor", "rates", "robustness", "tightness"), "theory"),
+        "over_lr": "trials",
         "overview": "overview",
         "stability": "schedules",
         "step_sizes": "steps",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-METRICS = ("objective", "train_loss", "val_error", "val_accuracy", "model_norm")
+METRICS = ("objective", "train_loss", "val_error", "val_accuracy", "model_norm", "nonzeros")
 RUN_COLUMNS = ("run", "method", "schedule", "lr", "weight_decay", "epoch", "status")
 
 
@@ -30,7 +30,10 @@ def require_runs(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The frame of runs, checked for one metric."""
     if metric not in METRICS:
         raise ValueError(f"unknown metric {metric!r}: choose one of {', '.join(METRICS)}")
-    return require(runs, (*RUN_COLUMNS, metric), "runs")
+    require(runs, (*RUN_COLUMNS, metric), "runs")
+    if "regularizer" in runs.columns:
+        require_one(runs, "regularizer", "A figure")
+    return runs
 
 
 def require_one(frame: pd.DataFrame, column: str, figure: str) -> None:

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from proxsps.core.checks import check_finite_bound, check_nonnegative, check_positive
+from proxsps.core.checks import check_finite_bound, check_nonnegative, check_number, check_positive
+from proxsps.regularizers.base import DIAGONAL
 from proxsps.regularizers.checks import check_choice
 
-CHECKS = {"c": check_positive, "c0": check_positive}
+CAPS = ("proximal", "matched")
+
+
+def check_fraction(name: str, value: Any) -> None:
+    """Raise for a number outside of [0, 1)."""
+    check_number(name, value)
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value!r}.")
+
+
+CHECKS = {
+    "c": check_positive,
+    "c0": check_positive,
+    "momentum": check_fraction,
+    "b1": check_fraction,
+    "b2": check_fraction,
+}
 
 
 def check_constants(**constants: Any) -> None:
@@ -35,6 +53,50 @@ def check_regularizer(phi: Any, weight_decay: Any) -> None:
         raise ValueError(
             f"{phi!r} works on the host and cannot be traced by jax.jit; use a regulariser that can, "
             "or the torch optimizers."
+        )
+
+
+def check_diagonal(owner: str, phi: Any) -> None:
+    """Refuse a regulariser without an exact prox in a diagonal metric."""
+    if not phi.has_diagonal_prox:
+        raise ValueError(
+            f"{owner} needs an exact prox with one step size per entry, which {phi!r} does not have. {DIAGONAL} have "
+            "one; for this regulariser use prox_sps."
+        )
+
+
+def check_caps(owner: str, learning_rate: Any, cap: Any, distance_cap: Any) -> None:
+    """Refuse a cap that does not exist, and a step without any limit."""
+    if cap is not None and cap not in CAPS:
+        raise ValueError(f"cap must be 'proximal' or 'matched', got {cap!r}.")
+    if distance_cap not in (None, True, False):
+        raise ValueError(f"distance_cap must be True or False, or None for the default, got {distance_cap!r}.")
+    if learning_rate is None and distance_cap is False:
+        raise ValueError(
+            f"{owner} without a learning rate needs the distance cap: leave distance_cap out, or give a learning_rate."
+        )
+
+
+def check_rates(owner: str, learning_rate: Any, options: Mapping[Hashable, Any]) -> None:
+    """Refuse labels of which only some have a learning rate, and a factor beside one."""
+    for label, own in options.items():
+        if (own.learning_rate is None) != (learning_rate is None):
+            raise ValueError(
+                f"Label {label!r} has learning_rate={own.learning_rate!r}, but {owner} has {learning_rate!r}: either "
+                "all labels have a learning rate, or none of them; without one, labels may have a `scale` of their own."
+            )
+        if own.learning_rate is not None and own.scale is not None:
+            raise ValueError(
+                f"{owner} got both learning_rate={own.learning_rate!r} and scale={own.scale!r}. Give one: `scale` is a "
+                "factor on the step where there is no learning rate."
+            )
+
+
+def check_needs_rate(owner: str, options: Mapping[Hashable, Any]) -> None:
+    """Refuse a method without a learning rate that has no other limit on its steps."""
+    if any(own.learning_rate is None for own in options.values()):
+        raise ValueError(
+            f"{owner} has no distance cap and needs a learning_rate, got None. prox_sps and prox_sps_adam do without."
         )
 
 
@@ -65,7 +127,7 @@ def check_lower_bound(owner: str, lower_bound: Any, bounded: bool) -> None:
     if lower_bound is None:
         return
     if not bounded:
-        raise ValueError(f"{owner} has no use for a lower bound; leave it out, or use prox_sps.")
+        raise ValueError(f"{owner} has no use for a lower bound; leave it out, or use prox_sps with one.")
     check_constants(lower_bound=lower_bound)
 
 

@@ -98,6 +98,7 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         """
         name = type(self).__name__
         if isinstance(param_group, dict):  # torch raises for anything else
+            param_group = dict(param_group)  # torch fills in defaults, which the next optimizer would take as given
             check_group_keys(name, param_group, self.defaults)
             for key in self.defaults if self._complete else ():
                 if key in SHARED:
@@ -212,7 +213,7 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         if alone and estimate.plain and not caps.scaled:
             ahead = f - C if bounded else math.inf
         sums = assembly.sums(points=estimate.coupled or self._max_move is not None, gap=ahead)
-        extras, travelled = estimate.extras(assembly.parts), caps.sums()
+        extras, travelled = estimate.extras(assembly.parts), caps.sums(assembly.parts)
         agreed, active = True, self._ranks.size
         if not alone:
             f, C, sums, extras, travelled, agreed, active = join(

@@ -48,6 +48,7 @@ class Block:
     moments: Moments | None = None  # averages of gradients, where the model is made of them
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
     metrics: list[Tensor] | None = None  # D, one entry per entry, where the prox needs it
+    starts: list[Tensor] | None = None  # sampled entries of x_0, where a part may compare them while it sums
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
 
@@ -156,17 +157,17 @@ def stored(tensors: Sequence[Tensor]) -> bool:
         return False
 
 
-def same_order(xs: Sequence[Tensor], gs: Sequence[Tensor]) -> bool:
-    """Whether the entries of each pair of tensors lie in memory without gaps, in the same order."""
-    contiguous = all([x.is_contiguous() for x in xs]) and all([g.is_contiguous() for g in gs])
-    return contiguous or all(map(_same_format, xs, gs))
+def same_order(*lists: Sequence[Tensor]) -> bool:
+    """Whether the first tensors of all lists, the second ones and so on, lie in memory in one order without gaps."""
+    contiguous = all([all([t.is_contiguous() for t in tensors]) for tensors in lists])
+    return contiguous or all(map(_same_format, *lists))
 
 
-def _same_format(x: Tensor, g: Tensor) -> bool:
+def _same_format(*tensors: Tensor) -> bool:
     formats = [torch.contiguous_format]
-    if x.dim() in CHANNELS_LAST:
-        formats.append(CHANNELS_LAST[x.dim()])
-    return any(x.is_contiguous(memory_format=f) and g.is_contiguous(memory_format=f) for f in formats)
+    if tensors[0].dim() in CHANNELS_LAST:
+        formats.append(CHANNELS_LAST[tensors[0].dim()])
+    return any(all(t.is_contiguous(memory_format=f) for t in tensors) for f in formats)
 
 
 def gather(groups: Sequence[dict[str, Any]], ranks: Ranks, kept: Container[Tensor] = ()) -> list[Block]:

@@ -7,7 +7,7 @@ share w_j in [0, 1], its learning rate over the largest one, and its cap is w_j 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from proxsps.core.rules import Decision, linear, truncated
 from proxsps.optim.assembly import Assembly
 from proxsps.optim.blocks import Block
 from proxsps.optim.numbers import Numbers
-from proxsps.optim.parts import Sums
+from proxsps.optim.parts import Part, Sums
 from proxsps.optim.travel import Distance
 
 PROXIMAL, MATCHED = "proximal", "matched"
@@ -63,6 +63,8 @@ class Caps:
     def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> Array:
         """The caps of the blocks, or their shares."""
         self._numbers = numbers
+        if self._distance is not None:
+            self._distance.offer(blocks)
         alpha = numbers.vector([block.alpha for block in blocks])
         if not self.scaled:
             return alpha
@@ -74,9 +76,9 @@ class Caps:
             block.alpha = block.alpha / (largest or 1.0) if known else alpha[i]
         return alpha
 
-    def sums(self) -> list[Array]:
+    def sums(self, parts: Iterable[Part]) -> list[Array]:
         """What the distance cap needs, on this rank: one vector, or none."""
-        return [] if self._distance is None else [self._distance.sums()]
+        return [] if self._distance is None else [self._distance.sums(parts)]
 
     def decide(self, assembly: Assembly, known: Known) -> Step:
         """The step of ProxSPS."""

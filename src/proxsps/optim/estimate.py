@@ -131,20 +131,25 @@ class Averaged(Estimate):
         weights = Weights(*map(numbers.factor, self._weights))
         device = isinstance(numbers, Device)
         for block in blocks:
+            owners = block.owners
             if device:  # which writes state in place
-                for owner in block.owners:
+                for owner in owners:
                     self.start(owner)
-            moments = (DeviceMoments if device else Moments)(block.slopes, self._held(block, "average"), weights)
+            # Looked up once: with hundreds of tensors, hashing them takes as long as the arithmetic.
+            owns = [self._state.get(owner, {}) for owner in owners]
+            moments = (DeviceMoments if device else Moments)(block.slopes, _held(block, owns, "average"), weights)
             moments.moves, moments.eps = self._moves, self._eps
+            moments.sizes = self._groups[0].get("distance_cap", True)
             moments.in_place = not block.gathered
+            moments.fresh = any(["average" not in own for own in owns])
             if self._beta2 is not None:
-                moments.squares = self._held(block, "square")
+                moments.squares = _held(block, owns, "square")
+                moments.present = [owner.grad is not None for owner in owners]
                 if device:
                     moments.beta2 = self._beta2
-                    moments.present = [owner.grad is not None for owner in block.owners]
-                    moments.steps = [self._state[owner]["steps"] for owner in block.owners]
+                    moments.steps = [own["steps"] for own in owns]
                 else:
-                    moments.square_weights = self._square_weights(block)
+                    moments.square_weights = self._square_weights(owns, moments.present)
             block.moments = moments
 
     def start(self, owner: Tensor) -> None:
@@ -156,26 +161,13 @@ class Averaged(Estimate):
             own["square"] = blank(owner)
             own["steps"] = torch.zeros((), dtype=torch.float32, device=owner.device)
 
-    def _held(self, block: Block, key: str) -> list[Tensor]:
-        """State of a block as it has its parameters; zeros where there is none yet."""
-        own = [(owner, self._state.get(owner, {})) for owner in block.owners]
-        return [entries(held[key] if key in held else blank(owner), block.gathered) for owner, held in own]
-
-    def _square_weights(self, block: Block) -> list[Weights]:
+    def _square_weights(self, owns: Sequence[dict[str, Any]], present: Sequence[bool]) -> list[Weights]:
         """Each tensor's own; one without a gradient keeps its v."""
-        known: dict[float, Weights] = {}
-        found = []
-        for owner in block.owners:
-            if owner.grad is None:
-                found.append(Weights(1.0, 0.0))
-                continue
-            own = self._state.get(owner, {})
-            count = float(own["steps"]) if "steps" in own else 0.0
-            if count not in known:
-                weights = corrected_weights(self._numbers.scalar(count), self._beta2)
-                known[count] = Weights(*map(self._numbers.factor, weights))
-            found.append(known[count])
-        return found
+        counts = [float(own["steps"]) if "steps" in own else 0.0 for own in owns]
+        known = {count: corrected_weights(self._numbers.scalar(count), self._beta2) for count in set(counts)}
+        weights = {count: Weights(*map(self._numbers.factor, pair)) for count, pair in known.items()}
+        same = Weights(1.0, 0.0)
+        return [weights[count] if has else same for count, has in zip(counts, present, strict=True)]
 
     def extras(self, parts: Iterable[Part]) -> list[Array]:
         """See `Moments.extras`, as rows with one number per block."""
@@ -206,16 +198,37 @@ class Averaged(Estimate):
         values = dict(zip(self.keys, map(self._numbers.factor, after), strict=True))
         store_all(self._groups, **values)
         for block in self._blocks:
+            if not block.moments.written:
+                block.moments.make(block, self._numbers)  # in a step of length 0, nothing is written
             block.moments.keep(ok, partial(self._replace, block))
         if self._beta2 is not None:
-            self._count(ok, [owner for block in self._blocks for owner in block.owners if owner.grad is not None])
+            self._count(ok)
 
-    def _count(self, ok: Array, owners: Sequence[Tensor]) -> None:
-        """One more gradient for each of these parameters, where the step is taken."""
-        counts = [self._state[owner].setdefault("steps", torch.zeros((), dtype=torch.float32)) for owner in owners]
-        if counts:
-            torch._foreach_add_(counts, ok.to(counts[0].dtype) if isinstance(ok, Tensor) else 1.0)
+    def _count(self, ok: Array) -> None:
+        """One more gradient for each parameter that has one, where the step is taken."""
+        counts = []
+        for block in self._blocks:
+            for owner, has in zip(block.owners, block.moments.present, strict=True):
+                if has:
+                    own = self._state[owner]
+                    if "steps" not in own:
+                        own["steps"] = torch.zeros((), dtype=torch.float32)
+                    counts.append(own["steps"])
+        if isinstance(ok, Tensor) and counts:
+            torch._foreach_add_(counts, ok.to(counts[0].dtype))
+        elif counts:  # a tensor with alpha, because torch takes far longer for hundreds of sums with a number
+            torch._foreach_add_(counts, torch.ones(()), alpha=1.0)
 
     def _replace(self, block: Block, i: int, key: str, new: Tensor) -> None:
         owner = block.group["params"][block.indices[i]]
         replace(owner, self._state[owner], key, new, block.gathered)
+
+
+def _held(block: Block, owns: Sequence[dict[str, Any]], key: str) -> list[Tensor]:
+    """State of a block as it has its parameters; zeros where there is none yet."""
+    found = [own.get(key) for own in owns]
+    if any([held is None for held in found]):
+        found = [blank(owner) if held is None else held for owner, held in zip(block.owners, found, strict=True)]
+    if all([type(held) is Tensor for held in found]) and not any([held.is_complex() for held in found]):
+        return found
+    return [entries(held, block.gathered) for held in found]

@@ -8,7 +8,7 @@ the weights to update them with. Nothing is calculated when the record is made, 
   slopes need. The new averages replace the old ones when the step is accepted (`Moments.keep`).
 - A part that updates averages while it sums does not call it. It reads the record, answers `Part.extras` itself, and
   writes new averages into the tensors of the record (`averages`, `squares`) in its write pass, where the step is
-  accepted. `Moments.keep` then has nothing to do. `make_lines` is where such a part is chosen.
+  accepted. It sets `Moments.written`. `make_lines` is where such a part is chosen.
 """
 
 from __future__ import annotations
@@ -47,13 +47,17 @@ class Moments:
     weights: Weights  # with which d takes in g
     squares: list[Tensor] | None = None  # v before the step; None in the identity metric
     square_weights: Sequence[Weights] = ()  # with which v takes in g^2: each tensor has its own count
+    present: Sequence[bool] = ()  # whether each tensor has a gradient; in a metric only
     eps: float = 0.0
     moves: bool = False  # whether the Euclidean length of the move will be asked for
+    sizes: bool = True  # whether ||D^-1 g||^2 will be asked for
     in_place: bool = True  # whether `averages` and `squares` are the state itself, and not gathered from shards
     slopes: list[Tensor] = field(default_factory=list)  # d after the step
     new_squares: list[Tensor] = field(default_factory=list)
     metrics: list[Tensor] = field(default_factory=list)  # D = sqrt(v) + eps
     made: bool = False
+    fresh: bool = False  # whether some averages are not in the optimizer's state yet
+    written: bool = False  # whether a part has written new averages into the tensors above
 
     def make(self, block: Block, numbers: Numbers) -> None:
         """Calculate the new averages, and give the block its slopes, directions and metric."""
@@ -106,12 +110,13 @@ class Moments:
         return [numbers.total(parts) for parts in found]
 
     def keep(self, ok: Array, store: Store) -> None:
-        """Hand over the new averages; nothing where a part has written them already."""
-        if not self.made:
+        """Hand over the new averages; those that a part has written into the state are there already."""
+        if self.written and self.in_place and not self.fresh:
             return
-        for i, d in enumerate(self.slopes):
+        slopes, squares = (self.averages, self.squares or []) if self.written else (self.slopes, self.new_squares)
+        for i, d in enumerate(slopes):
             store(i, "average", d)
-        for i, v in enumerate(self.new_squares):
+        for i, v in enumerate(squares):
             store(i, "square", v)
 
 
@@ -123,7 +128,6 @@ class DeviceMoments(Moments):
     """
 
     steps: list[Tensor] | None = None  # of each tensor, the gradients that v has taken in
-    present: Sequence[bool] = ()  # whether each tensor has a gradient
     beta2: float = 0.0
 
     def make(self, block: Block, numbers: Numbers) -> None:
@@ -231,5 +235,10 @@ def metrics(squares: Sequence[Tensor], eps: float) -> list[Tensor]:
         torch._foreach_add_(found, eps)
     else:
         for D in found:
-            D.clamp_min_(torch.finfo(D.dtype).tiny ** 0.5)
+            D.clamp_min_(least_metric(D.dtype))
     return found
+
+
+def least_metric(dtype: torch.dtype) -> float:
+    """What D is at least where there is no eps."""
+    return torch.finfo(dtype).tiny ** 0.5

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import Block, stored
+from proxsps.core.distance import STRIDE
+from proxsps.optim.blocks import FULL, Block, plain, stored
+from proxsps.optim.lists import join
 
 DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on the CPU
 
@@ -29,18 +31,18 @@ def flat(x: Tensor) -> Tensor:
 
 def joined(tensors: Iterable[Tensor]) -> Tensor:
     """The entries of tensors of one dtype as one vector, in f32 at least."""
-    return widened(torch.cat([_vector(x) for x in tensors]))
+    return widened(join(list(tensors)))
 
 
 def _vector(x: Tensor) -> Tensor:
     return x if x.dim() == 1 else x.ravel()
 
 
-def pieces(*parts: Tensor) -> Iterable[tuple[Tensor, ...]]:
+def pieces(*parts: Tensor, piece: int = DOT) -> Iterable[tuple[Tensor, ...]]:
     """Vectors, cut alike into pieces that one dot product takes."""
-    if parts[0].numel() <= DOT or not parts[0].is_cpu:
+    if parts[0].numel() <= piece or not parts[0].is_cpu:
         return [parts]
-    return zip(*(part.split(DOT) for part in parts), strict=True)
+    return zip(*(part.split(piece) for part in parts), strict=True)
 
 
 def dots(a: Tensor, b: Tensor) -> list[Tensor]:
@@ -100,8 +102,10 @@ def scale_of(norm: Tensor) -> Tensor:
     return norm.clamp(single.tiny, single.max)
 
 
-def bucketed(items: Iterable[tuple[Tensor, ...]], small: int, bucket: int) -> Iterator[tuple[Tensor, ...]]:
-    """Tuples of tensors of one shape as vectors, those of at most `small` entries joined with others.
+def bucketed(
+    items: Iterable[tuple[Tensor, ...]], small: int, bucket: int, piece: int = DOT
+) -> Iterator[tuple[Tensor, ...]]:
+    """Tuples of tensors of one shape as vectors, those of at most `small` entries joined, long ones cut into pieces.
 
     One product of long vectors beats hundreds of tiny ones.
     """
@@ -110,7 +114,7 @@ def bucketed(items: Iterable[tuple[Tensor, ...]], small: int, bucket: int) -> It
     for item in items:
         entries = item[0].numel()
         if entries > small:
-            yield from pieces(*map(flat, item))
+            yield from pieces(*map(flat, item), piece=piece)
             continue
         before, dtypes = dtypes, [x.dtype for x in item]
         if waiting and (size + entries > bucket or dtypes != before):
@@ -120,6 +124,20 @@ def bucketed(items: Iterable[tuple[Tensor, ...]], small: int, bucket: int) -> It
         size += entries
     if waiting:
         yield tuple(map(joined, zip(*waiting, strict=True)))
+
+
+def moved_sq(block: Block) -> float | None:
+    """||x - x_0||^2 of a block, estimated from the sample of its start; None where that is not a simple view of x."""
+    if block.starts is None or not plain(block.params) or not all([x.is_contiguous() for x in block.params]):
+        return None
+    pairs = [(x, start) for x, start in zip(block.params, block.starts, strict=True) if x.numel()]
+    if not pairs or any([x.dtype not in FULL or x.dtype is not start.dtype for x, start in pairs]):
+        return None if pairs else 0.0
+    # One operation for each view: with hundreds of tensors they take longer than the arithmetic.
+    samples = [x.as_strided((start.numel(),), (STRIDE,)) for x, start in pairs]
+    norms = torch.stack(torch._foreach_norm(torch._foreach_sub(samples, [start for _, start in pairs])))
+    scales = [x.numel() / start.numel() for x, start in pairs]
+    return torch.dot(norms.double().square(), torch.tensor(scales, dtype=torch.float64)).item()
 
 
 def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:

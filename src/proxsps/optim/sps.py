@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.rules import Decision, Memory, Model, dec_sps, sps_max
+from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, sps_max
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.blocks import Block
 from proxsps.optim.checks import check_positive
@@ -144,7 +144,7 @@ class DecSPS(CoupledPolyak):
 
     def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
         groups = [block.group for block in blocks]
-        before = Memory(numbers.scalar(groups[0]["k"]), numbers.vector([group["memory"] for group in groups]))
+        before = StepMemory(numbers.scalar(groups[0]["k"]), numbers.vector([group["memory"] for group in groups]))
         decision, after = dec_sps(model, before, numbers.flag(ok), groups[0]["c0"])
         for i, group in enumerate(groups):
             store(group, "k", numbers.factor(after.taken))

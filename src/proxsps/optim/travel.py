@@ -7,7 +7,7 @@ The numbers rbar, G and k are in the groups.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +24,10 @@ from proxsps.core.distance import (
     start_travel,
     update_travel,
 )
-from proxsps.optim.blocks import PLAIN
+from proxsps.optim.blocks import PLAIN, Block
 from proxsps.optim.memory import State, store_all
 from proxsps.optim.numbers import Host, Numbers
+from proxsps.optim.parts import Part
 from proxsps.optim.passes import widened
 from proxsps.optim.reduce import Ranks
 
@@ -48,12 +49,20 @@ class Distance:
         self._before = Travel(*(numbers.scalar(groups[0][key]) for key in KEYS))
         # Whether this is the first step, as far as that can be known without waiting for a device.
         self._first = not isinstance(numbers, Host) or bool(self._before.taken == 0)
+        self._ranks = ranks
         self._fresh: list[tuple[Tensor, Tensor]] = []
         self._samples: list[Tensor] = []
         self._starts: list[Tensor] = []
         self._factors: list[float] = []  # from the sum over a sample to that over all entries, and the share of a rank
-        for owner in self._owners():
-            self._take(owner, ranks)
+
+    def offer(self, blocks: Sequence[Block]) -> None:
+        """Give blocks the start of their tensors, for parts that compare it while they sum (`Part.moved_sq`)."""
+        if self._first:
+            return
+        for block in blocks:
+            starts = [self._state.get(owner, {}).get("start") for owner in block.owners]
+            if not block.sharded and all([type(start) is Tensor for start in starts]):
+                block.starts = starts
 
     def _owners(self) -> Iterator[Tensor]:
         """All parameters with a gradient, and those that had one before."""
@@ -62,8 +71,8 @@ class Distance:
                 if param.grad is not None or "start" in self._state.get(param, ()):
                     yield param
 
-    def _take(self, owner: Tensor, ranks: Ranks) -> None:
-        own, found = self._state.get(owner, {}), sampled(owner, ranks)
+    def _take(self, owner: Tensor) -> None:
+        own, found = self._state.get(owner, {}), sampled(owner, self._ranks)
         if "start" not in own or (self._first and isinstance(self._numbers, Host)):
             self._fresh.append((owner, found.keep()))
             start = found.entries.clone()
@@ -75,14 +84,31 @@ class Distance:
 
     def start(self) -> None:
         """Make the state of all parameters with a gradient, where there is none."""
+        for owner in self._owners():
+            self._take(owner)
+        self._keep()
+
+    def _keep(self) -> None:
         for owner, start in self._fresh:
             self._state[owner]["start"] = start
 
-    def sums(self) -> Array:
+    def sums(self, parts: Iterable[Part]) -> Array:
         """||x - x_0||^2 and, where it may be needed, ||x||^2, of what this rank holds."""
+        known, blocks = self._numbers.scalar(0.0), []
+        for part in parts:
+            if part.moved_sq is not None:
+                known = known + sum(
+                    block.share * moved for block, moved in zip(part.blocks, part.moved_sq, strict=True)
+                )
+                blocks += part.blocks
+        if sum(len(block.params) for block in blocks) < sum(len(group["params"]) for group in self._groups):
+            measured = {id(owner) for block in blocks for owner in block.owners}
+            for owner in self._owners():
+                if id(owner) not in measured:
+                    self._take(owner)
         if not self._samples:
-            return self._numbers.vector([0.0, 0.0])
-        moved = self._squares(torch._foreach_sub(self._samples, self._starts))
+            return self._numbers.vector([known, 0.0])
+        moved = known + self._squares(torch._foreach_sub(self._samples, self._starts))
         return self._numbers.vector([moved, self._squares(self._samples) if self._first else 0.0])
 
     def _squares(self, tensors: Sequence[Tensor]) -> Array:
@@ -101,7 +127,7 @@ class Distance:
         """Keep the new numbers."""
         after = keep_travel(ok, self._after, self._before)
         store_all(self._groups, **dict(zip(KEYS, map(self._numbers.factor, after), strict=True)))
-        self.start()
+        self._keep()
 
 
 class Rows(NamedTuple):

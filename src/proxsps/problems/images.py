@@ -25,12 +25,12 @@ import numpy as np
 
 from proxsps.problems.datasets import DataError, data_folder, download, find_file, one_line
 from proxsps.problems.image_cache import SIZE, Chunk, ImageSet, cached
+from proxsps.problems.names import CLASSES
 
 CIFAR10_FILE = "cifar-10-binary.tar.gz"
 CIFAR10_URL = f"https://www.cs.toronto.edu/~kriz/{CIFAR10_FILE}"
 CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 IMAGENET32_URL = "https://image-net.org/download-images"
-CLASSES = {"cifar10": 10, "imagenet32": 1000, "synthetic": 10}
 PUBLISHED = {"cifar10": 50_000, "imagenet32": 1_281_167, "synthetic": 2_000}  # training images
 
 

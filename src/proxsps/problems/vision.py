@@ -7,9 +7,7 @@ alone, so that a run can continue at any epoch, on any device and in any number 
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,8 +21,9 @@ from torch.nn import functional
 
 from proxsps.problems.base import BASE_SEED, Problem, check_batch_size, check_choice, check_sizes
 from proxsps.problems.datasets import DataError, data_folder
-from proxsps.problems.images import CLASSES, PUBLISHED, SIZE, load_images
-from proxsps.problems.resnet import ResNet, check_depth
+from proxsps.problems.images import PUBLISHED, SIZE, load_images
+from proxsps.problems.names import CLASSES, check_depth, split_name
+from proxsps.problems.resnet import ResNet
 
 # Of ImageNet's pixels, red, green and blue, on the scale from 0 to 255.
 MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
@@ -32,8 +31,6 @@ STD = 255 * torch.tensor([0.229, 0.224, 0.225])
 
 Part = tuple[Tensor, Tensor]  # images and labels
 DEEPEST, WIDEST = 1202, 1024  # the deepest one published; wider ones do not fit into memory
-DEPTHS = (20, 32, 44, 56, 110)
-NAME = re.compile(rf"({'|'.join(CLASSES)})-resnet([0-9]{{1,9}})")
 
 
 @dataclass(frozen=True)
@@ -149,13 +146,7 @@ def image_problem(name: str, **options: Any) -> ImageClassification:
 
     `options` are those of `ImageClassification`.
     """
-    match = NAME.fullmatch(name)
-    if match is None:
-        known = [f"{data}-resnet{depth}" for data in CLASSES for depth in DEPTHS]
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Names are like {known[-1 - len(DEPTHS)]!r}."
-        raise ValueError(f"Unknown problem {name!r}: a data set ({', '.join(CLASSES)}) and a depth. {hint}")
-    data, depth = match[1], int(match[2])
+    data, depth = split_name(name)
     published = {"batch_norm": True, "batch_size": 512} if data == "imagenet32" else {}
     return ImageClassification(data=data, depth=depth, **{**published, **options})
 

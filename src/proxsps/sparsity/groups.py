@@ -33,7 +33,7 @@ class ParameterGroups(list[dict[str, Any]]):
         rows = [
             [name, "x".join(map(str, param.shape)) or "1", param.numel(), _describe(group["regularizer"])]
             for group in self
-            for name, param in group["params"]
+            for name, param in _named(group)
         ]
         return Table(["parameter", "shape", "entries", "regularizer"], rows)
 
@@ -205,6 +205,12 @@ def _root_group_size(phi: Regularizer, param: Tensor) -> float:
     if phi.scale_by_size:
         raise ValueError(f"{phi!r} scales by the size of its groups already; use scale=None.")
     return math.sqrt(param.numel() if phi.dims is None else math.prod(param.shape[d] for d in phi.dims))
+
+
+def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """Names and parameters, also of a group in which an optimizer of torch has replaced the pairs."""
+    names = group.get("param_names")
+    return group["params"] if names is None else list(zip(names, group["params"], strict=True))
 
 
 def _describe(phi: Regularizer | None) -> str:

@@ -54,6 +54,12 @@ class _Worker:
         self.task: _Task | None = None
         self._send(work)
 
+    @property
+    def busy_with(self) -> _Task:
+        if self.task is None:
+            raise RuntimeError("A process of the pool has no task.")
+        return self.task
+
     def give(self, task: _Task) -> None:
         self.task = task
         task.attempts, task.repeated = task.attempts + 1, 0
@@ -112,9 +118,9 @@ def run_tasks(
             for worker in busy:
                 if not worker.has_news():
                     continue
-                message, task = worker.receive(), worker.task
+                message, task = worker.receive(), worker.busy_with
                 if message is None:
-                    pool[pool.index(worker)] = _replace(context, work, worker)
+                    pool[pool.index(worker)] = _replace(context, work, worker, task)
                 elif message[0] == "told":
                     _pass_on(task, message[1], advance)
                 else:
@@ -129,10 +135,10 @@ def run_tasks(
             worker.wait()
 
 
-def _replace(context: Any, work: Callable[[Any, Tell], Any], worker: _Worker) -> _Worker:
+def _replace(context: Any, work: Callable[[Any, Tell], Any], worker: _Worker, task: _Task) -> _Worker:
     """A new process with the task of a dead one."""
     worker.process.join(PATIENCE)
-    code, task = worker.process.exitcode, worker.task
+    code = worker.process.exitcode
     reason = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     if task.attempts == ATTEMPTS:
         raise EngineError(
@@ -169,10 +175,11 @@ def _serve(connection: Connection) -> None:
     work = connection.recv()
     while True:
         try:
-            task = connection.recv()
+            content = connection.recv_bytes()
         except (EOFError, OSError):
             return
         try:
+            task = pickle.loads(content)  # raises where this process cannot import what the task is made of
             answer = ("done", work(task, lambda count: connection.send(("told", count))))
         except Exception as error:
             answer = ("failed", (sendable(error), traceback.format_exc()))

@@ -57,4 +57,5 @@ def batches(problem: Problem, seed: int, epoch: int) -> list[np.ndarray]:
 def median_zeta(zetas: np.ndarray) -> np.ndarray:
     """Median over the steps of an epoch, the first axis; steps that were left out (NaN) do not count."""
     ordered = np.ma.masked_invalid(zetas)
-    return np.ma.filled(np.ma.median(ordered, axis=0), np.nan)
+    middle: np.ndarray = np.ma.filled(np.ma.median(ordered, axis=0), np.nan)  # type: ignore[no-untyped-call]
+    return middle

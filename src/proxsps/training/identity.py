@@ -10,12 +10,12 @@ from typing import Any
 
 from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.spec import RunSpec, describe
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 PRECISIONS = {False: "float32", True: "bfloat16"}  # by `amp`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingSpec(RunSpec):
     """A run together with its precision, device and data."""
 
@@ -42,10 +42,10 @@ class TrainingSpec(RunSpec):
     def facts(self) -> dict[str, Any]:
         """What a checkpoint and a run must have in common; the number of epochs may differ."""
         problem = {f"problem {key}": value for key, value in describe(self.problem).items()}
-        return {**self.columns(), **problem, **self.conditions()}
+        return {**self.columns(), **self._own_facts(), **problem, **self.conditions()}
 
 
-def identify(spec: RunSpec, ranks: Ranks, amp: bool = False) -> TrainingSpec:
+def identify(spec: RunSpec, ranks: TrainingRanks, amp: bool = False) -> TrainingSpec:
     """The run that `train` makes of a spec on this device, by these processes; its data is read."""
     if not isinstance(spec.problem, ImageClassification):
         raise ValueError(f"Only image classification is trained here, got the problem {spec.problem.name!r}.")

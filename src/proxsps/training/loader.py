@@ -9,12 +9,12 @@ from torch import Tensor
 
 from proxsps.problems.vision import ImageClassification, crop_and_mirror, draw, normalize
 from proxsps.sweep.result import batches
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 Batch = tuple[Tensor, Tensor]  # normalised images (B, 3, S, S), channels last in memory, and labels (B,)
 
 
-def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: Ranks) -> Iterator[Batch]:
+def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: TrainingRanks) -> Iterator[Batch]:
     """This process's part of every batch of an epoch.
 
     Order and augmentation are drawn for the whole batch from the seed and the epoch: they do not depend on the number
@@ -33,7 +33,7 @@ def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: Ra
         yield prepared(pixels), to_device(labels[chosen], ranks.device)
 
 
-def plain_batches(data: Batch, size: int, ranks: Ranks) -> Iterator[Batch]:
+def plain_batches(data: Batch, size: int, ranks: TrainingRanks) -> Iterator[Batch]:
     """This process's part of a data set, as it is, in batches of at most `size`."""
     images, labels = data
     for first in range(ranks.rank * size, len(labels), ranks.size * size):

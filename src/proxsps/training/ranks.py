@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass(frozen=True)
-class Ranks:
+class TrainingRanks:
     """This process among those that train together, and its device."""
 
     device: torch.device
@@ -52,7 +52,7 @@ class Ranks:
 
 
 @contextmanager
-def joined(device: str | None = None) -> Iterator[Ranks]:
+def joined(device: str | None = None) -> Iterator[TrainingRanks]:
     """The processes that `torchrun` has started, or only this one; one GPU per process if there are any."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -63,13 +63,13 @@ def joined(device: str | None = None) -> Iterator[Ranks]:
         raise ValueError(f"The device {kind!r} cannot be used here ({reason}). Try --device cpu.") from None
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield Ranks(place)
+        yield TrainingRanks(place)
         return
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(place)
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
-        yield Ranks(place, dist.get_rank(), size)
+        yield TrainingRanks(place, dist.get_rank(), size)
     finally:
         dist.destroy_process_group()

@@ -1,12 +1,14 @@
 """Passes over all parameters at once on the CPU, compiled by numba (extra `fast`) and cached on disk.
 
-`sums` and `write` are those of blocks with an affine step; `entries` and `rows` have those of blocks whose prox acts on
-single entries, or on the norms of rows. All of them read the slope d, which is the gradient or a tensor of the state.
+`sums` and `write` are those of blocks with an affine step, and `moments` has those that update averages of gradients on
+the way. `entries` and `rows` are for blocks whose prox acts on single entries, or on the norms of rows; they read the
+slope d from memory, which is the gradient or a tensor of the state.
 """
 
-from proxsps.optim.kernels import entries, rows
+from proxsps.optim.kernels import entries, moments, rows
 from proxsps.optim.kernels.layout import Memory, memory
 from proxsps.optim.kernels.lines import sums, write
+from proxsps.optim.kernels.sampling import Start, start_of
 from proxsps.optim.kernels.scalar import Psi
 
-__all__ = ["Memory", "Psi", "entries", "memory", "rows", "sums", "write"]
+__all__ = ["Memory", "Psi", "Start", "entries", "memory", "moments", "rows", "start_of", "sums", "write"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,8 @@ RUN = 2_048
 PIECE = 256  # entries of a chunk that a sample reads at least
 SHARES = 8  # parts of the work per thread, so that one that wakes late or is held up takes fewer of them
 ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs more than it brings
+
+REMEMBERED = 64  # lists of state tensors whose checks are remembered
 
 LIKE = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
 
@@ -125,35 +128,69 @@ class Memory(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """The first entry of each tensor, and an array of their type."""
+    """The first entry of each tensor, one row per list of tensors, and an array of their type."""
 
     like: np.ndarray
-    x_at: np.ndarray
-    d_at: np.ndarray
+    at: np.ndarray
 
 
-def addresses(xs: Sequence[Tensor], ds: Sequence[Tensor]) -> Addresses | None:
-    """The addresses of CPU tensors, or None where the kernels do not apply.
+def addresses(*lists: Sequence[Tensor]) -> Addresses | None:
+    """The addresses of CPU tensors in lists of the same length, or None where the kernels do not apply.
 
-    They need tensors without gaps, with x and d in the same order, all f32 or all f64, whose memory is their own.
+    They need tensors without gaps, the first of all lists in the same order and so on, all f32 or all f64, whose memory
+    is their own.
     """
     # Whole lists at a time: with hundreds of tensors these checks cost as much as the arithmetic.
-    both = [*xs, *ds]
-    if not both:
-        return Addresses(LIKE[torch.float64], np.empty(0, np.int64), np.empty(0, np.int64))
-    dtypes = {t.dtype for t in both}
+    tensors = list(itertools.chain(*lists))
+    if not tensors:
+        return Addresses(LIKE[torch.float64], np.empty((len(lists), 0), np.int64))
+    dtypes = {t.dtype for t in tensors}
     like = LIKE.get(dtypes.pop())
-    if like is None or dtypes or not all(map(_plain, set(map(type, both)))) or not same_order(xs, ds):
+    if like is None or dtypes or not all(map(_plain, set(map(type, tensors)))) or not same_order(*lists):
         return None
-    if not all(map(attrgetter("is_cpu"), both)) or any(map(Tensor.is_neg, both)):
+    if not all(map(attrgetter("is_cpu"), tensors)) or any(map(Tensor.is_neg, tensors)):
         return None
     try:
-        at = np.fromiter(map(Tensor.data_ptr, both), np.int64, len(both))
+        at = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
     except RuntimeError:  # tensors inside torch.func transforms have no memory to name
         return None
-    if not at.all() and any(t.numel() and not t.data_ptr() for t in both):
+    if not at.all() and any(t.numel() and not t.data_ptr() for t in tensors):
         return None
-    return Addresses(like, at[: len(xs)], at[len(xs) :])
+    return Addresses(like, at.reshape(len(lists), -1))
+
+
+class Checked(NamedTuple):
+    """State tensors that passed the checks of `addresses` and are contiguous."""
+
+    tensors: tuple[weakref.ref[Tensor], ...]
+    like: np.ndarray
+    at: np.ndarray
+    sizes: tuple[int, ...]
+
+
+_checked: dict[int, Checked] = {}
+
+
+def contiguous_addresses(tensors: Sequence[Tensor]) -> Checked | None:
+    """The addresses of contiguous tensors that belong to the optimizer, or None where the kernels do not apply.
+
+    State is the same tensors in every step. The checks are made once for as long as they stay where they are.
+    """
+    if not tensors:
+        return Checked((), LIKE[torch.float64], np.empty(0, np.int64), ())
+    known = _checked.get(id(tensors[0]))
+    if known is not None and len(known.tensors) == len(tensors):
+        same = all([ref() is t for ref, t in zip(known.tensors, tensors, strict=True)])
+        if same and np.array_equal(np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors)), known.at):
+            return known
+    found = addresses(tensors)
+    if found is None or not all([t.is_contiguous() for t in tensors]):
+        return None
+    if len(_checked) >= REMEMBERED:
+        _checked.clear()
+    known = Checked(tuple(map(weakref.ref, tensors)), found.like, found.at[0], tuple(map(Tensor.numel, tensors)))
+    _checked[id(tensors[0])] = known
+    return known
 
 
 @cache
@@ -168,10 +205,10 @@ def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]
     if at is None:
         return None
     sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
-    return Memory(at.like, layout(sizes, torch.get_num_threads()), at.x_at, at.d_at)
+    return Memory(at.like, layout(sizes, torch.get_num_threads()), *at.at)
 
 
-def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0) -> None:
+def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0, backwards: bool = False) -> None:
     """Call kernel(*args, first, last) on every share of the chunks; whoever is free takes the next one.
 
     Args:
@@ -179,12 +216,14 @@ def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float =
         chunks: the pieces of memory to be shared out.
         args: arguments of the kernel.
         weight: work per entry, as a multiple of that of a plain sum: heavier passes take threads for fewer entries.
+        backwards: whether to begin with the last share, of which a pass before may have left something in the cache.
     """
     total = int(chunks.sizes.sum())
     if not total:
         return
     threads = min(chunks.threads, max(1, int(total * weight) // ALONE))
-    waiting = deque(chunks.shares(threads))
+    shares = chunks.shares(threads)
+    waiting = deque(shares[::-1] if backwards else shares)
 
     def work() -> None:
         while waiting:

@@ -6,16 +6,18 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.layout import REORDER, RUN, Memory, pointer, run
+from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _sum_two(like, block, tensor, start, length, x_at, g_at, partial, first, last):
-    """||g||^2 and <g, x> of each chunk."""
+def _sum_two(like, block, tensor, start, length, x_at, g_at, start_at, partial, first, last):
+    """||g||^2 and <g, x> of each chunk, and ||x - x_0||^2 over its sample."""
     for i in range(first, last):
         j, n = tensor[i], length[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
-        gg, gx = 0.0, 0.0
+        begin = numba.carray(pointer(start_at[j], like), sample_end(start[i] + n)) if len(start_at) else x
+        gg, gx, moved = 0.0, 0.0, 0.0
         for low in range(0, n, RUN):
             a, b = like.dtype.type(0), like.dtype.type(0)
             xs, gs = x[low : low + RUN], g[low : low + RUN]  # an index that starts at 0 lets the loop be vectorised
@@ -24,18 +26,21 @@ def _sum_two(like, block, tensor, start, length, x_at, g_at, partial, first, las
                 b += gs[k] * xs[k]
             gg += a
             gx += b
-        partial[0, i], partial[1, i] = gg, gx
+            if len(start_at):
+                moved += moved_sq(xs, begin, start[i] + low)
+        partial[0, i], partial[1, i], partial[2, i], partial[3, i] = gg, gx, 0.0, moved
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _sum_three(like, block, tensor, start, length, x_at, g_at, lam, partial, first, last):
-    """||d||^2, <d, x> and ||x||^2 of each chunk, for d = g + lam x."""
+def _sum_three(like, block, tensor, start, length, x_at, g_at, start_at, lam, partial, first, last):
+    """||d||^2, <d, x> and ||x||^2 of each chunk, for d = g + lam x, and ||x - x_0||^2 over its sample."""
     for i in range(first, last):
         j, n = tensor[i], length[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
         coupling = like.dtype.type(lam[block[i]])
-        dd, dx, xx = 0.0, 0.0, 0.0
+        begin = numba.carray(pointer(start_at[j], like), sample_end(start[i] + n)) if len(start_at) else x
+        dd, dx, xx, moved = 0.0, 0.0, 0.0, 0.0
         for low in range(0, n, RUN):
             a, b, c = like.dtype.type(0), like.dtype.type(0), like.dtype.type(0)
             xs, gs = x[low : low + RUN], g[low : low + RUN]
@@ -47,7 +52,9 @@ def _sum_three(like, block, tensor, start, length, x_at, g_at, lam, partial, fir
             dd += a
             dx += b
             xx += c
-        partial[0, i], partial[1, i], partial[2, i] = dd, dx, xx
+            if len(start_at):
+                moved += moved_sq(xs, begin, start[i] + low)
+        partial[0, i], partial[1, i], partial[2, i], partial[3, i] = dd, dx, xx, moved
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
@@ -62,19 +69,19 @@ def _write(like, block, tensor, start, length, x_at, g_at, keep, move, first, la
             x[k] = a * x[k] + b * g[k]
 
 
-def sums(at: Memory, lam: np.ndarray, points: bool) -> np.ndarray:
+def sums(at: Memory, lam: np.ndarray, points: bool, start: Start = NO_START) -> np.ndarray:
     """||d||^2, <d, x> and ||x||^2 as rows, one column per block, for d = g + lam x, g the slope in memory.
 
-    Without `points` d = g, and the last row is left at 0.
+    Without `points` d = g, and the last row is left at 0. With a start there is a fourth row, ||x - x_0||^2.
     """
     chunks = at.layout.chunks
-    rows = 3 if points else 2
-    partial = np.empty((rows, len(chunks.sizes)))
+    partial = np.empty((4, len(chunks.sizes)))
     kernel, coupling = (_sum_three, (lam,)) if points else (_sum_two, ())
-    run(kernel, chunks, at.like, *chunks.columns, at.x_at, at.d_at, *coupling, partial)
-    out = np.zeros((3, at.layout.count))
-    out[:rows] = at.layout.per_block(partial)
-    return out
+    run(kernel, chunks, at.like, *chunks.columns, at.x_at, at.d_at, start.at, *coupling, partial)
+    if not len(start.at):
+        return at.layout.per_block(partial[:3])
+    partial[3] *= start.scale[chunks.columns[1]]
+    return at.layout.per_block(partial)
 
 
 def write(at: Memory, keep: np.ndarray, move: np.ndarray) -> None:

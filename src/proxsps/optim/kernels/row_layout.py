@@ -82,12 +82,12 @@ def memory(
     if layout is None:
         return None
     if ids is None:
-        return RowMemory(at.like, layout, at.x_at, at.d_at, layout.owner, layout.rows, False)
+        return RowMemory(at.like, layout, *at.at, layout.owner, layout.rows, False)
     if len(ids) != layout.rows:
         raise ValueError(f"ids must have one entry per row: got {len(ids)} for {layout.rows} rows.")
     ids = np.asarray(ids, np.int64)  # other integers would have the kernels compiled once more
     groups = int(ids.max()) + 1 if len(ids) else 0
-    return RowMemory(at.like, layout, at.x_at, at.d_at, ids[layout.owner], groups, True)
+    return RowMemory(at.like, layout, *at.at, ids[layout.owner], groups, True)
 
 
 def view(shape: Sequence[int], stride: Sequence[int] | None, dims: Dims) -> tuple[int, int, int] | None:

@@ -8,10 +8,13 @@ import torch
 
 from proxsps.optim.blocks import ENTRIES, PROXES, UNITS, Block, plain
 from proxsps.optim.numbers import Device, Host, Numbers
+from proxsps.optim.parts.averaged import AveragedLines
 from proxsps.optim.parts.base import Curve, Part, Sums
 from proxsps.optim.parts.compiled import (
+    CompiledAverages,
     CompiledEntries,
     CompiledLines,
+    averages_of,
     compiled_rows,
     compiled_units,
     load_kernels,
@@ -33,6 +36,9 @@ def make_lines(
     Blocks with averages come with a record of them (`proxsps.optim.moments`). A part that does not update averages by
     itself has them made first.
     """
+    averaging = _make_averaging(numbers, blocks, places, fused)
+    if averaging is not None:
+        return averaging
     make_moments(numbers, blocks)
     memory = None
     plain_steps = not any(block.centered or block.directions is not None for block in blocks)
@@ -42,6 +48,18 @@ def make_lines(
     part = Lines(numbers, blocks, places) if memory is None else CompiledLines(numbers, blocks, places, memory)
     part.coupled = coupled
     return part
+
+
+def _make_averaging(
+    numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None
+) -> AveragedLines | None:
+    """A part that updates averages while it sums and writes, where the blocks have them and there is one."""
+    if not isinstance(numbers, Host) or any(block.moments is None for block in blocks):
+        return None
+    memory = averages_of(blocks) if fused is not False else None
+    if memory is not None:
+        return CompiledAverages(numbers, blocks, places, memory)
+    return AveragedLines(numbers, blocks, places) if not fused and AveragedLines.takes(blocks) else None
 
 
 def make_moments(numbers: Numbers, blocks: Sequence[Block]) -> None:

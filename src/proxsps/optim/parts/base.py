@@ -28,6 +28,8 @@ class Sums(NamedTuple):
 class Part(ABC):
     """The blocks of one kind, with their places among all blocks of the step."""
 
+    moved_sq: Array | None = None  # ||x - x_0||^2, one number per block, of a part that compares the sample on the way
+
     def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int]) -> None:
         self.numbers = numbers
         self.blocks = blocks

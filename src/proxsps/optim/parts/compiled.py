@@ -8,12 +8,15 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import UNITS, Block
+from proxsps.optim.moments import Moments, least_metric
 from proxsps.optim.numbers import Numbers
+from proxsps.optim.parts.averaged import AveragedLines
 from proxsps.optim.parts.base import Curve
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.parts.rows import row_constants, row_points, row_stretches
@@ -48,12 +51,73 @@ class CompiledLines(Lines):
     def sums(self, points: bool) -> Array:
         """One pass."""
         lam = np.array([block.lam if self.coupled else 0.0 for block in self.blocks])
-        return self.checked(load_kernels().sums(self._memory, lam, points or self.coupled), points)
+        start = start_of(self.blocks, self._memory)
+        if start is None:
+            return self.checked(load_kernels().sums(self._memory, lam, points or self.coupled), points)
+        *sums, self.moved_sq = load_kernels().sums(self._memory, lam, points or self.coupled, start)
+        return self.checked(np.array(sums), points)
 
     def move(self, update: Affine, ok: Array) -> None:
         """One pass."""
         if ok:
             load_kernels().write(self._memory, update.keep, update.move)
+
+
+def start_of(blocks: Sequence[Block], memory: Any) -> Any:
+    """Where the start of the run lies; None where there is none, or the kernels cannot compare it."""
+    if any(block.starts is None for block in blocks):
+        return None
+    return load_kernels().start_of([block.params for block in blocks], [block.starts for block in blocks], memory.like)
+
+
+def averages_of(blocks: Sequence[Block]) -> Any:
+    """Addresses of parameters, gradients and averages, or None where the kernels do not apply."""
+    kernels, records = load_kernels(), [block.moments for block in blocks]
+    if kernels is None or not any(block.params for block in blocks) or any(block.centered for block in blocks):
+        return None
+    grads = [[None if _unstored(g) else g for g in own.grads] for own in records]
+    squares = None if records[0].squares is None else [own.squares for own in records]
+    weights = np.concatenate([_weights(own, gs) for own, gs in zip(records, grads, strict=True)], axis=1)
+    eps, least = records[0].eps, 0.0
+    if squares is not None and not eps:
+        least = least_metric(next(x.dtype for block in blocks for x in block.params))
+    params, averages = [block.params for block in blocks], [own.averages for own in records]
+    return kernels.moments.averages(params, grads, averages, squares, weights, eps, least)
+
+
+def _unstored(g: Tensor) -> bool:
+    """Whether a gradient stands for zeros that take no memory."""
+    return not g.is_contiguous() and not any(g.stride())
+
+
+def _weights(own: Moments, grads: Sequence[Tensor | None]) -> np.ndarray:
+    """Weights of old and new averages as rows, one column per tensor; those of squares may differ by tensor."""
+    weights = np.empty((4, len(grads)))
+    weights[:2] = np.reshape(own.weights, (2, 1))
+    if own.squares:
+        same = all([pair is own.square_weights[0] for pair in own.square_weights])
+        weights[2:] = np.reshape(own.square_weights[0], (2, 1)) if same else np.array(own.square_weights).T
+    weights[1, [g is None for g in grads]] = 0.0
+    return weights
+
+
+class CompiledAverages(AveragedLines):
+    """Lines with averages by the kernels."""
+
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], memory: Any) -> None:
+        super().__init__(numbers, blocks, places)
+        self._memory = memory
+
+    def _found(self, points: bool) -> Array:
+        start = start_of(self.blocks, self._memory)
+        if start is not None:
+            self._memory = self._memory._replace(start=start)
+        *sums, moved_sq = load_kernels().moments.sums(self._memory)
+        self.moved_sq = None if start is None else moved_sq
+        return np.array(sums)
+
+    def _write(self, update: Affine) -> None:
+        load_kernels().moments.write(self._memory, update.keep, update.move)
 
 
 class CompiledEntries(Curve):

@@ -1,0 +1,265 @@
+"""Steps that update their averages in the passes of the step itself: the same as with averages made beforehand."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from proxsps.core.distance import sample_size
+from proxsps.optim import ProxSPS, ProxSPSAdam, parts
+from proxsps.optim.parts import AveragedLines
+from proxsps.regularizers import L1, L2
+
+SHAPES = [(1,), (63,), (8, 8), (65,), (129, 131), (3, 0)]
+VARIANTS = {
+    "momentum": (ProxSPS, {"lr": 0.7, "momentum": 0.9}),
+    "momentum, matched": (ProxSPS, {"lr": 0.7, "momentum": 0.9, "cap": "matched"}),
+    "momentum, no lr": (ProxSPS, {"lr": None, "momentum": 0.9}),
+    "momentum, short moves": (ProxSPS, {"lr": 0.7, "momentum": 0.9, "max_move": 0.01}),
+    "no lr": (ProxSPS, {"lr": None}),
+    "Adam": (ProxSPSAdam, {"lr": 0.01}),
+    "Adam, proximal": (ProxSPSAdam, {"lr": 0.01, "cap": "proximal"}),
+    "Adam, no lr": (ProxSPSAdam, {}),
+    "Adam, short moves": (ProxSPSAdam, {"max_move": 0.01}),
+    "Adam without eps": (ProxSPSAdam, {"lr": 0.01, "eps": 0.0}),
+}
+PATHS = {"kernels": True, "torch alone": False, "made beforehand": False}
+
+
+@pytest.fixture(params=PATHS)
+def path(request, monkeypatch):
+    """How a step is taken, as the option `fused`."""
+    if request.param == "kernels":
+        pytest.importorskip("numba")
+    if request.param == "made beforehand":
+        monkeypatch.setattr(AveragedLines, "takes", lambda blocks: False)
+    return PATHS[request.param]
+
+
+@pytest.fixture
+def beforehand(monkeypatch):
+    """Averages made before the step, for what is constructed inside of it."""
+
+    def run(act):
+        with monkeypatch.context() as patch:
+            patch.setattr(AveragedLines, "takes", lambda blocks: False)
+            return act()
+
+    return run
+
+
+def problem(variant, fused, dtype=torch.float64, seed=0, **options):
+    """An optimizer with two groups, and a function that takes a step of least squares."""
+    generator = torch.Generator().manual_seed(seed)
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in SHAPES]
+    method, own = VARIANTS[variant]
+    groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:]}]
+    opt = method(groups, fused=fused, **own, **options)
+
+    def step(scale=1.0, without=()):
+        opt.zero_grad()
+        wanted = [torch.randn(p.shape, generator=generator, dtype=dtype) for p in params]
+        own = [p for i, p in enumerate(params) if i not in without]
+        loss = scale * sum(
+            (p - w).square().sum() for p, w in zip(params, wanted, strict=True) if any(p is q for q in own)
+        )
+        loss.backward()
+        for i in without:
+            params[i].grad = None
+        opt.step(loss=loss)
+        return loss
+
+    return opt, params, step
+
+
+def everything(opt, params):
+    """Copies of all parameters and state tensors, and the numbers of the groups."""
+    state = [t.clone() for p in params for _, t in sorted(opt.state[p].items())]
+    numbers = [value for group in opt.param_groups for value in group.values() if isinstance(value, float)]
+    return [p.detach().clone() for p in params] + state, numbers
+
+
+def assert_close(got, want, rtol):
+    for a, b in zip(got[0], want[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
+    np.testing.assert_allclose(got[1], want[1], rtol=rtol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_paths_take_the_same_steps(path, beforehand, variant, dtype):
+    def run(fused):
+        opt, params, step = problem(variant, fused, dtype)
+        for k in range(4):
+            step(without=(1, 4) if k == 2 else ())  # averages of tensors without a gradient decay
+        return everything(opt, params)
+
+    assert_close(run(path), beforehand(lambda: run(False)), 1e-10 if dtype is torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_that_is_skipped_leaves_everything_as_it_was(path, variant):
+    opt, params, step = problem(variant, path, torch.float32)
+    for bad in ("loss", "gradient"):
+        step()
+        before = everything(opt, params)
+        loss = step_with(opt, params, bad)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            opt.step(loss=loss)
+        after = everything(opt, params)
+        assert all(map(torch.equal, after[0], before[0]))
+        assert after[1] == before[1]
+
+
+def step_with(opt, params, bad):
+    """Gradients, one entry of which is not finite, or a loss that is not."""
+    for p in params:
+        p.grad = torch.ones_like(p)
+    if bad == "gradient":
+        params[4].grad[100, 17] = float("inf")
+    return 1.0 if bad == "gradient" else float("nan")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gradients_are_left_alone(path, variant):
+    opt, params, step = problem(variant, path)
+    step()
+    grads = [p.grad.clone() for p in params]
+    opt.step(loss=1.0)
+    assert all(torch.equal(p.grad, g) for p, g in zip(params, grads, strict=True))
+
+
+@pytest.mark.parametrize("variant", ["momentum", "momentum, no lr", "Adam", "Adam, no lr"])
+def test_a_resumed_run_goes_on_bitwise(path, variant):
+    opt, params, step = problem(variant, path, torch.float32)
+    for _ in range(3):
+        step()
+    saved = copy.deepcopy(opt.state_dict())  # tensors of the state change in place, as in torch's own optimizers
+    other, copies, _ = problem(variant, path, torch.float32)
+    other.load_state_dict(saved)
+    for p, q in zip(params, copies, strict=True):
+        q.data.copy_(p.data)
+        q.grad = p.grad.clone()
+    opt.step(loss=2.0)
+    other.step(loss=2.0)
+    first, second = everything(opt, params), everything(other, copies)
+    assert all(map(torch.equal, first[0], second[0]))
+    assert first[1] == second[1]
+
+
+@pytest.mark.parametrize(
+    ("variant", "scale"),
+    [("momentum, matched", 1e-25), ("momentum, matched", 1e25), ("Adam", 1e-16), ("Adam", 1e16)],
+)
+def test_squares_beyond_single_precision_are_taken_in_double(path, variant, scale):
+    opt, params, _ = problem(variant, path, torch.float32)
+    wide, doubles, _ = problem(variant, path, torch.float64)
+    for p, q in zip(params, doubles, strict=True):
+        q.data.copy_(p.data)
+        p.grad = torch.full_like(p, scale)
+        q.grad = torch.full_like(q, scale)
+    for factor in (1, 1000):
+        opt.step(loss=factor * scale)
+        wide.step(loss=factor * scale)
+        assert (opt.last_step.tau > 0).all()
+        torch.testing.assert_close(opt.last_step.tau, wide.last_step.tau, rtol=1e-3, atol=0)
+    for p, q in zip(params, doubles, strict=True):
+        torch.testing.assert_close(p.double(), q, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_of_length_zero_takes_the_gradient_into_the_averages(path):
+    opt, params, step = problem("Adam, no lr", path)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    opt.step(loss=1.0)  # there never was a gradient, so that the distance cap is 0
+    assert (opt.last_step.tau == 0).all()
+    assert all(opt.state[p]["average"].eq(0).all() for p in params)
+    step()
+    assert all(p.numel() == 0 or opt.state[p]["average"].ne(0).any() for p in params)
+
+
+OUTSIDE = {
+    "half": lambda: [torch.nn.Parameter(torch.ones(67, dtype=torch.bfloat16))],
+    "strided": lambda: [torch.nn.Parameter(torch.ones(67, 2)[:, 1])],
+    "two dtypes": lambda: [torch.nn.Parameter(torch.ones(67)), torch.nn.Parameter(torch.ones(67).double())],
+    "center": lambda: [{"params": [torch.nn.Parameter(torch.ones(67))], "regularizer": L2(0.1, torch.zeros(67))}],
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_other_tensors_have_their_averages_made_beforehand(name):
+    opt = ProxSPS(OUTSIDE[name](), momentum=0.9)
+    for _ in range(2):
+        for group in opt.param_groups:
+            for p in group["params"]:
+                p.grad = torch.full_like(p, 0.01)
+        opt.step(loss=0.1)
+    assert all((p != 1).all() for group in opt.param_groups for p in group["params"])
+
+
+@pytest.mark.parametrize("variant", ["momentum", "Adam, no lr"])
+def test_complex_and_channels_last_parameters_take_the_same_steps(path, beforehand, variant):
+    def run(fused):
+        generator = torch.Generator().manual_seed(3)
+        x = torch.randn(33, 5, generator=generator, dtype=torch.complex128)
+        y = torch.randn(4, 5, 6, 7, generator=generator, dtype=torch.float64)
+        params = [torch.nn.Parameter(x), torch.nn.Parameter(y.to(memory_format=torch.channels_last))]
+        method, own = VARIANTS[variant]
+        opt = method(params, fused=fused, **own)
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype).to(
+                    memory_format=torch.preserve_format
+                )
+                p.grad = torch.empty_like(p).copy_(p.grad)
+            opt.step(loss=3.0)
+        return everything(opt, params)
+
+    assert_close(run(path), beforehand(lambda: run(False)), 1e-10)
+
+
+def taken(monkeypatch, act):
+    """The classes of the parts with lines that are made meanwhile."""
+    seen, original = [], parts.make_lines
+    monkeypatch.setattr("proxsps.optim.assembly.make_lines", lambda *args: seen.append(original(*args)) or seen[-1])
+    act()
+    return [type(part).__name__ for part in seen]
+
+
+@pytest.mark.parametrize("variant", ["momentum", "momentum, no lr", "Adam", "Adam, no lr"])
+def test_which_path_a_step_takes(monkeypatch, variant):
+    pytest.importorskip("numba")
+    *_, compiled = problem(variant, True)
+    *_, alone = problem(variant, False)
+    assert taken(monkeypatch, compiled) == ["CompiledAverages"]
+    assert taken(monkeypatch, alone) == ["AveragedLines"]
+
+
+def test_other_blocks_beside_lines_are_stepped_on_too(path):
+    generator = torch.Generator().manual_seed(1)
+    params = [torch.nn.Parameter(torch.randn(70, generator=generator)) for _ in range(2)]
+    groups = [{"params": params[:1], "regularizer": L1(0.1)}, {"params": params[1:], "weight_decay": 0.1}]
+    opt = ProxSPS(groups, lr=None, momentum=0.9, fused=path)
+    for _ in range(3):
+        before = [p.detach().clone() for p in params]
+        for p in params:
+            p.grad = torch.randn(70, generator=generator)
+        opt.step(loss=5.0)
+    assert not any(map(torch.equal, before, params))
+
+
+@pytest.mark.parametrize(("variant", "floats"), [("momentum", 1), ("Adam", 2), ("no lr", 0), ("Adam, no lr", 2)])
+def test_how_much_state_there_is(path, variant, floats):
+    opt, params, step = problem(variant, path)
+    for _ in range(2):
+        step()
+    entries = sum(p.numel() for p in params)
+    held = sum(t.numel() for p in params for t in opt.state[p].values() if t.dim())
+    sampled = sum(sample_size(p.numel()) for p in params) if "no lr" in variant else 0
+    assert held == floats * entries + sampled
+    assert sample_size(entries) <= entries / 16
