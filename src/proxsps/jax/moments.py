@@ -1,4 +1,4 @@
-"""What a step remembers of the steps before: averages of the model, Adam's metric, and how far the run has come.
+"""What a step keeps of the steps before: averages of the model, Adam's metric, and how far the run has come.
 
 The formulas are those of `proxsps.core.estimate` and `proxsps.core.distance`. Here they are applied to all tensors of a
 step, and the sums over them are added up.
@@ -31,7 +31,7 @@ from proxsps.regularizers._support import wide
 
 
 class Kind(NamedTuple):
-    """Which of these things a method remembers."""
+    """Which of these things a method keeps."""
 
     averages: bool = False  # momentum
     metric: bool = False  # Adam's
@@ -39,12 +39,12 @@ class Kind(NamedTuple):
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to remember."""
+        """Whether there is anything to keep."""
         return self.averages or self.metric or self.distance
 
 
 class Moments(NamedTuple):
-    """What `prox_sps` and `prox_sps_adam` remember; fields that a variant has no use for are empty.
+    """What `prox_sps` and `prox_sps_adam` keep; fields that a variant has no use for are empty.
 
     Trees have the structure of the parameters and f32 entries at least.
     """
@@ -139,7 +139,7 @@ def _with_metric(numbers: Mapping[str, Any], before: Moments, blocks: Sequence[B
 
 
 def _with_travel(before: Moments, blocks: Sequence[Block], rest: Sequence[tuple[int, Array]]) -> Moments:
-    """Moments that know where the run is now."""
+    """Moments with the current place of the run."""
     dtype = before.travel.reach.dtype
     xs = dict(rest) | {place: x for block in blocks for x, place in zip(block.xs, block.places, strict=True)}
     moved_sq, offset = jnp.zeros((), dtype), 0

@@ -77,7 +77,7 @@ def _dense(block: Block) -> bool:
 
 
 def block_sums(block: Block, points: bool, exact: bool) -> list[float]:
-    """The sums of a block with the averages that the step would make, 0 for what nobody asks for; in f64 if `exact`."""
+    """The sums of a block with the averages that the step would make, 0 for what is not needed; in f64 if `exact`."""
     own, total = block.moments, [0.0] * SUMS
     for members, squares in _members(own):
         columns = [[column[i] for i in members] for column in _columns(block)]
@@ -106,7 +106,7 @@ def _members(own: Moments) -> Iterator[tuple[Sequence[int], Weights | None]]:
 def _vector_sums(
     vectors: Sequence[Tensor], own: Moments, weights: Weights | None, points: bool
 ) -> Iterator[tuple[int, Tensor]]:
-    """The sums that are asked for, each with its row."""
+    """The sums that are needed, each with its row."""
     x, g, d, *v = vectors
     slope = torch.lerp(d, g, own.weights.new)
     yield 1, torch.dot(slope, x)
