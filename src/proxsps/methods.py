@@ -175,7 +175,7 @@ def add(method: Method) -> Method:
 
 
 def find(name: str) -> Method:
-    """The method of this name that a sweep can run, or an error; a near miss is told what it may have meant."""
+    """The method of this name that a sweep can run; else an error with the name that was probably meant."""
     known = [method.name for method in METHODS.values() if method.runs]
     if name in known:
         return METHODS[name]
@@ -187,7 +187,7 @@ def find(name: str) -> Method:
 
 
 def looks(name: str) -> Method:
-    """The entry that tells how a method is drawn. A name without one is given spare looks, and keeps them."""
+    """The entry that says how a method is drawn. A name without one is given spare looks, and keeps them."""
     return METHODS[name] if name in METHODS else add(Method(name))
 
 

@@ -37,7 +37,7 @@ class Decision(NamedTuple):
 
 
 class StepMemory(NamedTuple):
-    """What DecSPS remembers."""
+    """The memory of DecSPS."""
 
     taken: Array  # steps so far, without those that were skipped; shape (...)
     previous: Array  # c_{k-1} tau_j of the step before, infinity at the first; shape (..., blocks)

@@ -1,4 +1,4 @@
-"""An experiment as data: what to run, what to draw, and which sentences of the paper it decides."""
+"""An experiment as data: what to run, what to draw, and which sentences of the paper it checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Frames = dict[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper's discussion, the number that decides it, and the verdict."""
+    """A sentence of the paper's discussion, the number that tests it, and the verdict."""
 
     name: str
     gist: str
@@ -120,7 +120,7 @@ class Experiment:
         return shlex.join(words + (["--out", str(folder)] if folder != Path("out") else []))
 
     def judge(self, frames: Frames) -> list[Claim]:
-        """All claims, decided on these results."""
+        """All claims, checked on these results."""
         judged = (claim(frames) for claim in self.claims)
         return [claim for claim in judged if claim is not None]
 

@@ -91,7 +91,7 @@ class Experiments(MutableMapping[str, "Experiment"]):
         return self[name]
 
     def check(self, name: str) -> None:
-        """Raise an error if there is no experiment of this name; a near miss is told what it may have meant."""
+        """Raise an error if there is no experiment of this name, with the name that was probably meant."""
         if name in self:
             return
         near = difflib.get_close_matches(name, self, 1)

@@ -228,7 +228,7 @@ def capped_far_above(frames: Frames) -> Claim:
 
 
 def relabelled(frames: Frames) -> Frames:
-    """Runs with the adaptive cap under a name of their own, so that a figure tells them apart."""
+    """Runs with the adaptive cap under their own name, so that a figure distinguishes them."""
     return {
         name: frame.assign(method=frame["method"].where(frame["schedule"] != "adaptive", "prox-sps-adaptive"))
         for name, frame in frames.items()

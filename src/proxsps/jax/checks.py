@@ -1,4 +1,4 @@
-"""Refusals: what was wrong, what was got, what to do. Traced numbers have no value yet and are not looked at."""
+"""Errors: what was wrong, what was got, what to do. Traced numbers have no value yet and are not checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CAPS = ("proximal", "matched")
 
 
 def check_fraction(name: str, value: Any) -> None:
-    """Raise for a number outside of [0, 1)."""
+    """Raise an error for a number outside of [0, 1)."""
     check_number(name, value)
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value!r}.")
@@ -32,7 +32,7 @@ CHECKS = {
 
 
 def check_constants(**constants: Any) -> None:
-    """Refuse constants of a method that are no single number, or out of range."""
+    """Raise an error for constants of a method that are not single numbers, or out of range."""
     for name, constant in constants.items():
         if jnp.ndim(constant):
             raise ValueError(
@@ -47,7 +47,7 @@ def check_constants(**constants: Any) -> None:
 
 
 def check_regularizer(phi: Any, weight_decay: Any) -> None:
-    """Refuse a regulariser that is none, that competes with weight decay, or that cannot be traced."""
+    """Raise an error for no regulariser at all, one given beside weight decay, or one that cannot be traced."""
     check_choice(phi, isinstance(weight_decay, jax.core.Tracer) or weight_decay)
     if not phi.traceable:
         raise ValueError(
@@ -57,7 +57,7 @@ def check_regularizer(phi: Any, weight_decay: Any) -> None:
 
 
 def check_diagonal(owner: str, phi: Any) -> None:
-    """Refuse a regulariser without an exact prox in a diagonal metric."""
+    """Raise an error for a regulariser without an exact prox in a diagonal metric."""
     if not phi.has_diagonal_prox:
         raise ValueError(
             f"{owner} needs an exact prox with one step size per entry, which {phi!r} does not have. {DIAGONAL} have "
@@ -66,7 +66,7 @@ def check_diagonal(owner: str, phi: Any) -> None:
 
 
 def check_caps(owner: str, learning_rate: Any, cap: Any, distance_cap: Any) -> None:
-    """Refuse a cap that does not exist, and a step without any limit."""
+    """Raise an error for a cap that does not exist, and a step without any limit."""
     if cap is not None and cap not in CAPS:
         raise ValueError(f"cap must be 'proximal' or 'matched', got {cap!r}.")
     if distance_cap not in (None, True, False):
@@ -78,7 +78,7 @@ def check_caps(owner: str, learning_rate: Any, cap: Any, distance_cap: Any) -> N
 
 
 def check_rates(owner: str, learning_rate: Any, options: Mapping[Hashable, Any]) -> None:
-    """Refuse labels of which only some have a learning rate, and a factor beside one."""
+    """Raise an error for labels of which only some have a learning rate, and a factor beside one."""
     for label, own in options.items():
         if (own.learning_rate is None) != (learning_rate is None):
             raise ValueError(
@@ -93,7 +93,7 @@ def check_rates(owner: str, learning_rate: Any, options: Mapping[Hashable, Any])
 
 
 def check_needs_rate(owner: str, options: Mapping[Hashable, Any]) -> None:
-    """Refuse a method without a learning rate that has no other limit on its steps."""
+    """Raise an error for a method without a learning rate that has no other limit on its steps."""
     if any(own.learning_rate is None for own in options.values()):
         raise ValueError(
             f"{owner} has no distance cap and needs a learning_rate, got None. prox_sps and prox_sps_adam do without."
@@ -101,7 +101,7 @@ def check_needs_rate(owner: str, options: Mapping[Hashable, Any]) -> None:
 
 
 def check_dtype(x: Any) -> None:
-    """Refuse a parameter that is not real."""
+    """Raise an error for a parameter that is not real."""
     dtype = jnp.result_type(x)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"Got a parameter of dtype {dtype}: give its real and imaginary part as two parameters.")
@@ -110,7 +110,7 @@ def check_dtype(x: Any) -> None:
 
 
 def check_update(owner: str, params: Any, value: Any) -> None:
-    """Refuse an update without parameters, or with a loss that is missing or more than one number."""
+    """Raise an error for an update without parameters, or with a loss that is missing or more than one number."""
     if params is None:
         raise ValueError(f"{owner} needs the parameters: call update(grads, state, params, value=loss).")
     if value is None:
@@ -123,7 +123,7 @@ def check_update(owner: str, params: Any, value: Any) -> None:
 
 
 def check_lower_bound(owner: str, lower_bound: Any, bounded: bool) -> None:
-    """Refuse a lower bound of a batch that is not finite, or that the method would ignore."""
+    """Raise an error for a lower bound of a batch that is not finite, or that the method would ignore."""
     if lower_bound is None:
         return
     if not bounded:

@@ -58,8 +58,8 @@ def polynomial_average(power: float = 8.0) -> optax.GradientTransformation:
     Used like `optax.ema` on parameters: pass those after each step to `update`, which returns the average.
 
     Args:
-        power: how quickly the average forgets: the parameters after step k count with about k^power. 8 is the
-            9 / (k + 10) above, 0 the plain mean.
+        power: how quickly old parameters lose their influence: those after step k count with about k^power. 8 is
+            the 9 / (k + 10) above, 0 the plain mean.
 
     Example:
         >>> import jax.numpy as jnp

@@ -154,7 +154,7 @@ class Groups:
         return jnp.result_type(jnp.float32, *map(jnp.result_type, parameters(params)))
 
     def check(self, params: Any) -> None:
-        """Refuse parameters that are not real, or that do not fit the regulariser of their label."""
+        """Raise an error for parameters that are not real, or that do not fit the regulariser of their label."""
         seen: Counter[Hashable] = Counter()
         labels = jax.tree.leaves(self._label_tree(params))
         for label, x in zip(labels, parameters(params), strict=True):

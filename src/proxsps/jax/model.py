@@ -1,4 +1,4 @@
-"""The linear model of the loss in one step: its sums, and what rules need to know of its height along the ray."""
+"""The linear model of the loss in one step: its sums, and its height along the ray, for the rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 64  # evaluations in a search; pure bisection down to the last bit of a 
 class Scaled(NamedTuple):
     """The linear model over a common scale, lest squares of gradients leave the range of the dtype.
 
-    Dual variables do not feel the scale, for h is linear in all that is divided by it.
+    Dual variables do not depend on the scale, because h is linear in all that is divided by it.
     """
 
     parts: Sequence[Part]
@@ -50,7 +50,7 @@ class Scaled(NamedTuple):
         return admissible(self.gap, self.d_sq, self.d_dot_x, bounded)
 
     def model(self, ok: Array) -> Model:
-        """The model that rules decide on; searches end at once where not `ok`."""
+        """The model for the rules; searches end at once where not `ok`."""
         line = l2_line(self.gap, self.d_sq, self.d_dot_x, self._line_caps, self._lam)
         if not self._curves:
             return Model(self.gap, self.d_sq, self.alpha, line)

@@ -1,4 +1,4 @@
-"""What a step remembers of the steps before: averages of the model, Adam's metric, and how far the run has come.
+"""What a step keeps of the steps before: averages of the model, Adam's metric, and how far the run has come.
 
 The formulas are those of `proxsps.core.estimate` and `proxsps.core.distance`. Here they are applied to all tensors of a
 step, and the sums over them are added up.
@@ -32,7 +32,7 @@ from proxsps.regularizers._support import wide
 
 
 class Kind(NamedTuple):
-    """Which of these things a method remembers."""
+    """Which of these things a method keeps."""
 
     averages: bool = False  # momentum
     metric: bool = False  # Adam's
@@ -40,12 +40,12 @@ class Kind(NamedTuple):
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to remember."""
+        """Whether there is anything to keep."""
         return self.averages or self.metric or self.distance
 
 
 class Moments(NamedTuple):
-    """What `prox_sps` and `prox_sps_adam` remember; fields that a variant has no use for are empty.
+    """What `prox_sps` and `prox_sps_adam` keep; fields that a variant has no use for are empty.
 
     Trees have the structure of the parameters and f32 entries at least.
     """

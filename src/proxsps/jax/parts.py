@@ -1,11 +1,11 @@
 """The parts of a step by what regularisers say of themselves: here lines and rows, whose sums tell everything.
 
-A part sums up one block of parameters, answers h and h' at several u from those sums or by further passes, and gives
+A part sums up one block of parameters, computes h and h' at several u from those sums or by further passes, and gives
 the move that a u leads to. Everything that is linear in the slopes d is taken over a common scale (see `model`).
 
-With the matched cap, the same is asked along another curve, on which step and prox have one step size s w; the cap of
+With the matched cap, the same is computed along another curve, where step and prox have one step size s w; the cap of
 the block is then its share w, and the move that of a cap s w with u = 1. In Adam's metric each entry has a step size of
-its own. Only decoupled weight decay is then a line, and the norms of rows do not tell everything about them.
+its own. Only decoupled weight decay is then a line, and the norms of rows are not enough.
 """
 
 from __future__ import annotations

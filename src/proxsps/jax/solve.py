@@ -32,7 +32,7 @@ from proxsps.regularizers.base import subgradient_all, value_all
 
 
 class JaxMethod(NamedTuple):
-    """What tells one method from another."""
+    """What distinguishes one method from another."""
 
     name: str
     rule: Callable[..., Any]  # one of `core.rules`
@@ -51,7 +51,7 @@ class JaxMethod(NamedTuple):
 
         Args:
             model: the linear model.
-            memory: what the rule remembers of steps before.
+            memory: state of the rule from the steps before.
             ok: whether the step may be taken.
             constants: those of the rule, for instance `c` of `sps`.
         """
@@ -134,7 +134,7 @@ def solve(
         gathered: the parameters, by blocks.
         value: the loss, without regulariser.
         bound: its lower bound C.
-        memory: what the method remembers of steps before.
+        memory: state of the method from the steps before.
         constants: the method's constants, for instance `c` of `sps`, without those that are among its numbers.
     """
     blocks = gathered.blocks

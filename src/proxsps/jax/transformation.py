@@ -27,7 +27,7 @@ class PolyakState(NamedTuple):
 
     count: Array  # updates so far, which are passed to schedules
     last_step: LastStep  # what the last update did
-    memory: rules.StepMemory | Moments | tuple[()] = ()  # what the method remembers of steps before
+    memory: rules.StepMemory | Moments | tuple[()] = ()  # state from the steps before
 
 
 def transformation(

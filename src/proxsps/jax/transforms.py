@@ -234,7 +234,7 @@ def sps(
 
     $$x^{k+1} = x^k - \min\Big\{\alpha_k, \frac{\ell(x^k) - C}{c\,\|d_k\|^2}\Big\}\, d_k.$$
 
-    Hand over value and gradient of the loss *without* regulariser; the method adds it.
+    Pass value and gradient of the loss *without* regulariser; the method adds it.
 
     Args:
         learning_rate: $\alpha_k$, the cap on the step; a number or an optax schedule.

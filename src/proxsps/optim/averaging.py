@@ -16,8 +16,8 @@ def polynomial_avg_fn(power: float = 8.0) -> Callable[[Tensor, Tensor, Tensor | 
     r"""The `avg_fn` of an average that follows the weights: $\bar x \mathrel{+}= \frac{9}{k+10} (x - \bar x)$.
 
     Args:
-        power: how quickly the average forgets: the weights after step k count with about k^power. 8 is the 9 / (k + 10)
-            above, 0 the plain mean.
+        power: how quickly old weights lose their influence: those after step k count with about k^power. 8 is the
+            9 / (k + 10) above, 0 the plain mean.
     """
     _check(power)
 
@@ -32,7 +32,7 @@ def polynomial_multi_avg_fn(power: float = 8.0) -> Callable[[Averages, Averages,
     r"""As `polynomial_avg_fn`, for all weights at once: pass it as `multi_avg_fn`.
 
     Args:
-        power: how quickly the average forgets.
+        power: how quickly old weights lose their influence.
 
     Example:
         >>> import torch

@@ -15,11 +15,11 @@ SHRINKAGE = 0.02  # share of the weights that weight decay may remove in one ste
 def shrinkage_hint(groups: Iterable[dict[str, Any]]) -> str | None:
     """Advice if `lr` times `weight_decay` removes more than a few percent of a group's weights in every step.
 
-    A group with `regularizer=L2(lam)`, which takes the same step, gets no advice. Numbers on a device are not read.
+    A group with `regularizer=L2(lam)`, which takes the same step, gets no advice. Tensors are read only on the host.
     """
     for group in groups:
         lr, lam = group["lr"], group["weight_decay"]
-        if isinstance(lr, Tensor) and (lr.device.type != "cpu" or is_fake(lr)):
+        if isinstance(lr, Tensor) and (group["capturable"] or lr.device.type != "cpu" or is_fake(lr)):
             continue
         product = float(lr) * float(lam)
         share = product / (1 + product)

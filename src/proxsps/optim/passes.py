@@ -84,7 +84,7 @@ def pair_sums(pairs: Iterable[tuple[Tensor, ...]], points: bool) -> tuple[list[T
 def wide_sums(
     pairs: Iterable[tuple[Tensor, ...]], points: bool, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The same for f32 beyond the range of its squares, without a look at the result: an accelerator's way."""
+    """The same for f32 beyond the range of its squares, without reading the result, as on an accelerator."""
     d_sq, d_dot_x, x_sq = [], [], []
     for x, d, *e in pairs:
         norm = torch.linalg.vector_norm(d, dtype=dtype)

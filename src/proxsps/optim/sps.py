@@ -97,7 +97,7 @@ class DecSPS(CoupledPolyak):
     $$\gamma_k = \frac{1}{c_k}\min\Big\{\frac{\ell(x^k) - C}{\|d_k\|^2},\; c_{k-1}\gamma_{k-1}\Big\},
     \qquad c_k = c_0\sqrt{k+1}.$$
 
-    It converges without interpolation and without a schedule. Its memory, a number a group, is kept in `param_groups`.
+    It converges without interpolation and without a schedule. It keeps one number per group, in `param_groups`.
 
     Args:
         params: parameters or parameter groups.

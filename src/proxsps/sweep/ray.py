@@ -80,7 +80,7 @@ class Ray:
                     ray.cancel(task, force=True)
 
 
-# What a worker is given and gives back
+# What a worker receives and returns
 
 
 class _Carried(Problem):

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a row an epoch and, of some runs, the step size at every iteration."""
+"""What a run leaves behind: one row per epoch and, for some runs, the step size at every iteration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunResult:
 
 
 def alpha_of_epoch(spec: RunSpec, epoch: int, zetas: Iterable[np.ndarray] = ()) -> float:
-    """alpha_k throughout an epoch, which counts from 0; the adaptive schedule looks at the zetas before it."""
+    """alpha_k throughout an epoch, which counts from 0; the adaptive schedule uses the zetas before it."""
     match spec.schedule:
         case "constant":
             return schedules.constant(epoch, spec.lr)

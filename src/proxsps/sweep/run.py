@@ -31,7 +31,7 @@ def run_sweep(
 
     Args:
         specs: the runs, as `grid` makes them.
-        folder: of the store. Runs that are there already are not run again, and a sweep that was interrupted goes on
+        folder: of the store. Runs that are there already are not run again, and a sweep that was interrupted continues
             where it was. Its last part names the sweep.
         engine: how to run; default: `Batched`.
         advance: called with the number of epochs that were finished.

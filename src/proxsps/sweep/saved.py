@@ -64,7 +64,7 @@ class SavedBatch:
         return state
 
     def remove(self) -> None:
-        """Forget the batch; its results are in the store."""
+        """Delete the batch; its results are in the store."""
         try:
             self.file.unlink(missing_ok=True)
             self.file.parent.rmdir()

@@ -99,13 +99,13 @@ class Store:
         steps = read_table(self._path("steps"))
         if len(self.runs):
             check_runs(self.runs, self._path("runs"), self.experiment)
-        # runs.parquet is written last: steps of a run that it does not know are from a write that was cut short.
+        # runs.parquet is written last: steps of a run that is not in it are from an interrupted write.
         self.steps = steps[steps["run"].isin(self.done)] if "run" in steps.columns else steps
         if len(self.runs):
             check_steps(self.steps, self.runs, self._path("steps"))
 
     def _look(self) -> list[tuple[int, ...] | None]:
-        """What tells whether another command has replaced a file."""
+        """Shows whether another command has replaced a file."""
         stamps: list[tuple[int, ...] | None] = []
         for name in ("runs", "steps"):
             try:

@@ -6,7 +6,7 @@
 | experiment, task, title, metric, method, lr, seed, ending | what was run; lr is NaN where it was not set |
 | steps | that were taken; fewer than the task has if the loss was no longer finite |
 | value | the task's number at the end: an accuracy, a loss, or a gap; NaN if it is not finite |
-| share_polyak, share_distance, share_lr | of the steps that were looked at: which cap was active; NaN where unknown |
+| share_polyak, share_distance, share_lr | of the steps that were read: which cap was active; NaN where unknown |
 | status | "ok" or "diverged" |
 | cpu_seconds | that the trial took |
 

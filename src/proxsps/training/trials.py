@@ -31,7 +31,7 @@ from proxsps.sweep.pool import Tell, run_tasks
 
 ENDINGS = ("none", "cool-down", "average")
 METRICS = ("accuracy", "loss", "gap")  # "gap": an objective over its smallest value, minus 1
-LOOKS = 10  # steps between two looks at the cap that was active
+LOOKS = 10  # steps between two readings of the active cap
 
 Batch = tuple[Tensor, ...]
 Params = list[nn.Parameter]
@@ -40,7 +40,7 @@ Params = list[nn.Parameter]
 class Task(ABC):
     """What is trained, for how many steps, and what is measured at the end.
 
-    Subclasses are frozen dataclasses of plain options; what they depend on besides is told by `data_digest`.
+    Subclasses are frozen dataclasses of plain options; `data_digest` covers everything else that they depend on.
     """
 
     name: str  # unique in an experiment
@@ -71,7 +71,7 @@ class Task(ABC):
         return None
 
     def data_digest(self) -> str:
-        """Digits that stand for data that the options do not tell."""
+        """A digest of data that is not among the options."""
         return ""
 
     def settings(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Trial:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def setting(self) -> tuple[str, str, float | None, int, str]:
-        """What tells trials of one experiment apart."""
+        """What distinguishes trials of one experiment."""
         return self.task.name, self.method.name, self.lr, self.seed, self.ending
 
     def describe(self) -> str:

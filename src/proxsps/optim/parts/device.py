@@ -229,7 +229,7 @@ def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Sta
 
 
 class DeviceRows(Curve):
-    """Blocks whose regulariser sees rows only through their norms: three sums per row tell everything."""
+    """Blocks whose regulariser depends on rows only through their norms: three sums per row are enough."""
 
     def __init__(
         self, numbers: Device, blocks: Sequence[Block], places: Sequence[int], structures: Sequence[Sequence[Rows]]

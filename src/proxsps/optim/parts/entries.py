@@ -26,7 +26,7 @@ BUCKET = 1 << 18  # entries: few enough for the cache, and many enough that call
 MANY = 1 << 20  # entries from which on only the first evaluation of a search has a slope: secants do for the others
 KEPT = 16  # buckets of joined tensors that are kept from pass to pass: 32 MB in f32
 SHORT = 1 << 10  # entries below which a tensor is left out of a sample
-SAMPLE = 16  # one bucket in so many tells how large the products of entries are
+SAMPLE = 16  # one bucket in so many shows how large the products of entries are
 
 
 class Bucket(NamedTuple):
@@ -127,7 +127,7 @@ class EntriesOfTensors(Curve):
         return [part if part.numel() == x.numel() else part[: x.numel()] for part in self._memory[x.dtype]]
 
     def sums(self, points: bool) -> Array:
-        """One pass, which answers h at the points of `ahead` as well."""
+        """One pass, which also computes h at the points of `ahead`."""
         sums, heights, slopes = np.zeros((3, len(self.blocks))), *np.zeros((2, len(self.ahead)))
         self._products = 0.0
         seen = range(0, len(self._buckets), min(SAMPLE, len(self._buckets)))
@@ -225,7 +225,7 @@ def _plain(
 def _bounded(
     x: Tensor, d: Tensor, tau: float, psi: Scalar, alpha: float, sloped: bool, z: Tensor, room: Tensor
 ) -> tuple[float, float]:
-    """The same for the family of functions that we know, with bounds."""
+    """The same for functions of the family `Scalar`, with bounds."""
     torch.add(x, d, alpha=-tau, out=z)
     bend = torch.dot(_tangent(z, d, psi, alpha, room), d).item() / (1 + alpha * psi.l2) if sloped else 0.0
     return torch.dot(d, torch.sub(_prox(z, psi, alpha, room), x, out=room)).item(), bend
