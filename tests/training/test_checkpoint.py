@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import proxsps
-from proxsps.sweep.spec import METHODS
+from proxsps.sweep.spec import KNOWN
 from proxsps.training import CheckpointError, Watch, checkpoint, train
 
 
@@ -42,7 +42,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("method", [*METHODS, "adaptive"])
+@pytest.mark.parametrize("method", [*KNOWN, "adaptive"])
 def test_a_resumed_run_is_bitwise_the_undisturbed_one(kit, tmp_path, method, norm):
     options = {"method": "prox-sps", "schedule": "adaptive"} if method == "adaptive" else {"method": method}
     spec = kit.spec(kit.tiny(batch_norm=norm), **options)

@@ -10,10 +10,10 @@ import typer
 
 from proxsps.cli import loading
 from proxsps.cli.checks import at_most, check_folder
-from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
+from proxsps.sweep.spec import FREE, KNOWN, METHODS, SCHEDULES, RunSpec
 
 LRS = {"adamw": 1e-3}  # as published; 1 for all others
-CONSTANT = ("adamw",)  # methods without a schedule
+CONSTANT = ("adamw", *FREE)  # methods without a schedule
 
 
 def use_data(folder: Path | None) -> Path | None:
@@ -32,11 +32,19 @@ Flag = bool | None
 
 def train(
     name: Annotated[str, typer.Argument(metavar="DATA-RESNET", help="For instance cifar10-resnet110.")],
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = METHODS[0],
-    lr: Annotated[float | None, typer.Option(help="The cap alpha_0; default 1, for AdamW 1e-3.")] = None,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(KNOWN)}.")] = METHODS[0],
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            help="The cap alpha_0; default 1, for AdamW 1e-3. Methods without a learning rate: a factor on their step."
+        ),
+    ] = None,
     weight_decay: Annotated[float, typer.Option(help="The strength lambda of lambda/2 ||x||^2.")] = 5e-4,
     schedule: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; default sqrt, for AdamW constant.")
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(SCHEDULES)}; default sqrt, for AdamW and methods without a learning rate constant."
+        ),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, callback=at_most(10**6), help="Passes over the images.")] = 100,
     seed: Annotated[int, typer.Option(min=0, callback=at_most(2**31), help="Of shuffling and augmentation.")] = 0,
@@ -59,13 +67,14 @@ def train(
     """Train a residual network on images.
 
     proxsps train cifar10-resnet110 --method prox-sps --lr 1 --weight-decay 5e-4
+    proxsps train cifar10-resnet20 --method prox-sps-adam
     proxsps train cifar10-resnet20 --method adamw --width 8 --size 16 --epochs 5
     torchrun --nproc-per-node 4 --no-python proxsps train cifar10-resnet56
 
     A checkpoint is written after every epoch; the same command goes on from it. A finished run is kept in the store
     DIR/train/NAME, with the columns of a sweep. On other data, on another device or with --amp it is another run.
     """
-    method = {known.replace("-", ""): known for known in METHODS}.get(method, method)
+    method = {known.replace("-", ""): known for known in KNOWN}.get(method, method)
     options = {"width": width, "size": size, "images": images, "validation_images": validation_images}
     published = {"batch_size": batch_size, "batch_norm": batch_norm}  # unless given
     options |= {key: value for key, value in published.items() if value is not None}

@@ -22,7 +22,7 @@ from proxsps.core.rules import Decision, Memory, Model, dec_sps, linear, sps_max
 from proxsps.core.step import prox_coefficients
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.saved import SavedBatch, State
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import FREE, RunSpec
 
 COUPLED = ("sps", "sgd", "dec-sps")  # the regulariser is part of the loss
 BOUNDED = ("prox-sps", "sps", "dec-sps")  # a step with a loss below its bound is left out
@@ -52,6 +52,8 @@ def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) ->
     """
     if len({(spec.problem, spec.epochs) for spec in specs}) != 1:
         raise ValueError("Runs of one batch must share their problem and number of epochs.")
+    if free := sorted({spec.method for spec in specs} & set(FREE)):
+        raise ValueError(f"Runs of {' and '.join(free)} cannot be batched: use the engine single or processes.")
     program = _Program(specs)
     first, step = program.restore(saved.load() if saved else None)
     if first:

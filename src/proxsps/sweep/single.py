@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
+from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.problems.base import Problem
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
@@ -43,6 +43,10 @@ def make_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
     match spec.method:
         case "prox-sps":
             return ProxSPS(params, lr, decay, lower_bound=bound)
+        case "prox-sps-momentum":
+            return ProxSPS(params, None, decay, lower_bound=bound, momentum=0.9)
+        case "prox-sps-adam":
+            return ProxSPSAdam(params, None, weight_decay=decay, lower_bound=bound)
         case "sps":
             return SPS(params, lr, decay, lower_bound=bound)
         case "dec-sps":

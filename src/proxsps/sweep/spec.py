@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from proxsps.problems.base import Problem
 
 METHODS = ("prox-sps", "sps", "sgd", "prox-sgd", "dec-sps", "adamw")
+FREE = ("prox-sps-momentum", "prox-sps-adam")  # without a learning rate: lr is a factor on the step; run singly
+KNOWN = METHODS + FREE
 SCHEDULES = ("constant", "sqrt", "adaptive")
 ADAPTIVE = ("prox-sps", "sps")  # methods with an adaptive step for the schedule of this name to follow
 
@@ -32,8 +34,8 @@ class RunSpec:
     epochs: int
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"Unknown method {self.method!r}. Known are {', '.join(METHODS)}.")
+        if self.method not in KNOWN:
+            raise ValueError(f"Unknown method {self.method!r}. Known are {', '.join(KNOWN)}.")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"Unknown schedule {self.schedule!r}. Known are {', '.join(SCHEDULES)}.")
         if self.schedule == "adaptive" and self.method not in ADAPTIVE:
