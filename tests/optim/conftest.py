@@ -11,18 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxsps.optim import SPS, DecSPS, PolyakOptimizer, ProxSGD, ProxSPS
+from proxsps.optim import SPS, DecSPS, PolyakOptimizer, ProxSGD, ProxSPS, ProxSPSAdam
 
 
 @dataclass(frozen=True)
 class Case:
     cls: type[PolyakOptimizer]
-    lr: float  # right for the small problems of this battery
+    lr: float | None  # right for the small problems of this battery
     loss: bool = True  # whether a step needs the loss value and holds it against a bound
     coupled: bool = False  # whether the regulariser is part of the loss
+    options: tuple[tuple[str, Any], ...] = ()  # that make another method of the class
 
     def make(self, params: Iterable[Any], **options: Any) -> PolyakOptimizer:
-        return self.cls(params, **{"lr": self.lr, **options})
+        return self.cls(params, **{"lr": self.lr, **dict(self.options), **options})
+
+    def __str__(self) -> str:
+        return "-".join([self.cls.__name__, *(f"{key}={value}" for key, value in self.options)])
 
 
 OPTIMIZERS = [
@@ -31,6 +35,21 @@ OPTIMIZERS = [
     Case(DecSPS, lr=1.0, coupled=True),
     Case(ProxSGD, lr=0.05, loss=False),
 ]
+
+# Methods with state, in some of the batteries; others are about a step from nothing.
+AVERAGED = [
+    Case(ProxSPS, lr=1.0, options=(("momentum", 0.5),)),
+    Case(ProxSPSAdam, lr=0.1),
+]
+WITH_STATE = {"test_conformance", "test_mixed_precision", "test_tensors", "test_syncs"}
+# Tests of methods without state, and of kernels and decays that are not those of Adam's metric.
+WITHOUT = {
+    "test_nothing_grows_with_the_number_of_steps",
+    "test_squared_l2_with_a_center_is_the_same_step_about_another_origin",
+    "test_autocast_makes_progress_with_full_precision_parameters",
+    "test_every_path_takes_the_same_steps",
+    "test_every_path_takes_the_same_steps_over_mixed_groups",
+}
 
 SELECTIONS = {
     "case": OPTIMIZERS,
@@ -44,7 +63,10 @@ SELECTIONS = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, cases in SELECTIONS.items():
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, cases, ids=[c.cls.__name__ for c in cases])
+            module, test = metafunc.module.__name__.split(".")[-1], metafunc.function.__name__
+            stateful = name == "case" and module in WITH_STATE and test not in WITHOUT
+            found = cases + AVERAGED if stateful else cases
+            metafunc.parametrize(name, found, ids=map(str, found))
 
 
 def copied(param: Tensor) -> Tensor:

@@ -209,9 +209,8 @@ def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any]
 
 def check_variant(owner: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raise for a group of a checkpoint whose state and numbers are those of other options."""
-    plain = {"momentum": 0.0, "cap": "proximal", "distance_cap": False, "lr_is_factor": False}
-    for key, default in plain.items():
-        mine, theirs = own.get(key, default), saved.get(key, default)
+    for key in ("momentum", "cap", "distance_cap", "lr_is_factor"):
+        mine, theirs = own.get(key), saved.get(key, own.get(key))
         # Another momentum is a change of an option, none at all is another method.
         if (bool(mine) != bool(theirs)) if key == "momentum" else mine != theirs:
             meaning = " (True is lr=None)" if key == "lr_is_factor" else ""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.core.estimate import Weights, averaged, corrected_weights, metric
-from proxsps.optim.blocks import LINES, Block
+from proxsps.optim.blocks import LINES, Block, plain
 from proxsps.optim.lists import join, spread
 from proxsps.optim.passes import COPIES, LAUNCHES, bucketed, scale_of, widened
 
@@ -61,7 +61,12 @@ class Moments:
             return
         self.made = True
         grads, (old, new) = list(map(widened, self.grads)), self.weights
-        if grads:
+        wrapped = not plain(
+            grads
+        )  # of a class whose operations are not those of torch, and that cannot be added in place
+        if wrapped:
+            self.slopes = [old * d + new * g for d, g in zip(self.averages, grads, strict=True)]
+        elif grads:
             self.slopes = torch._foreach_mul(self.averages, old)
             torch._foreach_add_(self.slopes, grads, alpha=new)
         block.slopes = self.slopes
@@ -69,8 +74,12 @@ class Moments:
             return
         if grads:
             olds, news = (list(column) for column in zip(*self.square_weights, strict=True))
-            self.new_squares = torch._foreach_mul(self.squares, olds)
-            torch._foreach_addcmul_(self.new_squares, grads, grads, news)
+            if wrapped:
+                parts = zip(olds, self.squares, news, grads, strict=True)
+                self.new_squares = [old * v + new * (g * g) for old, v, new, g in parts]
+            else:
+                self.new_squares = torch._foreach_mul(self.squares, olds)
+                torch._foreach_addcmul_(self.new_squares, grads, grads, news)
             self.metrics = metrics(self.new_squares, self.eps)
         block.directions = torch._foreach_div(self.slopes, self.metrics) if grads else []
         block.metrics = self.metrics
@@ -89,7 +98,7 @@ class Moments:
         return self._centered(numbers, block, sums)
 
     def _centered(self, numbers: Numbers, block: Block, sums: list[Array]) -> list[Array]:
-        if block.quadratic and block.centered:
+        if block.centered and block.quadratic:
             sums[2] = numbers.total([(d * c).sum() for d, c in zip(self.slopes, block.centers, strict=True)])
         return sums
 
@@ -179,7 +188,7 @@ class DeviceMoments(Moments):
 
     def extras(self, numbers: Numbers, block: Block) -> list[Array]:
         """From the pass that made the averages."""
-        sums = [numbers.total(parts) for parts in self._found]
+        sums = [numbers.total(parts) if parts else 0.0 for parts in self._found]
         return self._centered(numbers, block, sums)
 
     def keep(self, ok: Array, store: Store) -> None:
