@@ -7,8 +7,8 @@ The command line, sweeps, figures and the documentation read it. It is plain dat
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -38,9 +38,11 @@ class Method:
         bounded: whether a step at a loss below its lower bound is skipped (for `rule`).
         guarded: whether a step with a loss or gradient that is not finite is skipped (for `rule`).
         followed: whether the schedule `adaptive` may follow its adaptive step.
+        rateless: whether it needs no learning rate: `lr` of a run is then a factor on its step. Not batched.
         lr: alpha_0 if none is given.
         schedule: the same for the schedule.
         optimizer: the class in torch, as "module:name".
+        options: what else this class is called with.
         optax: the function for JAX, as "module:name".
         dashes: of its lines, as matplotlib has them; none for a solid line.
     """
@@ -55,9 +57,11 @@ class Method:
     bounded: bool = False
     guarded: bool = False
     followed: bool = False
+    rateless: bool = False
     lr: float = 1.0
     schedule: str = "sqrt"
     optimizer: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     optax: str = ""
     dashes: tuple[float, tuple[float, ...]] | None = None
 
@@ -148,12 +152,37 @@ _TABLE = (
         optimizer="torch.optim:AdamW",
         optax="optax:adamw",
     ),
+    Method(
+        "prox-sps-momentum",
+        label="ProxSPS, momentum, three caps",
+        colour="#D55E00",
+        marker="s",
+        coupled=False,
+        bounded=True,
+        guarded=True,
+        rateless=True,
+        schedule="constant",
+        optimizer=f"{OURS}ProxSPS",
+        options={"momentum": 0.9},
+        optax=f"{JAX}prox_sps",
+    ),
+    Method(
+        "prox-sps-adam",
+        label="ProxSPSAdam",
+        colour="#22262B",
+        marker="*",
+        coupled=False,
+        bounded=True,
+        guarded=True,
+        rateless=True,
+        schedule="constant",
+        optimizer=f"{OURS}ProxSPSAdam",
+        optax=f"{JAX}prox_sps_adam",
+    ),
     Method("prox-sps-adaptive", label="ProxSPS, adaptive cap", colour="#56B4E9", marker="P", coupled=False),
     Method("sgd-momentum", label="SGD with momentum", colour="#4DB38F", marker="v"),
     Method("schedule-free", label="schedule-free AdamW", colour="#A9ADB3", marker="h", coupled=False),
     Method("prodigy", label="Prodigy", colour="#CC79A7", marker="D", coupled=False),
-    Method("prox-sps-momentum", label="ProxSPS, momentum, three caps", colour="#D55E00", marker="s", coupled=False),
-    Method("prox-sps-adam", label="ProxSPSAdam", colour="#22262B", marker="*", coupled=False),
     Method("prox-sps-adam-l2", label="ProxSPSAdam, Euclidean l2", colour="#7A4FBF", marker="X", coupled=False),
     Method("prox-point", label="proximal point", colour="#E69F00", marker="D", coupled=False),
 )

@@ -28,6 +28,7 @@ from proxsps.experiments.no_lr.claims import TASK_NAMES, good_range, losses, pla
 from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, METHODS, RIVALS
 from proxsps.experiments.no_lr.tasks import DigitsTask, SparseTask, smallest_objective
 from proxsps.experiments.no_lr.text import LETTERS, TextTask, language_reference
+from proxsps.sweep.tables import write_table
 from proxsps.training.trials import Trial
 
 NO_LR, LONG = EXPERIMENTS["no-lr"], EXPERIMENTS["no-lr-long"]
@@ -242,6 +243,22 @@ def call(monkeypatch, tmp_path):
     return lambda *words: CliRunner().invoke(app, list(words))
 
 
+def test_figures_and_claims_come_from_the_store(call, tmp_path):
+    rows = made("right", NO_LR.trials(1))["trials"]
+    rows["trial"] = [f"{i:016}" for i in range(len(rows))]
+    write_table(tmp_path / "out" / "no-lr" / "trials.parquet", rows.assign(experiment="no-lr", steps=1, status="ok"))
+    result = call("figures", "no-lr")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "no-lr" / "figures" / "over-lr.svg").exists()
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("| matrix |"))
+    assert line.count("at 0.1 (0.0)") >= 1
+    judged = json.loads(call("claims", "no-lr", "--json").stdout)
+    assert len(judged) == len(LEVEL | FAMILIES) + 1
+    assert all(claim["holds"] for claim in judged)
+    assert call("report", "no-lr").exit_code == 0
+    assert "good range, decades" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_errors_say_what_to_do(call, monkeypatch):
     assert "leave --epochs out" in call("run", TINY.name, "--epochs", "2").stderr
     assert "Run it first: proxsps run tiny-no-lr" in call("claims", TINY.name).stderr
@@ -282,12 +299,13 @@ from proxsps.cli import app
 from proxsps.experiments import EXPERIMENTS
 from proxsps.experiments.no_lr.methods import METHODS
 from proxsps.experiments.no_lr.tasks import DigitsTask
+from proxsps.sweep.tables import write_table
 from proxsps.training.trials import Trial
 
 task = DigitsTask("digits", "digits", steps=100)
 trials = lambda seeds: [Trial(task, METHODS["sgd"], 1e-3, seed) for seed in range(seeds)]
 EXPERIMENTS["tiny"] = replace(EXPERIMENTS["no-lr"], name="tiny", trials=trials)
-app(["run", "tiny", "--seeds", "30", *sys.argv[1:]])
+app(["run", "tiny", "--seeds", "12", *sys.argv[1:]])
 """
 
 
@@ -304,7 +322,7 @@ def test_a_kill_keeps_what_was_finished(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=240, env=environment
     )
-    assert json.loads(done.stdout)[0]["ran"] == 30 - len(kept), done.stderr
+    assert json.loads(done.stdout)[0]["ran"] == 12 - len(kept), done.stderr
     after = pd.read_parquet(store)
-    assert len(after) == after["trial"].nunique() == 30
+    assert len(after) == after["trial"].nunique() == 12
     pd.testing.assert_frame_equal(after.head(len(kept)), kept)

@@ -20,7 +20,8 @@ from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
 
 ADAPTIVE = ("prox-sps", "sps", "dec-sps")  # methods with a zeta
 F64 = 1e-12  # nine steps multiply rounding errors of 1e-16 by a few hundred at most
-PAIRS = [(m, s) for m in METHODS for s in SCHEDULES if s != "adaptive" or TABLE[m].followed]
+FREE = [m for m in METHODS if TABLE[m].rateless]  # which are not batched
+PAIRS = [(m, s) for m in METHODS if m not in FREE for s in SCHEDULES if s != "adaptive" or TABLE[m].followed]
 FOLLOWS = 1e-5  # the adaptive schedule reads zetas in float32, and nine steps amplify what that costs
 F32 = 2.5e-7  # zetas are kept in float32: two units in the last place
 
@@ -284,3 +285,12 @@ def test_a_healthy_run_has_no_epoch_of_divergence(kit: Any) -> None:
 def test_specs_are_kept_in_order(kit: Any) -> None:
     specs: list[RunSpec] = [kit.spec(seed=seed, epochs=1) for seed in (5, 1, 3)]
     assert [result.spec for result in run_batched(specs)] == specs
+
+
+def test_methods_without_a_learning_rate_are_not_batched(kit: Any) -> None:
+    """A batch has no rule for them, and would step by the cap alone."""
+    for method in FREE:
+        specs = [kit.spec(), dataclasses.replace(kit.spec(), method=method, lr=1.0)]
+        with pytest.raises(ValueError, match=f"Runs of {method} cannot be batched: use the engine single or processes"):
+            run_batched(specs)
+        assert run_single(specs[1]).diverged_at is None

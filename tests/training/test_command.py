@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 from functools import partial
 
 import pandas as pd
@@ -16,6 +17,7 @@ from proxsps.cli import app
 from proxsps.cli.experiments import _chosen
 from proxsps.cli.training_run import _Bar
 from proxsps.experiments import EXPERIMENTS, deep
+from proxsps.methods import METHODS
 from proxsps.problems.images import _loaded
 from proxsps.training import Watch, train
 
@@ -54,6 +56,16 @@ def test_a_run_is_kept_and_not_run_again(call, tmp_path, kit):
     assert runs.groupby("method")["lr"].first().to_dict() == {"adamw": 1e-3, "prox-sps": 1.0}
     result = train(kit.spec(epochs=2))
     assert runs.query("method == 'prox-sps'")["objective"].tolist() == pytest.approx(result.metrics[:, 0].tolist())
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.rateless and method.runs])
+def test_methods_without_a_learning_rate_train_and_their_lr_is_a_factor(call, kit, method):
+    row = json.loads(call(NAME, *TINY, "--epochs", "1", "--method", method, "--json").stdout)
+    assert (row["method"], row["schedule"], row["lr"], row["status"]) == (method, "constant", 1.0, "ok")
+    still = json.loads(call(NAME, *TINY, "--epochs", "1", "--method", method, "--lr", "0", "--json").stdout)
+    assert still["model_norm"] != row["model_norm"]
+    start = math.sqrt(sum(float(p.double().square().sum()) for p in kit.tiny().start().values()))
+    assert still["model_norm"] == pytest.approx(start, rel=1e-6)
 
 
 def test_a_run_goes_on_from_its_checkpoint(call, tmp_path):

@@ -169,3 +169,9 @@ def show_table(name: str, frame: pd.DataFrame) -> None:
     for row in frame.itertuples(index=False, name=None):
         table.add_row(*(escape(str(value)) for value in row))
     out.print(table)
+
+
+def show_markdown(frame: pd.DataFrame) -> None:
+    """A table to be copied into a page."""
+    for line in (frame.columns, ["---"] * len(frame.columns), *frame.itertuples(index=False, name=None)):
+        show(f"| {' | '.join(map(str, line))} |")

@@ -26,6 +26,7 @@ from proxsps.cli.console import (
     print_json,
     show,
     show_claims,
+    show_markdown,
     show_table,
 )
 from proxsps.cli.training import Data
@@ -165,6 +166,8 @@ def draw_figures(
                 show(str(figures.save(drawing.draw(frames), place / f"{drawing.name}.{kind}")))
             if experiment.table is not None:
                 show_table(experiment.name, experiment.table(frames))
+            if experiment.summary is not None:
+                show_markdown(experiment.summary(frames))
 
 
 @app.command()

@@ -32,10 +32,18 @@ Flag = bool | None
 def train(
     name: Annotated[str, typer.Argument(metavar="DATA-RESNET", help="For instance cifar10-resnet110.")],
     method: Annotated[str, typer.Option(help=f"One of {', '.join(RUNNABLE)}.")] = RUNNABLE[0],
-    lr: Annotated[float | None, typer.Option(help="The cap alpha_0; default 1, for AdamW 1e-3.")] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            help="The cap alpha_0; default 1, for AdamW 1e-3. Methods without a learning rate: a factor on their step."
+        ),
+    ] = None,
     weight_decay: Annotated[float, typer.Option(help="The strength lambda of lambda/2 ||x||^2.")] = 5e-4,
     schedule: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; default sqrt, for AdamW constant.")
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(SCHEDULES)}; default sqrt, for AdamW and methods without a learning rate constant."
+        ),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, callback=at_most(10**6), help="Passes over the images.")] = 100,
     seed: Annotated[int, typer.Option(min=0, callback=at_most(2**31), help="Seed of shuffling and augmentation.")] = 0,
@@ -58,6 +66,7 @@ def train(
     """Train a residual network on images.
 
     proxsps train cifar10-resnet110 --method prox-sps --lr 1 --weight-decay 5e-4
+    proxsps train cifar10-resnet20 --method prox-sps-adam
     proxsps train cifar10-resnet20 --method adamw --width 8 --size 16 --epochs 5
     torchrun --nproc-per-node 4 --no-python proxsps train cifar10-resnet56
 

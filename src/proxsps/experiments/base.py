@@ -63,6 +63,7 @@ class Experiment:
     trials: Callable[[int], list[Trial]] | None = None  # of seeds, where each run gives one number
     optional: frozenset[str] = frozenset()  # tasks of trials that are left out where their data is not there
     table: Callable[[Frames], pd.DataFrame] | None = None  # of numbers, for reports
+    summary: Callable[[Frames], pd.DataFrame] | None = None  # a short one, for documentation
     seeds: int = 0
     epochs: int = 0
     seconds: float = 0.0  # that the published grid takes, batched, on this hardware

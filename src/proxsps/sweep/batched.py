@@ -46,6 +46,8 @@ def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) ->
     """
     if len({(spec.problem, spec.epochs) for spec in specs}) != 1:
         raise ValueError("Runs of one batch must share their problem and number of epochs.")
+    if free := sorted({spec.method for spec in specs if spec.definition.rateless}):
+        raise ValueError(f"Runs of {' and '.join(free)} cannot be batched: use the engine single or processes.")
     program = _Program(specs)
     first, step = program.restore(saved.load() if saved else None)
     if first:

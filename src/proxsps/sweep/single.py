@@ -87,7 +87,8 @@ def make_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
         return optimizer
     options: dict[str, Any] = {"lower_bound": spec.problem.lower_bound} if method.bounded else {}
     options |= {"weight_decay": spec.weight_decay} if spec.regularizer is None else {"regularizer": spec.phi}
-    optimizer = kind(params, spec.lr, **options)
+    options |= method.options
+    optimizer = kind(params, None if method.rateless else spec.lr, **options)
     return optimizer
 
 

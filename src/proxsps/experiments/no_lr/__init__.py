@@ -11,8 +11,9 @@ from functools import partial
 
 from proxsps import figures
 from proxsps.experiments.base import Drawing, Experiment
-from proxsps.experiments.no_lr.claims import CLAIMS, no_lr_table
+from proxsps.experiments.no_lr.claims import CLAIMS
 from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, METHODS
+from proxsps.experiments.no_lr.tables import no_lr_table, task_table
 from proxsps.experiments.no_lr.tasks import DigitsTask, ImagesTask, MatrixTask, SparseTask
 from proxsps.experiments.no_lr.text import TextTask
 from proxsps.training.trials import Task, Trial
@@ -75,6 +76,7 @@ NO_LR = Experiment(
     trials=partial(trials, TASKS),
     optional=OPTIONAL,
     table=no_lr_table,
+    summary=task_table,
     seeds=3,
     seconds=1500,
 )

@@ -77,7 +77,8 @@ def shown(metric: str, loss: float) -> str:
     return f"{-loss:.1%}" if metric == "accuracy" else f"{loss:.4g}"
 
 
-def _best(rows: pd.DataFrame) -> pd.Series:
+def best_of(rows: pd.DataFrame) -> pd.Series:
+    """The row with the smallest loss."""
     return rows.loc[rows["loss"].idxmin()]
 
 
@@ -97,7 +98,7 @@ def level_with_tuned(task: str, method: str, frames: Frames) -> Claim | None:
     rows = table[table["task"] == task]
     if rows.empty:
         return None  # its data was not there
-    ours, theirs = _without_lr(rows, method), _best(rows[rows["method"] == RIVALS[method]])
+    ours, theirs = _without_lr(rows, method), best_of(rows[rows["method"] == RIVALS[method]])
     metric = str(ours["metric"])
     limit = theirs["loss"] + allowance(metric, theirs["loss"])
     rule = {"accuracy": "at most 1.5 points below", "gap": "at most 0.01 above"}.get(metric, "at most 1 % above")
@@ -140,7 +141,7 @@ def good_range(rows: pd.DataFrame, least: float = math.inf) -> float:
     rows = rows[rows["lr"].notna()].sort_values("lr")
     if rows.empty or not rows["loss"].map(math.isfinite).any():
         return 0.0
-    best = _best(rows)
+    best = best_of(rows)
     least = min(least, float(best["loss"]))
     good = (rows["loss"] <= least + allowance(str(best["metric"]), least)).tolist()
     first = last = rows.index.get_loc(best.name)
@@ -203,7 +204,7 @@ def level_over_long_run(ending: str, frames: Frames) -> Claim | None:
     rows = losses(trials[(trials["task"] == LONG_RUN) & (trials["ending"] == ending)])
     if rows.empty:
         return None
-    ours, theirs = _without_lr(rows, ADAM), _best(rows[rows["method"] == "adamw"])
+    ours, theirs = _without_lr(rows, ADAM), best_of(rows[rows["method"] == "adamw"])
     return Claim(
         f"long-run-{ending}",
         f"Over 10,000 steps of the transformer {NAMES[ADAM]}, without lr, is level with AdamW (ending: {ending}).",
@@ -212,38 +213,6 @@ def level_over_long_run(ending: str, frames: Frames) -> Claim | None:
         f"{ours['loss']:.4g}; AdamW {theirs['loss']:.4g} at lr {theirs['lr']:g}",
         bool(ours["loss"] <= theirs["loss"] + allowance("loss", theirs["loss"])),
     )
-
-
-def no_lr_table(frames: Frames) -> pd.DataFrame:
-    """One row per task and method: best lr, its value, the width of the good range, and the value with lr not set."""
-    table = losses(plain(frames["trials"]))
-    lines = []
-    for (task, method), rows in table.groupby(["task", "method"], sort=False):
-        metric = str(rows["metric"].iloc[0])
-        tuned = rows[rows["lr"].notna()]
-        best = _best(tuned) if len(tuned) else None
-        default = rows[rows["lr"] == DEFAULTS[method] if method in DEFAULTS else rows["lr"].isna()]
-        lines.append(
-            {
-                "task": task,
-                "method": NAMES[method],
-                "best": "" if best is None else shown(metric, float(best["loss"])),
-                "at lr": "" if best is None else f"{best['lr']:g}",
-                "good range, decades": "" if best is None else f"{good_range(tuned):.1f}",
-                "lr not set": shown(metric, float(default["loss"].iloc[0])),
-                **({} if method not in RIVALS else _endings(frames["trials"], str(task), str(method), metric)),
-            }
-        )
-    return pd.DataFrame(lines).fillna("")
-
-
-def _endings(trials: pd.DataFrame, task: str, method: str, metric: str) -> dict[str, str]:
-    own = trials[(trials["task"] == task) & (trials["method"] == method)]
-    found = {}
-    for ending in ("cool-down", "average"):
-        rows = own[own["ending"] == ending]
-        found[ending] = shown(metric, float(losses(rows)["loss"].iloc[0])) if len(rows) else ""
-    return found
 
 
 CLAIMS: tuple[Callable[[Frames], Claim | None], ...] = (

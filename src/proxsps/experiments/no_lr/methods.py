@@ -19,7 +19,7 @@ from proxsps.training.trials import Method, Params, Task
 
 SGD_LRS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 MOMENTUM_LRS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0, 100.0)
-ADAM_LRS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
+ADAM_LRS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0, 10.0)
 FREE_LRS = (1e-5, 1e-4, 1e-3, 2.5e-3, 1e-2, 3e-2, 0.1, 1.0, 10.0)
 PRODIGY_LRS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3)
 CAPS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3)
