@@ -18,7 +18,7 @@ from proxsps.sweep.batched import run_batched
 from proxsps.sweep.engines import Batched
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.saved import SavedBatch, State
-from proxsps.sweep.spec import METHODS, RunSpec, grid
+from proxsps.sweep.spec import RunSpec, grid
 from proxsps.sweep.store import StoreError
 
 
@@ -35,9 +35,9 @@ class Cut(SavedBatch):
 
 
 def mixed(problem: Any, epochs: int = 3) -> list[RunSpec]:
-    """All methods, and an adaptive schedule, which looks back at all steps."""
+    """All methods that are batched, and an adaptive schedule, which looks back at all steps."""
     rates = {"prox-sps": 2.0, "sps": 2.0, "sgd": 0.1, "prox-sgd": 0.1, "dec-sps": 5.0, "adamw": 0.01}
-    specs = [RunSpec(problem, m, "sqrt", rates[m], 1e-3, seed, epochs) for m in METHODS for seed in range(2)]
+    specs = [RunSpec(problem, m, "sqrt", rates[m], 1e-3, seed, epochs) for m in rates for seed in range(2)]
     return [*specs, RunSpec(problem, "sps", "adaptive", 2.0, 1e-3, 0, epochs)]
 
 
