@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from proxsps import L1, ProxSGD, ProxSPS, SqrtLR
+from proxsps import L1, ProxSGD, ProxSPS, ProxSPSAdam, SqrtLR
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +27,13 @@ def make_optimizer(net: nn.Module) -> ProxSPS:
     return ProxSPS(net.parameters(), lr=1.0, regularizer=L1(1e-3))
 
 
-def accelerated(net: nn.Module, loader: Any, schedule: bool = True, **options: Any) -> list[float]:
+def accelerated(
+    net: nn.Module, loader: Any, schedule: bool = True, make: Any = make_optimizer, **options: Any
+) -> list[float]:
     """Two epochs as in Accelerate's own examples, with one line more; the losses of all batches."""
     from accelerate import Accelerator
 
-    accelerator, opt = Accelerator(cpu=True, **options), make_optimizer(net)
+    accelerator, opt = Accelerator(cpu=True, **options), make(net)
     scheduler, seen = SqrtLR(opt), []
     net, opt, loader = accelerator.prepare(net, opt, loader)
     for _ in range(2):
@@ -171,3 +173,15 @@ def test_other_optimizers_may_clip(kit: Any, clip: str) -> None:
             Accelerator(cpu=True), net, kit.loader(), lambda net, kind=kind: kind(net.parameters(), lr=0.1), clip
         )
     torch.testing.assert_close(kit.weights(nets[0]), kit.weights(nets[1]))
+
+
+def test_a_step_without_a_learning_rate(kit: Any) -> None:
+    trained, net = kit.network(), kit.network()
+    seen = accelerated(trained, kit.loader(), make=lambda net: ProxSPSAdam(net.parameters()))
+    opt = ProxSPSAdam(net.parameters())
+    by_hand = kit.by_hand(
+        opt, kit.loader(), lambda batch: mse_loss(net(batch[0]), batch[1]), after_epoch=SqrtLR(opt).step
+    )
+    assert seen == by_hand
+    assert torch.equal(kit.weights(trained), kit.weights(net))
+    assert seen[-1] < seen[0]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
 
-from proxsps import ProxSGD, ProxSPS, SqrtLR
+from proxsps import ProxSGD, ProxSPS, ProxSPSAdam, SqrtLR
 
 pytestmark = [
     # Advice on the number of processes that load data, for a loader that needs none.
@@ -61,9 +61,9 @@ def fit(module: Any, loader: Any, precision: str = "32-true", **options: Any) ->
     Trainer(max_epochs=2, accelerator="cpu", devices=1, **quiet, **options).fit(module, loader)
 
 
-def by_hand(kit: Any, precision: str, micro: int) -> tuple[nn.Module, list[float]]:
+def by_hand(kit: Any, precision: str, micro: int, make: Any = make_optimizer) -> tuple[nn.Module, list[float]]:
     net = kit.network()
-    opt = make_optimizer(net)
+    opt = make(net)
 
     def loss_of(batch: Any) -> Tensor:
         with torch.autocast("cpu", DTYPES[precision]) if precision in DTYPES else nullcontext():
@@ -185,3 +185,14 @@ def test_the_check_of_the_callback_finds_gradients_that_were_clipped(kit: Any) -
     clips = module(kit.network(), watch=False)
     clips.on_after_backward = lambda: nn.utils.clip_grad_norm_(clips.parameters(), 0.1) and None
     assert "Likely they were clipped" in refusal(clips, kit, check=True)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_a_step_without_a_learning_rate(kit: Any, precision: str) -> None:
+    """The scheduler scales the factor; a step that the scaler leaves out leaves the state as it was."""
+    trained = module(kit.network(), make=lambda net: ProxSPSAdam(net.parameters(), weight_decay=1e-3))
+    fit(trained, kit.loader(), precision, accumulate_grad_batches=2)
+    net, seen = by_hand(kit, precision, 2, lambda net: ProxSPSAdam(net.parameters(), weight_decay=1e-3))
+    assert trained.seen == seen
+    assert torch.equal(kit.weights(trained.net), kit.weights(net))
+    assert not torch.equal(kit.weights(net), kit.weights(kit.network()))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from proxsps import L1, ProxSPS, SqrtLR
+from proxsps import L1, ProxSPS, ProxSPSAdam, SqrtLR
 
 OPTIONS = {"max_epochs": 2, "batch_size": 8, "train_split": None, "iterator_train__shuffle": False, "verbose": 0}
 
@@ -52,4 +52,17 @@ def test_a_classifier_with_a_schedule(kit: Any) -> None:
     seen = kit.by_hand(opt, batches, lambda b: cross_entropy(start(b[0]), b[1]), after_epoch=SqrtLR(opt).step)
     assert losses(net) == seen
     assert torch.equal(kit.weights(net.module_), kit.weights(start))
+    assert seen[-1] < seen[0]
+
+
+def test_a_step_without_a_learning_rate(kit: Any) -> None:
+    skorch = pytest.importorskip("skorch")
+    x, y = kit.regression()
+    net = skorch.NeuralNetRegressor(kit.network(), optimizer=ProxSPSAdam, lr=None, **OPTIONS)
+    net.fit(x.numpy(), y.numpy())
+    model = kit.network()
+    opt = ProxSPSAdam(model.parameters())
+    seen = kit.by_hand(opt, kit.loader(), lambda batch: mse_loss(model(batch[0]), batch[1]))
+    assert losses(net) == seen
+    assert torch.equal(kit.weights(net.module_), kit.weights(model))
     assert seen[-1] < seen[0]

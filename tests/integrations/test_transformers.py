@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
 from torch.utils.data import Dataset
 
-from proxsps import ProxSGD, ProxSPS, SqrtLR
+from proxsps import ProxSGD, ProxSPS, ProxSPSAdam, SqrtLR
 
 # A few steps, each of which rounds sums of some hundred terms in another order.
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-14}
@@ -205,3 +205,12 @@ def test_other_optimizers_are_left_alone(kit: Any, tmp_path: Path) -> None:
         opt = ProxSGD(model.parameters(), lr=0.1)
         by_hand(model, sentences(), 2, opt)
         assert close(kit, trained, model)
+
+
+def test_a_step_without_a_learning_rate(kit: Any, tmp_path: Path) -> None:
+    trained, model = language_model(), language_model()
+    opt = ProxSPSAdam(trained.parameters(), weight_decay=1e-3)
+    train(trained, sentences(), opt, tmp_path, 1)
+    by_hand(model, sentences(), 2, ProxSPSAdam(model.parameters(), weight_decay=1e-3))
+    assert close(kit, trained, model)
+    assert opt.last_step.cap_name in ("polyak", "distance")

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
+from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam
 from proxsps.regularizers import L1
 
 # Dynamo warns of caches in array_api_compat, which it traces through.
@@ -50,6 +50,12 @@ def test_closed_forms(kit):
 def test_a_method_with_memory_is_compiled_once_more(kit):
     # DecSPS has nothing to remember at its first step.
     check(kit, [(DecSPS, {"lr": 0.5, "weight_decay": 0.3})], "eager", torch.float64, 1e-13, once=False)
+
+
+def test_averaged_models_are_compiled_once_more(kit):
+    # Their state does not exist at the first step.
+    optimizers = [(ProxSPS, {"lr": None, "momentum": 0.9, "weight_decay": 0.3}), (ProxSPSAdam, {"weight_decay": 0.3})]
+    check(kit, optimizers, "eager", torch.float64, 1e-13, once=False)
 
 
 def test_the_search_for_the_dual_variable(kit):

@@ -185,3 +185,25 @@ def test_the_distance_cap_is_the_formula(name, cap, adam, kit):
             assert last.tau.numpy() == pytest.approx(run.plain.distance * np.array(run.shares), rel=1e-9)
         elif cap == "proximal":
             assert near_minimum(run, run.plain.distance * np.array(run.shares))
+
+
+@pytest.mark.parametrize("path", [{"fused": False}, {}, {"capturable": True}], ids=["torch", "default", "device"])
+@pytest.mark.parametrize("options", [{"weight_decay": 0.3}, {"regularizer": L1(0.1)}], ids=["decay", "L1"])
+def test_without_momentum_and_with_a_unit_metric_the_step_is_that_of_prox_sps(options, path, kit):
+    """Gradients of 1 and -1 make Adam's metric the identity; the first step of an average is that of the gradient."""
+    points = []
+    for cls, own in (
+        (ProxSPS, {}),
+        (ProxSPS, {"momentum": 0.0, "cap": "proximal", "distance_cap": False}),
+        (ProxSPS, {"momentum": 0.9}),
+        (ProxSPSAdam, {"betas": (0.0, 0.99), "eps": 0.0, "cap": "proximal"}),
+    ):
+        params = kit.drawn((13, 5), (67,))
+        for p in params:
+            p.grad = p.grad.sign()
+        opt = cls(params, lr=0.1, **own, **options, **path)
+        opt.step(loss=torch.tensor(5.0, dtype=torch.float64))
+        points.append(kit.flat(params))
+    assert torch.equal(points[0], points[1])
+    for other in points[2:]:
+        torch.testing.assert_close(other, points[0], rtol=1e-9, atol=1e-10)

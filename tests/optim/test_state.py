@@ -328,12 +328,15 @@ def test_a_bound_that_is_too_high_is_said_once(kit):
     opt.step(loss=0.4)
     p.data.sub_(0.01)  # downhill: the model of the average stays below the bound by more than it is rounded
     p.grad = torch.zeros_like(p)
-    for _ in range(98):
-        opt.step(loss=0.4)
+
+    def stay(steps):
+        for _ in range(steps):
+            opt.step(loss=0.4)
+
+    stay(98)
     with pytest.warns(RuntimeWarning, match="at or below lower_bound=0.4 for 100 steps in a row"):
-        opt.step(loss=0.4)
-    for _ in range(110):
-        opt.step(loss=0.4)
+        stay(4)
+    stay(110)
 
 
 def test_distributed_checkpoints_find_state_to_fill(kit):

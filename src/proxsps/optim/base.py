@@ -318,7 +318,15 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
             own = state.get(param)
             for key, value in own.items() if isinstance(own, dict) and isinstance(original, dict) else ():
                 if isinstance(value, Tensor):
-                    state[param][key] = restored(key, value, original.get(key), param)
+                    own[key] = self._unpacked(param, key, restored(key, value, original.get(key), param))
+
+    def _packed(self, param: Tensor, key: str, value: Any) -> Any:
+        """A value of the state as it goes into a checkpoint."""
+        return value
+
+    def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
+        """The inverse of `_packed`."""
+        return value
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_ranks": self._ranks}
@@ -353,13 +361,17 @@ def _with_gradient(block: Block) -> list[Tensor]:
     return []
 
 
-def _only_plain_data(opt: Optimizer, state: dict[str, Any]) -> None:
+def _only_plain_data(opt: PolyakOptimizer, state: dict[str, Any]) -> None:
     """Make a dictionary of state one of plain data (regularisers as text) and copies, which do not follow later steps.
 
     A hook, because hooks of the user, which come after it, are to see what will be saved.
     """
     state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
-    state["state"] = {i: {key: _plain(value) for key, value in own.items()} for i, own in state["state"].items()}
+    params = [p for group in opt.param_groups for p in group["params"]]
+    owners = dict(zip((i for group in state["param_groups"] for i in group["params"]), params, strict=True))
+    for i, own in list(state["state"].items()):
+        if i in owners and isinstance(own, dict):  # else it is the user's
+            state["state"][i] = {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
 
 
 def _remember(opt: PolyakOptimizer, state: dict[str, Any]) -> None:

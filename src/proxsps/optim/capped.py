@@ -17,7 +17,7 @@ from proxsps.optim.checks import check_cap
 from proxsps.optim.estimate import Averaged
 from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.reduce import ProcessGroup
-from proxsps.optim.travel import Distance
+from proxsps.optim.travel import Distance, packed, unpacked
 
 
 class CappedPolyak(PolyakOptimizer):
@@ -99,6 +99,12 @@ class CappedPolyak(PolyakOptimizer):
         if options["distance_cap"]:
             numbers = choose(gather(self.param_groups, self._ranks), options["capturable"])
             Distance(self.param_groups, self.state, numbers, self._ranks).start()
+
+    def _packed(self, param: Tensor, key: str, value: Any) -> Any:
+        return packed(param, value, self._ranks) if key == "start" else value
+
+    def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
+        return unpacked(param, value, self._ranks) if key == "start" else value
 
     @property
     def _remembers(self) -> bool:

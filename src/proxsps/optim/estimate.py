@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,6 +120,7 @@ class Averaged(Estimate):
     ) -> None:
         self._groups, self._state = groups, state
         self._beta, self._beta2, self._eps, self._moves = beta, beta2, eps, moves
+        self.rows = ROWS if moves else ROWS - 2
 
     def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> None:
         """Give each block a record of its averages and of the weights with which they change."""
@@ -172,23 +172,23 @@ class Averaged(Estimate):
 
     def extras(self, parts: Iterable[Part]) -> list[Array]:
         """See `Moments.extras`, as rows with one number per block."""
-        rows: list[list[Array]] = [[0.0] * len(self._blocks) for _ in range(ROWS)]
+        rows: list[list[Array]] = [[0.0] * len(self._blocks) for _ in range(self.rows)]
         for part in parts:
             for place, column in zip(part.places, part.extras(), strict=True):
-                for row, number in zip(rows, column, strict=True):
+                for row, number in zip(rows, column, strict=False):  # the last ones are of moves
                     row[place] = number
         return [self._numbers.vector(row) for row in rows]
 
     def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
         """The average of the linear models at the current point."""
         g_dot_x, center = extras[0].sum(), extras[2].sum()
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is skipped
+        with self._numbers.unchecked():  # what is not finite is skipped
             self._after = update_averages(self._before, f, g_dot_x, self._weights)
             return averaged_value(f, self._after, sums.d_dot_x.sum() + center)
 
     def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
         """In a metric, the sums of D^-1 d in the place of those of d."""
-        return sums if self._beta2 is None else Sums(extras[3], extras[4], sums.x_sq)
+        return sums if self._beta2 is None or not self._moves else Sums(extras[3], extras[4], sums.x_sq)
 
     def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
         """Of the gradient alone, in the metric."""

@@ -23,7 +23,11 @@ def store(group: dict[str, Any], key: str, value: Tensor | float) -> None:
 
 
 def store_all(groups: Sequence[dict[str, Any]], **values: Tensor | float) -> None:
-    """Keep numbers of the whole step, in all groups alike."""
+    """Keep numbers of the whole step, in all groups alike; tensors in place, and in one go."""
+    held = [(group[key], value) for group in groups for key, value in values.items()]
+    if held and all(isinstance(part, Tensor) for pair in held for part in pair) and not torch.compiler.is_compiling():
+        torch._foreach_copy_(*(list(column) for column in zip(*held, strict=True)))
+        return
     for group in groups:
         for key, value in values.items():
             store(group, key, value)

@@ -192,7 +192,7 @@ class DeviceMoments(Moments):
 
     def extras(self, numbers: Numbers, block: Block) -> list[Array]:
         """From the pass that made the averages."""
-        sums = [numbers.total(parts) for parts in self._found]
+        sums = [numbers.total(parts) if parts else 0.0 for parts in self._found]
         return self._centered(numbers, block, sums)
 
     def keep(self, ok: Array, store: Store) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +52,10 @@ class Numbers(ABC):
     @abstractmethod
     def refuses(self, ok: Array) -> bool:
         """Whether to stop here because `ok` is false; a device does not look, and masks what it writes."""
+
+    def unchecked(self) -> AbstractContextManager[Any]:
+        """Where numbers that are not finite are calculated with in silence."""
+        return nullcontext()
 
     @abstractmethod
     def flag(self, ok: Array | bool) -> Array:
@@ -99,6 +105,10 @@ class Host(Numbers):
     def refuses(self, ok: Array) -> bool:
         """Look at it."""
         return not ok
+
+    def unchecked(self) -> AbstractContextManager[Any]:
+        """NumPy would warn."""
+        return np.errstate(invalid="ignore", over="ignore")
 
     def flag(self, ok: Array | bool) -> Array:
         """A NumPy truth value."""

@@ -1,11 +1,14 @@
 """The distance cap of a step: how far the parameters have come since the start, from a sample of their entries.
 
 State of a parameter: `start` holds the sampled entries of x_0, every 17th of the flat tensor (`proxsps.core.distance`).
+Of a sharded parameter, and in checkpoints, they are a matrix with one row for each row of the parameter, padded: it can
+be sharded and resharded as the parameter is.
 The numbers rbar, G and k are in the groups.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -108,12 +111,13 @@ class Distance:
                     self._take(owner)
         if not self._samples:
             return self._numbers.vector([known, 0.0])
-        moved = known + self._squares(torch._foreach_sub(self._samples, self._starts))
-        return self._numbers.vector([moved, self._squares(self._samples) if self._first else 0.0])
+        moved = known + self._square(torch._foreach_sub(self._samples, self._starts))
+        return self._numbers.vector([moved, self._square(self._samples) if self._first else 0.0])
 
-    def _squares(self, tensors: Sequence[Tensor]) -> Array:
-        norms = self._numbers.column(torch.stack(torch._foreach_norm(tensors)))
-        return (self._numbers.vector(self._factors) * norms**2).sum()
+    def _square(self, tensors: Sequence[Tensor]) -> Array:
+        weighted = torch._foreach_mul(tensors, [factor**0.5 for factor in self._factors])
+        norms = self._numbers.column(torch.stack(torch._foreach_norm(weighted)))
+        return (norms * norms).sum()
 
     def cap(self, sums: Array, g_sq: Array) -> Array:
         """A_k, from the sums and ||D^-1 g||^2 over all ranks."""
@@ -149,29 +153,27 @@ class Sample(NamedTuple):
     owner: Tensor
 
     def keep(self) -> Tensor:
-        """The entries as state.
-
-        Those of a whole tensor are a vector. Of a sharded one, they are a matrix with one row for each of its rows,
-        padded, so that it can be sharded like the parameter.
-        """
+        """The entries as state: a vector, or for a sharded tensor a matrix that is sharded alike."""
         if self.rows is None:
             return self.entries.clone()
         from proxsps.optim.shards import sharded_like
 
-        width = _width(self.rows)
-        local = self.entries.new_zeros(self.rows.count * width)
-        local[self._places()] = self.entries
-        return sharded_like(self.owner, local.view(self.rows.count, width), (self.rows.total, width))
+        return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, _width(self.rows)))
 
     def read(self, start: Tensor) -> Tensor:
-        """The inverse of `keep`; a vector may also be read from a matrix that was gathered from shards."""
-        if self.rows is not None:
-            return start.to_local().reshape(-1)[self._places()]
-        if start.dim() == 1:
-            return start
-        total = self.owner.shape[0] if self.owner.dim() else 1
-        rows = Rows(0, total, self.count // max(1, total), total)
-        return start.reshape(-1)[self._replace(rows=rows)._places()]
+        """The inverse of `keep`."""
+        return start if self.rows is None else self.vector(start.to_local())
+
+    def matrix(self, entries: Tensor) -> Tensor:
+        """Sampled entries with one row for each row of the tensor, padded with zeros."""
+        rows = self.rows or _all_rows(self.owner)
+        local = entries.new_zeros(rows.count * _width(rows))
+        local[self._replace(rows=rows)._places()] = entries
+        return local.view(rows.count, _width(rows))
+
+    def vector(self, matrix: Tensor) -> Tensor:
+        """The inverse of `matrix`."""
+        return matrix.reshape(-1)[self._replace(rows=self.rows or _all_rows(self.owner))._places()]
 
     def _places(self) -> Tensor:
         """Where the entries are in the rows of the matrix."""
@@ -199,3 +201,20 @@ def sampled(owner: Tensor, ranks: Ranks) -> Sample:
 def _width(rows: Rows) -> int:
     """How many sampled entries a row has at most."""
     return -(-rows.length // STRIDE)
+
+
+def _all_rows(owner: Tensor) -> Rows:
+    total = owner.shape[0] if owner.dim() else 1
+    return Rows(0, total, math.prod(owner.shape[1:]) * (2 if owner.is_complex() else 1), total)
+
+
+def packed(owner: Tensor, start: Tensor, ranks: Ranks) -> Tensor:
+    """A `start` as it goes into a checkpoint: the same matrix, whether the parameter is sharded or not."""
+    found = sampled(owner, ranks)
+    return start if found.rows is not None else found.matrix(start)
+
+
+def unpacked(owner: Tensor, start: Tensor, ranks: Ranks) -> Tensor:
+    """The inverse of `packed`."""
+    found = sampled(owner, ranks)
+    return start if found.rows is not None else found.vector(start)

@@ -29,13 +29,10 @@ METHODS: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
     "ProxSPS, L1, limited": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "max_move": 0.5}),
     "ProxSPS, capturable": (ProxSPS, {"lr": 8.0, "weight_decay": 0.005, "capturable": True}),
     "ProxSPS, L1, capturable": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "capturable": True}),
-    "ProxSPS, momentum": (ProxSPS, {"lr": 8.0, "weight_decay": 0.005, "momentum": 0.9}),
     "ProxSPS, matched": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "momentum": 0.5, "cap": "matched"}),
     "ProxSPS, no lr": (ProxSPS, {"lr": None, "weight_decay": 0.005, "momentum": 0.9}),
-    "ProxSPS, no lr, tensors": (ProxSPS, {"lr": None, "regularizer": GroupLasso(0.01), "momentum": 0.9}),
     "Adam": (ProxSPSAdam, {"weight_decay": 0.005}),
-    "Adam, L1, limited": (ProxSPSAdam, {"lr": 0.1, "regularizer": L1(0.002), "max_move": 0.05}),
-    "Adam, tensors": (ProxSPSAdam, {"regularizer": GroupLasso(0.01), "cap": "proximal"}),
+    "Adam, tensors, limited": (ProxSPSAdam, {"lr": 0.1, "regularizer": GroupLasso(0.01), "max_move": 0.05}),
     "Adam, capturable": (ProxSPSAdam, {"weight_decay": 0.005, "capturable": True}),
     "SPS": (SPS, {"lr": 8.0, "weight_decay": 0.005}),
     "SPS, L1": (SPS, {"lr": 8.0, "regularizer": L1(0.002)}),
@@ -43,6 +40,17 @@ METHODS: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
     "DecSPS": (DecSPS, {"lr": 8.0, "weight_decay": 0.005}),
     "ProxSGD": (ProxSGD, {"lr": 0.05, "weight_decay": 0.05}),
     "ProxSGD, L1, limited": (ProxSGD, {"lr": 0.05, "regularizer": L1(0.01), "max_move": 0.03}),
+}
+
+
+# Methods whose checkpoints are read again, with options that they cannot do without.
+SAVED: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
+    "ProxSPS": (ProxSPS, {}),
+    "DecSPS": (DecSPS, {}),
+    "ProxSGD": (ProxSGD, {}),
+    "momentum": (ProxSPS, {"momentum": 0.9}),
+    "no lr": (ProxSPS, {"lr": None, "momentum": 0.9}),
+    "Adam": (ProxSPSAdam, {"lr": None}),
 }
 
 

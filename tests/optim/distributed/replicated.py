@@ -25,13 +25,14 @@ Result = dict[str, Any]
 
 
 def bitwise(rank: int, world: int, folder: Path) -> Result:
-    """200 steps, in single precision, on other rows on every rank."""
+    """200 or 100 steps, in single precision, on other rows on every rank."""
     out = {}
-    for name in ("ProxSPS", "ProxSPS, L1", "DecSPS"):
+    for name in ("ProxSPS", "ProxSPS, L1", "DecSPS", "ProxSPS, no lr", "Adam"):
         cls, options = METHODS[name]
+        steps = 100 if name in ("ProxSPS, no lr", "Adam") else 200
         model = common.parallel(common.network(F32))
         opt = cls(model.parameters(), **options)
-        seen = common.train(model, opt, lambda k: common.part(common.batch(k, world, F32), rank), 200)
+        seen = common.train(model, opt, lambda k: common.part(common.batch(k, world, F32), rank), steps)
         out[name] = common.everywhere(common.vector(model), world), len(seen)
     return out
 

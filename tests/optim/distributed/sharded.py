@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import mse_loss
 
-from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
+from proxsps.optim import SPS, ProxSPS
 from proxsps.regularizers import (
     L1,
     L2,
@@ -252,17 +252,17 @@ def refusals(rank: int, world: int, folder: Path) -> Result:
 def save(rank: int, world: int, folder: Path) -> Result:
     """Checkpoints of fresh and stepped optimizers, read again on two ranks; the test reads them on one."""
     out = {}
-    for name, cls in {"ProxSPS": ProxSPS, "DecSPS": DecSPS, "ProxSGD": ProxSGD}.items():
+    for name, (cls, own) in common.SAVED.items():
         for steps in (0, 3):
             model = shard(common.network())
-            opt = cls(model.parameters(), lr=0.8, weight_decay=0.005)
+            opt = cls(model.parameters(), **{"lr": 0.8, "weight_decay": 0.005, **own})
             common.train(model, opt, data(rank, world), steps)
             weights, state = get_state_dict(model, opt)
             where = folder / f"{name}-{steps}"
             dcp.save({"model": weights, "optim": state}, checkpoint_id=where)
             saved = common.vector(model)
             other = shard(common.network(seed=1))
-            resumed = cls(other.parameters(), lr=0.1)
+            resumed = cls(other.parameters(), **{"lr": 0.1, **own})
             weights, state = get_state_dict(other, resumed)
             holder = {"model": weights, "optim": state}
             dcp.load(holder, checkpoint_id=where)

@@ -8,8 +8,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from proxsps.optim import DecSPS, ProxSGD, ProxSPS
-
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
@@ -92,17 +90,18 @@ def test_a_checkpoint_read_on_two_ranks_goes_on_bitwise(sharded):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")  # that is the point
 @pytest.mark.parametrize("steps", [0, 3])
-@pytest.mark.parametrize("cls", [ProxSPS, DecSPS, ProxSGD])
-def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(sharded, cls, steps):
-    saved, _, went_on, _ = sharded.of("save")[0][cls.__name__, steps]
+@pytest.mark.parametrize("name", common.SAVED)
+def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(sharded, name, steps):
+    cls, own = common.SAVED[name]
+    saved, _, went_on, _ = sharded.of("save")[0][name, steps]
     model = common.network(seed=1)
-    opt = cls(model.parameters(), lr=0.1)
+    opt = cls(model.parameters(), **{"lr": 0.1, **own})
     weights, state = get_state_dict(model, opt)
     holder = {"model": weights, "optim": state}
-    dcp.load(holder, checkpoint_id=sharded.folder / f"{cls.__name__}-{steps}")
+    dcp.load(holder, checkpoint_id=sharded.folder / f"{name}-{steps}")
     set_state_dict(model, opt, model_state_dict=holder["model"], optim_state_dict=holder["optim"])
     assert torch.equal(common.vector(model), saved)
-    assert opt.param_groups[0]["lr"] == 0.8
+    assert opt.param_groups[0]["lr"] == (1.0 if "lr" in own else 0.8)
     common.train(model, opt, lambda k: common.batch(k + 50, 2), 2)
     close(common.vector(model), went_on)
 
