@@ -5,7 +5,9 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 # Two worker processes with one thread each are faster than one process with two: most tests work on small tensors.
 TEST_FLAGS ?= --quiet --numprocesses 2
+OUT ?= out
 DEMO_FLAGS ?=
+DEVICE ?= cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench docs clean
@@ -17,7 +19,8 @@ setup: .venv/.setup ## install the package with its compiled kernels into .venv
 	@echo "Ready: source .venv/bin/activate"
 
 demo: .venv/.demo ## reproduce the paper's main experiment: claims, figures and a report
-	@$(BIN)/proxsps reproduce matrix-fac1 matrix-fac1-stability $(DEMO_FLAGS)
+	@$(BIN)/proxsps reproduce matrix-fac1 matrix-fac1-stability --out $(OUT) $(DEMO_FLAGS)
+	@$(BIN)/python docs/img/overview.py $(OUT)
 
 test: .venv/.test ## run all tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TEST_FLAGS)
@@ -28,12 +31,13 @@ check: .venv/.test ## lint, format, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-bench: .venv/.demo ## time steps and sweeps, and count prox evaluations
-	@$(BIN)/python benchmarks/step_time.py
-	@$(BIN)/python benchmarks/prox_evaluations.py
-	@$(BIN)/python benchmarks/allreduce_overhead.py
-	@$(BIN)/python benchmarks/sweep_speed.py
-	@$(BIN)/python benchmarks/training_loop.py
+bench: .venv/.test ## time steps, sweeps and training; count launches and prox evaluations (DEVICE=cuda: on a GPU)
+	@for name in step_time launches compile_time prox_evaluations allreduce_overhead allreduce_scaling training_loop; do \
+		echo; echo "$$name"; $(BIN)/python benchmarks/$$name.py --device $(DEVICE) || exit; \
+	done
+	@for name in jax_step_time kernel_passes sweep_speed; do \
+		echo; echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit; \
+	done
 
 docs: .venv/.test ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -61,5 +65,5 @@ clean: ## remove .venv and everything built
 
 .venv/.test: .venv/.setup
 	@echo "Installing what tests, checks and documentation need ..."
-	@$(INSTALL) --editable '.[fast,experiments,jax,lightning,transformers,ray,sparsity,dev,docs]'
+	@$(INSTALL) --editable '.[fast,experiments,baselines,jax,lightning,transformers,ray,sparsity,dev,docs]'
 	@touch $@

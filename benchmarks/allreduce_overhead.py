@@ -1,10 +1,11 @@
 """What the optimizer's all-reduce costs: the time of a step with it and without it, on processes of this machine.
 
-    python benchmarks/allreduce_overhead.py [--rounds 200] [--world 2]
+    python benchmarks/allreduce_overhead.py [--rounds 200] [--world 2] [--device cpu]
 
 The parameters are the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries). Steps with the all-reduce
 (process_group=None) and without it (process_group=False) alternate, after a barrier each; a time is the median over
-rounds on rank 0. The last row is what data parallel training sends anyway: one all-reduce of all gradients.
+rounds on rank 0. The last row is what data parallel training sends anyway: one all-reduce of all gradients. With
+`--device cuda` each process has a device of its own, and nccl takes the place of gloo.
 """
 
 from __future__ import annotations
@@ -21,44 +22,55 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from step_time import DECAY, resnet110_shapes
+from step_time import DECAY, resnet110_shapes, synchronize
 
 from proxsps import ProxSPS
 from proxsps.optim.parts import load_kernels
 
 
-def contestants() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+def contestants(device: str) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     """Pairs of steps: with the all-reduce, and without."""
-    params = [torch.randn(shape).requires_grad_() for shape in resnet110_shapes()]
+    params = [torch.randn(shape, device=device).requires_grad_() for shape in resnet110_shapes()]
     for p in params:
         p.grad = torch.randn_like(p)
-    loss = torch.tensor(1.0)
+    loss = torch.tensor(1.0, device=device)
 
     def pair(**options: object) -> tuple[Callable[[], object], Callable[[], object]]:
         opts = [ProxSPS(params, process_group=group, **options) for group in (None, False)]
         return tuple(lambda opt=opt: opt.step(loss=loss) for opt in opts)
 
     pairs = {"ProxSPS, torch only": pair(weight_decay=DECAY, fused=False)}
-    if load_kernels() is not None:
+    if device == "cpu" and load_kernels() is not None:
         pairs["ProxSPS, kernels"] = pair(weight_decay=DECAY, fused=True)
-    gradient = torch.randn(sum(p.numel() for p in params))
+    gradient = torch.randn(sum(p.numel() for p in params), device=device)
     pairs["all gradients"] = (lambda: dist.all_reduce(gradient), lambda: None)
     return pairs
 
 
-def measure(rank: int, world: int, meeting: str, rounds: int) -> None:
+def join(rank: int, world: int, meeting: str, device: str) -> str:
+    """Become one of the processes; the device of this one."""
+    backend = "gloo" if device == "cpu" else "nccl"
+    if device != "cpu":
+        device = f"{device}:{rank}"
+        torch.accelerator.set_device_index(rank)
+    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world)
+    return device
+
+
+def measure(rank: int, world: int, meeting: str, rounds: int, device: str) -> None:
     """Time all pairs; rank 0 prints."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    device = join(rank, world, meeting, device)
     torch.manual_seed(0)
     times: dict[str, tuple[list[float], list[float]]] = {}
-    for name, steps in contestants().items():
+    for name, steps in contestants(device).items():
         times[name] = ([], [])
         for _ in range(rounds + 5):
             for step, series in zip(steps, times[name], strict=True):
                 dist.barrier()
                 start = time.perf_counter()
                 step()
+                synchronize()
                 series.append(time.perf_counter() - start)
     if rank == 0:
         print(table(times))
@@ -79,10 +91,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200, help="timed steps of each kind (default: %(default)s)")
     parser.add_argument("--world", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     options = parser.parse_args()
-    print(f"torch {torch.__version__}, {options.world} gloo processes, {os.cpu_count()} CPUs, {platform.machine()}\n")
+    machine = f"{options.device}, {os.cpu_count()} CPUs, {platform.machine()}"
+    print(f"torch {torch.__version__}, {options.world} processes, {machine}\n")
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(measure, (options.world, str(Path(folder) / "meeting"), options.rounds), options.world)
+        mp.spawn(measure, (options.world, str(Path(folder) / "meeting"), options.rounds, options.device), options.world)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from step_time import DECAY, resnet110_shapes
 
-from proxsps.jax import prox_sps, sps
+from proxsps.jax import prox_sps, prox_sps_adam, sps
 from proxsps.regularizers import L1, Box, ElasticNet, GroupLasso, Regularizer
 
 # Small rates: parameters must stay of the size they have while thousands of steps are timed.
@@ -59,6 +59,11 @@ CONTESTANTS = {
     "optax.contrib.momo": optax.contrib.momo(RATE, weight_decay=DECAY),
     "sps": sps(RATE, weight_decay=DECAY),
     "prox_sps, weight decay": prox_sps(RATE, weight_decay=DECAY),
+    "prox_sps, momentum": prox_sps(RATE, weight_decay=DECAY, momentum=0.9),
+    "prox_sps, momentum, no rate": prox_sps(None, weight_decay=DECAY, momentum=0.9, scale=RATE),
+    "prox_sps_adam, rate": prox_sps_adam(RATE, weight_decay=DECAY),
+    "prox_sps_adam": prox_sps_adam(weight_decay=DECAY, scale=RATE),
+    "prox_sps_adam, L1": prox_sps_adam(regularizer=L1(DECAY), scale=RATE),
 }
 for _name, _make in SEARCHED.items():
     CONTESTANTS[f"prox_sps, {_name}, capped"] = _make(RATE)

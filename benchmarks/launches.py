@@ -1,4 +1,4 @@
-"""How many kernels one step of the device path launches, next to torch's own optimizers.
+"""How many kernels one step of the device path launches, next to torch's own optimizers, and the memory it takes.
 
     python benchmarks/launches.py [--device cuda] [--detail NAME]
 
@@ -6,21 +6,27 @@ The parameters are the 329 tensors of a CIFAR ResNet110 with batch norm. On the 
 the same way as on an accelerator; there every operation that calculates or copies counts as one launch, and operations
 on lists of tensors (foreach, fused) count once. With `--device cuda` the profiler counts the kernels and copies that
 really ran, in which one operation on a long list may be several.
+
+The second table has the most memory that a step with L1 holds beside parameters and gradients, on these tensors and on
+one matrix of 20 M entries: on the device path, and on the CPU with the compiled kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from step_time import DECAY, resnet110_shapes
+from step_time import CASES, DECAY, resnet110_shapes
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxsps import L1, SPS, Box, DecSPS, ElasticNet, GroupLasso, ProxSPS
+from proxsps.optim.parts import load_kernels
 
 FREE = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "profiler.")
 
@@ -38,6 +44,54 @@ class CountLaunches(TorchDispatchMode):
         if not views and not str(func).startswith(FREE):
             self.launches[str(func)] += 1
         return func(*args, **(kwargs or {}))
+
+
+class PeakMemory(TorchDispatchMode):
+    """The most bytes that tensors made meanwhile held at one time, those that are `known` apart."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+        self.known = {t.untyped_storage().data_ptr() for t in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and look at what it made."""
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (list, tuple)) else [out]:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self.known:
+                storage = tensor.untyped_storage()
+                self.live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.live = {key: entry for key, entry in self.live.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
+        return out
+
+
+def extra_memory(opt: ProxSPS, params: list[Tensor], loss: Tensor) -> int:
+    """The most bytes that a searched step holds beside parameters and gradients, NumPy's among them."""
+    opt.step(loss=loss)  # what is made once and kept, such as compiled code, does not count
+    tracemalloc.start()
+    with PeakMemory([*params, *(p.grad for p in params)]) as memory:
+        opt.step(loss=loss)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    if opt.last_step.branch_name != "inside":
+        raise RuntimeError(f"The step was to be inside, but is {opt.last_step.branch_name}.")
+    return memory.peak + peak
+
+
+def print_memory(device: str) -> None:
+    """Print the table of memory."""
+    paths = {"device path": {"capturable": True}}
+    if device == "cpu" and load_kernels() is not None:
+        paths["kernels"] = {"fused": True}
+    print("\n| step with L1 | parameters: MB | extra: MB | copies of the parameters |\n| --- | ---: | ---: | ---: |")
+    for case, shapes in CASES.items():
+        for path, options in paths.items() if not case.startswith("(b)") else ():
+            params = draw(device, shapes)
+            own, loss = sum(p.nbytes for p in params), torch.tensor(0.02 * sum(p.numel() for p in params))
+            extra = extra_memory(ProxSPS(params, lr=0.1, regularizer=L1(1e-3), **options), params, loss.to(device))
+            print(f"| {case}, {path} | {own / 1e6:.1f} | {extra / 1e6:.1f} | {extra / own:.2f} |", flush=True)
 
 
 def draw(device: str, shapes: list[tuple[int, ...]] | None = None) -> list[Tensor]:
@@ -106,6 +160,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="where the parameters live (default: %(default)s)")
     parser.add_argument("--detail", help="also list the operations of the steps whose name contains this")
     options = parser.parse_args()
+    if options.device == "cpu":
+        torch.set_num_threads(1)  # counts are the same, and many short operations do not wait for a second thread
     count = counted if options.device == "cpu" else profiled
     print(f"torch {torch.__version__}, {options.device}, {len(resnet110_shapes())} tensors\n")
     print("| step | launches |\n| --- | ---: |")
@@ -113,6 +169,7 @@ def main() -> None:
     for name, step in contestants(options.device).items():
         details[name] = count(step)
         print(f"| {name} | {details[name].total()} |")
+    print_memory(options.device)
     for name, launches in details.items():
         if options.detail and options.detail in name:
             print(f"\n{name}:")

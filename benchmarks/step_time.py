@@ -1,6 +1,6 @@
 """Time of one optimizer step, as ratios to torch's own optimizers in the same run.
 
-    python benchmarks/step_time.py [--rounds 40] [--device cpu] [--only REGEX] [--json FILE]
+    python benchmarks/step_time.py [--rounds 20] [--device cpu] [--only REGEX] [--json FILE]
 
 Three sets of parameters: the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries), 25 M entries in 50
 matrices, and one matrix of 20 M. All optimizers step in turn from the same point, round after round, so that a busy
@@ -8,8 +8,9 @@ moment of the machine hits all of them; a time is the median over rounds.
 
 "searched" is a step whose dual variable lies inside (0, 1), "capped" one that ends at the cap. GroupLasso has filters
 in (a), with weight decay on the other tensors, and rows in (b) and (c); "mixed" has L1 on every other tensor and weight
-decay on the rest. "momentum" and "Adam's metric" have a model that is an average over steps, with weight decay; "no lr"
-is a step without a learning rate, with the distance cap.
+decay on the rest; NuclearNorm is timed in (a) only, with weight decay on the vectors. "momentum" and "Adam's metric"
+have a model that is an average over steps, with weight decay; "no lr" is a step without a learning rate, with the
+distance cap.
 
 Floors are what a step cannot do without: "read, then write" reads parameters and gradients once (torch.dot) before it
 reads and writes them (fused SGD), "read twice, then write" reads them twice.
@@ -38,7 +39,7 @@ from proxsps.optim.parts import load_kernels
 
 DECAY = 5e-4
 BASE = ("AdamW fused",)
-NUCLEAR = "NuclearNorm, searched"
+NUCLEAR = "NuclearNorm"
 
 
 def resnet110_shapes() -> list[tuple[int, ...]]:
@@ -120,15 +121,6 @@ def contestants(
         opt, loss = ProxSPS(params, lr=1.0, weight_decay=DECAY, fused=fused), torch.tensor(1.0)
         return lambda: opt.step(loss=loss)
 
-    def regularised(name: str, branch: str, fused: bool | None) -> Callable[[], object]:
-        groups = groups_of(name, params)
-        opt, loss = ProxSPS(groups, lr=ALPHA, fused=fused), loss_for(branch, groups)
-        opt.step(loss=loss)
-        reset()
-        if opt.last_step.branch_name != branch.replace("searched", "inside"):
-            raise RuntimeError(f"{name} was to be {branch}, but is {opt.last_step.branch_name}.")
-        return lambda: opt.step(loss=loss)
-
     def averaged(method: type[ProxSPS | ProxSPSAdam], fused: bool | None, **options: Any) -> Callable[[], object]:
         opt, loss = method(params, weight_decay=DECAY, fused=fused, **options), torch.tensor(1.0)
         return lambda: opt.step(loss=loss)
@@ -168,16 +160,36 @@ def contestants(
         for name in [*REGULARIZERS, *(["mixed"] if len(params) > 1 else [])]:
             for branch in ("searched", "capped"):
                 if branch == "searched" or name in ("L1", "GroupLasso"):
-                    makers[f"{name}, {branch}, {path}"] = partial(regularised, name, branch, fused)
+                    makers[f"{name}, {branch}, {path}"] = partial(
+                        checked, name, branch, groups_of(name, params), fused, reset
+                    )
     steps = {name: step for name, step in steps.items() if wanted(name)}
     return steps | {name: make() for name, make in makers.items() if wanted(name)}
 
 
-def nuclear(params: list[Tensor]) -> dict[str, Callable[[], object]]:
+def checked(
+    name: str, branch: str, groups: list[dict[str, Any]], fused: bool | None, reset: Callable[[], None]
+) -> Callable[[], object]:
+    """A step with regularisers, once it is known to end on this branch."""
+    opt, loss = ProxSPS(groups, lr=ALPHA, fused=fused), loss_for(branch, groups)
+    opt.step(loss=loss)
+    reset()
+    if opt.last_step.branch_name != branch.replace("searched", "inside"):
+        raise RuntimeError(f"{name} was to be {branch}, but is {opt.last_step.branch_name}.")
+    return lambda: opt.step(loss=loss)
+
+
+def nuclear(params: list[Tensor], reset: Callable[[], None]) -> dict[str, Callable[[], object]]:
     """Steps with the nuclear norm, whose decompositions take seconds for the large matrices: (a) only."""
-    groups = [{"params": [p for p in params if p.dim() > 1], "regularizer": NuclearNorm(LAM)}]
-    opt, loss = ProxSPS(groups, lr=ALPHA), loss_for("searched", groups)
-    return {NUCLEAR: lambda: opt.step(loss=loss)}
+
+    def step(branch: str) -> Callable[[], object]:
+        groups = [
+            {"params": [p for p in params if p.dim() > 1], "regularizer": NuclearNorm(LAM)},
+            {"params": [p for p in params if p.dim() == 1], "weight_decay": DECAY},
+        ]
+        return checked("NuclearNorm", branch, groups, None, reset)
+
+    return {f"{NUCLEAR}, {branch}": step(branch) for branch in ("searched", "capped")}
 
 
 def measure(case: str, rounds: int, device: str, only: str) -> dict[str, float]:
@@ -200,7 +212,7 @@ def measure(case: str, rounds: int, device: str, only: str) -> dict[str, float]:
 
     steps = contestants(params, reset, wanted)
     if case.startswith("(a)") and wanted(NUCLEAR):
-        steps |= nuclear(params)
+        steps |= nuclear(params, reset)
     return interleaved(steps, rounds, reset)
 
 
@@ -224,8 +236,8 @@ def interleaved(
 
 def synchronize() -> None:
     """Wait for a device."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def state_floats(method: type[torch.optim.Optimizer], **options: Any) -> float:
@@ -259,7 +271,7 @@ def table(results: dict[str, dict[str, float]]) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="timed steps of each optimizer (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=20, help="timed steps of each optimizer (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--only", default="", help="time only steps whose name matches this regular expression")
     parser.add_argument("--case", default="", help="only the cases whose name contains this, for instance '(a)'")

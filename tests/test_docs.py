@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import math
 import os
 import pkgutil
 import re
@@ -11,13 +12,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import proxsps
+from proxsps.methods import METHODS, RUNNABLE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OWN_EXPERIMENT = (ROOT / "docs" / "your-own-experiment.md").read_text()
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -41,7 +45,7 @@ def modules() -> list[str]:
 # Dynamo warns of caches in array_api_compat, which it traces through.
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
-def test_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+def test_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, table):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for line, source in blocks(page):
@@ -63,6 +67,12 @@ def test_python_is_only_found_in_blocks_that_are_run(page):
     assert not re.search(r"^\s*(```|~~~)\s*\{?\.?(py|python|pycon)\b", text, re.MULTILINE | re.IGNORECASE)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_lines_of_code_fit_the_page(page):
+    long = [line for _, source in blocks(page) for line in source.splitlines() if len(line) > 88]
+    assert not long
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
 def test_links_to_files_lead_somewhere(page):
     for target in LINK.findall(page.read_text()):
@@ -81,8 +91,8 @@ def test_docstring_examples(module):
 def test_every_public_name_is_in_the_reference():
     reference = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     for public in set(proxsps.__all__) - {"__version__"}:
-        home = getattr(proxsps, public).__module__
-        assert home in reference or f"proxsps.optim.{public}\n" in reference, public
+        homes = ("proxsps", "proxsps.regularizers")
+        assert any(f"::: {home}.{public}\n" in reference for home in homes), public
 
 
 def test_every_regularizer_is_in_the_table():
@@ -105,6 +115,8 @@ def test_site_builds_without_warnings(tmp_path):
     pages = {page.name: page.read_text() for page in site.rglob("*.html")}
     assert "<math" in pages["index.html"]
     assert not any('class="arithmatex"' in page for page in pages.values()), "a formula was left as LaTeX"
+    assert "proxsps.ProxSPS</span>" in pages["optim.html"], "headings of the reference are import paths"
+    assert (site / "css" / "math.woff").stat().st_size > 100_000, "the font in which brackets grow"
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=name)
@@ -116,8 +128,38 @@ def test_examples_run(script, tmp_path):
         assert result.stdout.count("features kept: [0, 1, 2, 3, 4];") == 2
 
 
+def test_the_first_table_is_filled_in_from_the_store(tmp_path):
+    settings = [("sgd-momentum", 0.1), ("adamw", 1e-3), ("adamw", 1e-2), ("prox-sps", 1.0), ("prox-sps", 10.0)]
+    settings += [("prox-sps-momentum", None), ("prox-sps-adam", None), ("prox-sps-adam", 1.0)]
+    values = [0.90, 0.91, math.nan, 0.93, 0.94, 0.95, 0.92, 0.99]  # AdamW diverges with 1e-2
+    rows = [
+        {"task": "digits", "metric": "accuracy", "ending": "none", "method": method, "lr": lr, "value": value + change}
+        for (method, lr), value in zip(settings, values, strict=True)
+        for change in (-0.005, 0.005)
+    ]
+    (tmp_path / "no-lr").mkdir()
+    pd.DataFrame(rows).to_parquet(tmp_path / "no-lr" / "trials.parquet")
+    page = tmp_path / "page.md"
+    for _ in range(2):  # a second time, in the place of the first
+        page.write_text(page.read_text() if page.exists() else (ROOT / "README.md").read_text())
+        command = [sys.executable, str(ROOT / "docs" / "tables" / "when_to_use.py"), str(tmp_path), str(page)]
+        subprocess.run(command, check=True, capture_output=True)
+    row = "| digits, MLP: accuracy | 90.0% | 91.0% | 91.0% | 93.0% | 94.0% | **95.0%** | 92.0% |"
+    assert page.read_text().count(row) == 1
+    assert page.read_text().count("<!-- when-to-use -->") == 2
+
+
 def test_the_tests_that_the_page_on_reliability_names_are_there():
     named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "reliability.md").read_text())
     assert len(named) > 50
     missing = [f"{file}::{test}" for file, test in named if f"def {test}" not in (ROOT / "tests" / file).read_text()]
     assert not missing
+
+
+def test_the_table_of_methods_is_that_of_the_package():
+    rows = re.findall(r"^\| `([\w-]+)` \| `([\w.]+)` \| (?:`([\w.]+)`)? ?\| (.*?) \|$", OWN_EXPERIMENT, re.MULTILINE)
+    words = {True: "part of the loss", False: "applied by its prox"}
+    entries = [METHODS[name] for name in RUNNABLE]
+    expected = [(m.name, m.home, m.optax.replace(":", "."), words[m.coupled]) for m in entries]
+    assert [row[:3] for row in rows] == [row[:3] for row in expected]
+    assert [row[3] for row in rows if row[0] != "adamw"] == [row[3] for row in expected if row[0] != "adamw"]

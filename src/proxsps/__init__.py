@@ -11,7 +11,8 @@ __version__ = "0.1.0"
 _HOME = {
     **dict.fromkeys(["SPS", "DecSPS", "ProxSGD", "ProxSPS", "ProxSPSAdam"], "proxsps.optim"),
     **dict.fromkeys(["LastStep", "LossCheck", "check_loss"], "proxsps.optim"),
-    **dict.fromkeys(["AdaptiveLR", "HorizonLR", "SqrtLR", "StronglyConvexLR"], "proxsps.optim"),
+    **dict.fromkeys(["AdaptiveLR", "CoolDown", "HorizonLR", "SqrtLR", "StronglyConvexLR"], "proxsps.optim"),
+    **dict.fromkeys(["polynomial_avg_fn", "polynomial_multi_avg_fn"], "proxsps.optim"),
     **dict.fromkeys(
         [
             "Box",

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 PUBLISHED = False  # whether package indexes have proxsps; until then it is installed from a clone
 
 # What the extra `experiments` installs, by the names under which it is imported.
-EXPERIMENTS = ("filelock", "joblib", "matplotlib", "pandas", "PIL", "pooch", "pyarrow", "rich", "scipy", "typer")
+EXPERIMENTS = ("filelock", "matplotlib", "pandas", "PIL", "pooch", "pyarrow", "rich", "scipy", "sklearn", "typer")
 
 
 def extra(*names: str) -> str:
@@ -40,5 +40,5 @@ def explained(error: ModuleNotFoundError) -> str | None:
 def _installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except (ModuleNotFoundError, ValueError):  # a finder that knows better; a module without a spec
+    except (ModuleNotFoundError, ValueError):  # another finder raises; a module without a spec
         return False

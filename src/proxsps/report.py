@@ -1,4 +1,4 @@
-"""One HTML file that tells what was run and what came out: claims, figures, numbers, speed, environment, citation.
+"""One HTML file that shows what was run and what came out: claims, figures, numbers, speed, environment, citation.
 
 The file needs nothing else: styles and pictures are inside it, it has no scripts and loads nothing from the network.
 """
@@ -42,7 +42,7 @@ BIBTEX = """\
 
 
 class ReportedClaim(Protocol):
-    """A sentence that a number decides; anything with these attributes will do."""
+    """A sentence that a number supports or contradicts; any object with these attributes can be used."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
-"""Many runs as rows of arrays, of any array library: one step moves all of them, by the parts of `proxsps.core`.
+"""Many runs as rows of arrays, of any array library: one step updates all of them, with the parts of `proxsps.core`.
 
 Points x and slopes d have the shape (runs, n), all other numbers the shape (runs,). Each run is one block with its own
-cap. Runs share nothing: what one does depends on no other.
+cap. Runs share nothing and do not depend on each other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def inner(a: Array, b: Array) -> Array:
 
 
 def coupled(value: Array, g: Array, x: Array, lam: Array | float) -> tuple[Array, Array]:
-    """The loss with lam/2 ||x||^2 added to it, and the gradient of both: what SPS and DecSPS see.
+    """The loss with lam/2 ||x||^2 added to it, and the gradient of both, for SPS and DecSPS.
 
     Args:
         value: losses, shape (runs,).
@@ -156,7 +156,7 @@ class _Curve(ABC):
 
 
 class _EntriesCurve(_Curve):
-    """Each entry for itself."""
+    """Each entry by itself."""
 
     def heights(self, u: Array) -> tuple[Array, Array]:
         """One pass over all entries for each point."""

@@ -231,6 +231,6 @@ def test_an_interrupt_keeps_what_was_finished(tmp_path):
     )
     assert json.loads(done.stdout)[0]["ran"] == RUNS - len(kept), done.stderr
     if process.returncode == 130:
-        assert "the same command goes on from there" in text
+        assert "the same command continues from there" in text
         assert len(kept) < RUNS
     pd.testing.assert_frame_equal(pd.read_parquet(store).head(len(kept)), kept)

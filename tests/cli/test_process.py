@@ -85,7 +85,7 @@ def test_an_output_that_is_full_is_one_line(words):
 # Windows has none of these; macOS lacks the first two.
 LACKING = """
 import os, signal, sys
-import joblib, matplotlib.figure, pandas, pooch, pyarrow.parquet, rich.progress, torch, typer  # may need what follows
+import matplotlib.figure, pandas, pooch, pyarrow.parquet, rich.progress, torch, typer  # may need what follows
 
 for name in ("sched_getaffinity", "sched_setaffinity", "fork", "forkpty", "register_at_fork", "getpgid", "getpgrp",
              "killpg", "setsid", "setpgid", "getsid", "getuid", "geteuid", "getgid", "nice", "getpriority",

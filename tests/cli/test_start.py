@@ -75,6 +75,10 @@ def without(packages: list[str], code: str, *words: str) -> subprocess.Completed
         (["run", "--help"], 0, "as published"),
         (["train", "--help"], 0, "prox-sps"),
         (["sparsify", "--help"], 0, "digits-mlp"),
+        (["train", "cifar10-resnet57x"], 2, "Unknown problem 'cifar10-resnet57x'"),
+        (["train", "cifar10-resnet57"], 2, "depth must be 6n + 2"),
+        (["train", "cifar10-resnet56", "--method", "proxsp"], 2, "Did you mean 'prox-sps'?"),
+        (["sparsify", "digit-mlp"], 2, "Or 'digits-mlp'"),
         (["run", "matrix-fac1", "--convention", "txt"], 2, "published or text, got 'txt'"),
         (["reproduce", "flow", "--sensors", "month.csv"], 2, "none of them was named"),
         (["theory", "--help"], 0, "verify"),
@@ -113,6 +117,7 @@ def test_the_catalogue_tells_what_the_experiments_are():
     for name, experiment in EXPERIMENTS.items():
         entry = CATALOGUE[name]
         runs = len(experiment.specs(experiment.seeds, experiment.epochs)) if experiment.specs else 0
+        runs = len(experiment.trials(experiment.seeds)) if experiment.trials else runs
         facts = (experiment.name, runs, experiment.epochs, experiment.seconds, experiment.hardware)
         assert (entry.name, entry.runs, entry.epochs, entry.seconds, entry.hardware) == facts
 
@@ -179,8 +184,9 @@ def test_a_module_that_no_extra_has_is_still_an_error_with_a_traceback():
 
 def test_the_extra_installs_what_the_message_says():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    names = {re.match(r"[\w-]+", item)[0].replace("pillow", "PIL") for item in extras["experiments"]}
-    assert names == set(_install.EXPERIMENTS)
+    imported = {"pillow": "PIL", "scikit-learn": "sklearn"}
+    names = [re.match(r"[\w-]+", item)[0] for item in extras["experiments"]]
+    assert {imported.get(name, name) for name in names} == set(_install.EXPERIMENTS)
 
 
 def test_one_variable_decides_how_install_lines_are_spelt(monkeypatch):

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from proxsps.core.dual import eager_loop, search_dual
 from proxsps.core.model import entry_heights
 from proxsps.core.models import truncated_model
-from proxsps.core.rules import Memory, Model, dec_sps, linear, sps_max, start_memory, truncated
+from proxsps.core.rules import Model, StepMemory, dec_sps, linear, sps_max, start_memory, truncated
 from proxsps.core.step import l2_line, prox_coefficients
 from proxsps.regularizers import L1, Box
 
@@ -248,16 +248,16 @@ def test_dec_sps_follows_its_recursion():
 
 def test_dec_sps_ignores_blocks_that_rest():
     d, x = np.array([[1.0], [2.0]]), np.zeros((2, 1))
-    fresh = Memory(np.float64(0.0), np.array([0.2, 0.0]))
+    fresh = StepMemory(np.float64(0.0), np.array([0.2, 0.0]))
     both, after = dec_sps(line_model(1.0, d, x, [0.5, 0.0]), fresh, np.array(True))
-    alone, _ = dec_sps(line_model(1.0, d[:1], x[:1], 0.5), Memory(np.float64(0.0), np.array([0.2])), np.array(True))
+    alone, _ = dec_sps(line_model(1.0, d[:1], x[:1], 0.5), StepMemory(np.float64(0.0), np.array([0.2])), np.array(True))
     assert both == alone
     assert after.previous[1] == 0.0  # nothing to remember of it
 
 
 def test_dec_sps_forgets_steps_that_are_skipped():
     """A step that is not taken leaves everything as it was, run by run, even where its numbers are no numbers."""
-    memory = Memory(np.array([3.0, 3.0]), np.array([[0.4], [0.4]]))
+    memory = StepMemory(np.array([3.0, 3.0]), np.array([[0.4], [0.4]]))
     d_sq, alpha = np.array([[2.0], [math.nan]]), np.ones((2, 1))
     gap = np.array([1.0, math.inf])
     model = Model(gap, d_sq, alpha, l2_line(gap, d_sq, d_sq, alpha, 0 * alpha))

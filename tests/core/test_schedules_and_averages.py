@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from proxsps.core import schedules
-from proxsps.core.averaging import draw_iterate, start_average, update_average
+from proxsps.core.averaging import (
+    draw_iterate,
+    polynomial_average,
+    polynomial_weight,
+    start_average,
+    update_average,
+)
 
 
 def test_schedules_are_the_formulas_of_the_theorems():
@@ -38,6 +44,34 @@ def test_running_average_is_numpys(weight):
         average = update_average(average, x, weight(k))
     expected = np.average(xs, axis=0, weights=[weight(k) for k in range(20)])
     np.testing.assert_allclose(average.mean, expected, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
+def test_a_cool_down_falls_on_a_line_to_zero_and_never_rises(fraction):
+    total = 40
+    factors = [schedules.cool_down(k, 2.0, total, fraction) for k in range(total + 5)]
+    flat = round(total * (1 - fraction))
+    assert factors[:flat] == [2.0] * flat
+    assert factors[total:] == [0.0] * 5
+    falls = -np.diff(factors[max(flat - 1, 0) : total + 1])
+    np.testing.assert_allclose(falls, falls.mean(), rtol=1e-12)
+    assert all(factor > 0 for factor in factors[:total])
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 8.0])
+def test_polynomial_average_weighs_points_by_a_rising_factorial(power):
+    """The k-th point (from 1) has the weight Gamma(k + power) / Gamma(k), which is about k^power."""
+    xs = np.random.default_rng(0).standard_normal((30, 3))
+    mean = xs[0]
+    for count, x in enumerate(xs[1:], 1):
+        mean = polynomial_average(mean, x, count, power)
+    weights = [math.exp(math.lgamma(k + power) - math.lgamma(k)) for k in range(1, 31)]
+    np.testing.assert_allclose(mean, np.average(xs, axis=0, weights=weights), rtol=1e-12, atol=1e-14)
+
+
+def test_the_weight_of_the_newest_point_is_nine_over_k_plus_ten():
+    assert [polynomial_weight(k + 1) for k in (0, 8, 90)] == [9 / 10, 9 / 18, 9 / 100]
+    assert polynomial_weight(0) == 1
 
 
 def test_drawn_iterate_is_uniform():

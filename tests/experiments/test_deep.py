@@ -13,13 +13,14 @@ import pytest
 
 from proxsps.experiments import EXPERIMENTS, deep_claims, imagenet_claims
 from proxsps.experiments.base import Claim, Frames
+from proxsps.problems.images import PUBLISHED as PUBLISHED_IMAGES
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store
 from proxsps.training import train
 
 Made = Callable[..., Frames]
 PUBLISHED = ("cifar10-resnet56", "cifar10-resnet110", "imagenet32-resnet110")
-TWINS = ("cifar10-resnet56-twin", "cifar10-resnet110-twin", "cifar10-resnet56-adaptive")
+TWINS = ("cifar10-resnet56-twin", "cifar10-resnet110-twin", "cifar10-resnet56-adaptive", "cifar10-resnet56-long")
 
 
 # Grids
@@ -56,6 +57,20 @@ def test_twins_keep_depth_batches_and_settings(name: str) -> None:
         assert (problem.batch_size, problem.batch_norm, problem.augment) == (128, False, True)
         assert spec.weight_decay == 5e-4
         assert spec.lr == (1e-3 if spec.method == "adamw" else 1.0)
+
+
+def test_the_long_twin_has_the_steps_that_late_effects_take() -> None:
+    experiment = EXPERIMENTS["cifar10-resnet56-long"]
+    specs = experiment.specs(experiment.seeds, experiment.epochs)
+    steps = {PUBLISHED_IMAGES["cifar10"] // spec.problem.batch_size * spec.epochs for spec in specs}
+    assert steps == {23_400}
+    assert {spec.problem.pace for spec in specs} == {1.0}
+    assert sorted((spec.method, spec.schedule) for spec in specs) == [
+        ("adamw", "constant"),
+        ("prox-sps", "adaptive"),
+        ("prox-sps", "sqrt"),
+        ("sps", "sqrt"),
+    ]
 
 
 # Two steps of each twin, on synthetic images

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from proxsps.cli import app
 from proxsps.experiments import EXPERIMENTS
 from proxsps.experiments.base import Frames
-from proxsps.experiments.variants import variants
+from proxsps.experiments.variants import Options, variants
 from proxsps.problems import completion
 
 SMALL = ["--seeds", "1", "--epochs", "1"]
@@ -37,7 +37,7 @@ def test_the_published_ones_stay_as_they_are() -> None:
 @pytest.mark.parametrize("name", [*MATRIX, "sensor"])
 def test_the_text_has_names_problems_and_the_same_claims_of_its_own(name: str) -> None:
     published = EXPERIMENTS[name]
-    (text,) = variants([published], "text")
+    (text,) = variants([published], Options("text"))
     assert text.name == f"{name}-text"
     assert text.claims == published.claims
     assert text.words == (name, "--convention", "text")
@@ -51,12 +51,12 @@ def test_the_text_has_names_problems_and_the_same_claims_of_its_own(name: str) -
 def test_options_that_no_experiment_has_are_told() -> None:
     flow, matrix = EXPERIMENTS["flow"], EXPERIMENTS["matrix-fac1"]
     with pytest.raises(ValueError, match=r"--convention text is for matrix-fac1, .* none of them was named"):
-        variants([flow], "text")
-    assert [experiment.name for experiment in variants([flow, matrix], "text")] == ["flow", "matrix-fac1-text"]
+        variants([flow], Options("text"))
+    assert [experiment.name for experiment in variants([flow, matrix], Options("text"))] == ["flow", "matrix-fac1-text"]
     with pytest.raises(ValueError, match=r"--sensors month2.csv is for sensor; none of them was named"):
-        variants([matrix], sensors="month2.csv")
+        variants([matrix], Options(sensors="month2.csv"))
     with pytest.raises(ValueError, match="The convention is published or text, got 'txt'"):
-        variants([matrix], "txt")
+        variants([matrix], Options("txt"))
 
 
 def test_the_convention_of_the_text_from_the_command_line(call: Callable[..., Result], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from proxsps.figures import frames, lambda_path, per_lambda, stability, style
+from proxsps.methods import SPARE_COLOURS
 
 
 def crosses(axes):
@@ -110,8 +111,6 @@ def test_bad_arguments(stability_data, path_data):
         stability(stability_data, "accuracy")
     with pytest.raises(ValueError, match="one weight_decay at a time"):
         stability(path_data, "objective")
-    with pytest.raises(ValueError, match="no colour for the method 'momo'"):
-        stability(stability_data.assign(method="momo"), "objective")
     with pytest.raises(ValueError, match="schedules"):
         stability(stability_data.assign(schedule="linear"), "objective")
 
@@ -176,3 +175,20 @@ def test_curves_that_coincide_are_both_seen(stability_data, draw):
     for name in ("prox-sps", "sps"):
         colour = 255 * np.array(to_rgb(style.method(name).colour))
         assert (np.abs(pixels - colour).max(axis=1) < 12).sum() > 250, name
+
+
+def test_a_method_without_an_entry_has_looks_of_its_own(stability_data, table):
+    frame = pd.concat([stability_data, *(stability_data.assign(method=name) for name in ("momo", "alig"))])
+    figure = stability(frame, "objective")
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"momo", "alig"} <= set(labels)
+    for name in ("momo", "alig"):
+        others = [look for look in table.values() if look.name != name]
+        assert style.method(name).colour not in {look.colour for look in others}
+
+
+def test_colours_run_out_with_an_error_that_says_what_to_do(table):
+    for i in range(len(SPARE_COLOURS)):
+        style.method(f"own-{i}")
+    with pytest.raises(ValueError, match=r"no spare colour for the method 'own-8'.*colour='#1133AA'"):
+        style.method("own-8")

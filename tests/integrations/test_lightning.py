@@ -157,7 +157,7 @@ def test_the_callback_refuses_what_parts_loss_and_gradients(kit: Any) -> None:
     manual.automatic_optimization = False
     assert "call opt.step(loss=loss), and leave out the callback" in refusal(manual, kit)
 
-    assert "handed over twice" in refusal(module(kit.network()), kit)
+    assert "passed twice" in refusal(module(kit.network()), kit)
 
 
 def test_other_optimizers_may_clip(kit: Any) -> None:

@@ -153,6 +153,7 @@ class Kit:
     regularizers = REGULARIZERS
     drawn = staticmethod(drawn)
     as_numpy = staticmethod(as_numpy)
+    as_torch = staticmethod(as_torch)
     torch_optimizer = staticmethod(torch_optimizer)
     torch_step = staticmethod(torch_step)
     stepper = staticmethod(stepper)

@@ -118,7 +118,7 @@ def test_parameters_that_are_not_real(method, dtype, hint):
 
 
 def test_too_few_centres():
-    with pytest.raises(ValueError, match="center holds 1 arrays, but tensor number 1"):
+    with pytest.raises(ValueError, match="center holds 1 arrays, but the group has a tensor number 1"):
         prox_sgd(1.0, regularizer=L2(0.1, [jnp.ones(3)])).init([X, X])
 
 

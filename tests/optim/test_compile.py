@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam
-from proxsps.regularizers import L1
+from proxsps.regularizers import L1, L2, GroupLasso
 
 # Dynamo warns of caches in array_api_compat, which it traces through.
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
@@ -58,12 +58,14 @@ def test_averaged_models_are_compiled_once_more(kit):
     check(kit, optimizers, "eager", torch.float64, 1e-13, once=False)
 
 
-def test_the_search_for_the_dual_variable(kit):
+@pytest.mark.parametrize("phi", [L1(0.1), GroupLasso(0.1, 0)], ids=repr)
+def test_the_search_for_the_dual_variable(kit, phi):
     # The host stops at a duality gap of 1e-6 of the loss in single precision: points differ by its square root.
-    check(kit, [(ProxSPS, {"lr": 0.5, "regularizer": L1(0.1)})], "eager", torch.float32, 1e-4)
+    check(kit, [(ProxSPS, {"lr": 0.5, "regularizer": phi})], "eager", torch.float32, 1e-4)
 
 
-def test_many_tensors_are_few_operations_for_the_compiler():
+@pytest.mark.parametrize("phi", [L2(0.1), L1(0.1), GroupLasso(0.1, 1)], ids=repr)
+def test_many_tensors_are_few_operations_for_the_compiler(phi):
     # Code for each of hundreds of tensors that are copied into one vector takes the default backend minutes.
     sizes = []
 
@@ -73,10 +75,10 @@ def test_many_tensors_are_few_operations_for_the_compiler():
 
     for tensors in (3, 30):
         torch._dynamo.reset()
-        params = [torch.nn.Parameter(torch.ones(5)) for _ in range(tensors)]
+        params = [torch.nn.Parameter(torch.ones(5, 2)) for _ in range(tensors)]
         for p in params:
-            p.grad = torch.full((5,), 0.5)
-        opt = ProxSPS(params, lr=0.5, regularizer=L1(0.1), capturable=True)
+            p.grad = torch.full((5, 2), 0.5)
+        opt = ProxSPS(params, lr=0.5, regularizer=phi, capturable=True)
         torch.compile(lambda loss, opt=opt: opt.step(loss=loss), backend=count, fullgraph=True)(torch.tensor(0.7))
         assert all((p < 1).all() for p in params)
     assert sizes[1] - sizes[0] <= 27  # at most one view for each tensor

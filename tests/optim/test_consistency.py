@@ -128,11 +128,11 @@ def summed(case):
 
 FAULTS = {
     "loss x 64": (lambda case: 64 * right(case), "64 times as much. Likely a sum over 64 samples"),
-    "scaled AMP loss": (lambda case: 65536 * right(case), "2^16 times as much. Hand over the loss before scaler.scale"),
-    "loss / 64": (lambda case: right(case) / 64, "1/64 of it. Hand over the loss before it is divided"),
+    "scaled AMP loss": (lambda case: 65536 * right(case), "2^16 times as much. Pass the loss before scaler.scale"),
+    "loss / 64": (lambda case: right(case) / 64, "1/64 of it. Pass the loss before it is divided"),
     "divided micro-batches watched": (
         divided,
-        "1/4 of it. Hand over the loss before it is divided",
+        "1/4 of it. Pass the loss before it is divided",
     ),
     "another micro-batch": (other_loss, "no simple factor. Likely the loss of another batch"),
     "clipped": (clipped, "times too short. Likely they were clipped"),

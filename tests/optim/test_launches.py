@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxsps import L1, ElasticNet, GroupLasso, NuclearNorm, ProxSPS, ProxSPSAdam
+from proxsps import L1, SPS, ElasticNet, GroupLasso, NuclearNorm, ProxSPS, ProxSPSAdam
 from proxsps.optim.parts.device import ROOM
 
 LIMITS = {
@@ -72,33 +70,24 @@ def test_launches_do_not_depend_on_how_many_tensors_there_are(launches, kit):
     assert count(2) == count(20)
 
 
-class PeakMemory(TorchDispatchMode):
-    """The most bytes that tensors made meanwhile held at one time."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("method", [ProxSPS, SPS])
+def test_nor_does_weight_decay_in_any_precision(launches, kit, method, dtype):
+    def count(tensors):
+        opt = method(kit.drawn(*[(5, 3)] * tensors, dtype=dtype), lr=1.0, weight_decay=0.1, capturable=True)
+        return launches.counted(lambda: opt.step(loss=torch.tensor(1.0))).total()
 
-    def __init__(self, known):
-        super().__init__()
-        self.live, self.peak = {}, 0
-        self.known = {t.untyped_storage().data_ptr() for t in known}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (list, tuple)) else [out]:
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self.known:
-                storage = tensor.untyped_storage()
-                self.live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.live = {key: entry for key, entry in self.live.items() if not entry[0].expired()}
-        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
-        return out
+    assert count(2) == count(20)
 
 
-def peak(shapes, dtype=torch.float32, **options):
+def peak(launches, shapes, dtype=torch.float32, **options):
     generator = torch.Generator().manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
     for p in params:
         p.grad = torch.randn(p.shape, generator=generator).to(dtype)
     opt = ProxSPS(params, lr=1.0, capturable=True, **options)
     loss = torch.tensor(0.1 * sum(p.numel() for p in params))
-    with PeakMemory([*params, *(p.grad for p in params)]) as memory:
+    with launches.PeakMemory([*params, *(p.grad for p in params)]) as memory:
         opt.step(loss=loss)
     assert opt.last_step.branch_name == "inside"
     return memory.peak, sum(p.nbytes for p in params)
@@ -114,14 +103,20 @@ SETS = {
 
 @pytest.mark.parametrize("shapes", SETS.values(), ids=SETS)
 @pytest.mark.parametrize("phi", [L1(1e-3), ElasticNet(1e-3, 1e-3)], ids=["L1", "ElasticNet"])
-def test_a_search_over_entries_takes_two_copies_of_the_parameters_at_most(shapes, phi):
-    used, parameters = peak(shapes, regularizer=phi)
+def test_a_search_over_entries_takes_two_copies_of_the_parameters_at_most(launches, shapes, phi):
+    used, parameters = peak(launches, shapes, regularizer=phi)
     assert used <= max(2 * parameters, ROOM) + 100_000  # a few numbers besides
     if parameters > 1e6:
         assert used > parameters / 2  # the counter counts
 
 
 def test_half_precision_takes_no_more(launches):
-    used, parameters = peak([(1_000_000,)] * 18, torch.bfloat16, regularizer=L1(1e-3))
+    used, parameters = peak(launches, [(1_000_000,)] * 18, torch.bfloat16, regularizer=L1(1e-3))
     assert parameters > ROOM
     assert used <= 2 * parameters + 100_000
+
+
+def test_the_kernels_take_at_most_32_megabytes(launches):
+    params = launches.draw("cpu", [(9_000_000,)])
+    opt = ProxSPS(params, lr=0.1, regularizer=L1(1e-3), fused=True)
+    assert launches.extra_memory(opt, params, torch.tensor(0.02 * 9_000_000)) < 32e6

@@ -10,13 +10,14 @@ import statistics
 import pytest
 import torch
 
-from proxsps.optim import AdaptiveLR, HorizonLR, ProxSPS, SqrtLR, StronglyConvexLR
+from proxsps.optim import AdaptiveLR, CoolDown, HorizonLR, ProxSPS, SqrtLR, StronglyConvexLR
 
 F64 = torch.float64
 
 FORMULAS = {
     "SqrtLR": (SqrtLR, lambda k, base: base / math.sqrt(k + 1)),
     "HorizonLR": (lambda opt: HorizonLR(opt, 50), lambda k, base: base / math.sqrt(50)),
+    "CoolDown": (lambda opt: CoolDown(opt, 10), lambda k, base: base * (1.0 if k < 7 else max(0, 10 - k) / 3.5)),
     "StronglyConvexLR": (lambda opt: StronglyConvexLR(opt, 0.2), lambda k, base: 1 / (0.2 * (k + 1))),
     "StronglyConvexLR-offset": (lambda opt: StronglyConvexLR(opt, 0.2, k_0=7.5), lambda k, base: 1 / (0.2 * (k + 7.5))),
     "StronglyConvexLR-bounded": (

@@ -10,7 +10,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from proxsps.optim import ProxSPS
 from proxsps.optim.blocks import plain
-from proxsps.regularizers import L1, Box
+from proxsps.optim.parts import device, entries, rows
+from proxsps.regularizers import L1, Box, GroupLasso
 
 PATHS = {"default": {}, "torch": {"fused": False}, "capturable": {"capturable": True}}
 OPTIONS = {
@@ -173,3 +174,33 @@ def test_a_step_inside_functionalize(case, kit, options, path):
     out = torch.func.functionalize(step)(p.detach().clone(), p.grad)
     case.make([twin], **OPTIONS[options], **PATHS[path]).step(loss=7.0)
     close(out, twin.detach(), searched=options == "L1")
+
+
+LONG = {
+    "transposed": lambda draw: draw(40, 60).T,
+    "transposed, few rows": lambda draw: draw(1007, 2).T,
+    "channels last": lambda draw: draw(16, 20, 3, 3).to(memory_format=torch.channels_last),
+    "every other entry": lambda draw: draw(2002)[::2],
+}
+
+
+@pytest.mark.parametrize("phi", [None, L1(0.05), Box(-1.0, 1.0), GroupLasso(0.05, 0)], ids=repr)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("order", LONG)
+def test_long_tensors_in_any_memory_order_are_stepped_on(monkeypatch, order, path, phi):
+    for module, name in ((entries, "BUCKET"), (rows, "SLICE"), (device, "ROOM")):
+        monkeypatch.setattr(module, name, 100)  # so that these tensors are too long for one piece
+    moves = []
+    for in_order in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        x, g = (LONG[order](lambda *shape, of=generator: torch.randn(shape, generator=of)) for _ in range(2))
+        assert not x.is_contiguous()
+        p = torch.nn.Parameter(x.contiguous() if in_order else x)
+        p.grad = g.contiguous() if in_order else g
+        before = p.detach().clone()
+        opt = ProxSPS([p], lr=0.1, regularizer=phi, **PATHS[path])
+        opt.step(loss=torch.tensor(0.01 * x.numel()))
+        assert opt.last_step.branch_name == "inside"
+        moves.append(p.detach() - before)
+    assert moves[1].abs().max() > 1e-3
+    close(*moves, searched=phi is not None)

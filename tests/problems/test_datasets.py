@@ -194,7 +194,7 @@ def test_libsvm_files_that_are_none(tmp_path):
     file.write_bytes(b"BZh9\xff\xfe")
     assert "is not text" in refusal(load_libsvm, file)
     file.write_text("1 5:1\n")
-    assert "index 5, but 4 features" in refusal(load_libsvm, file, 4)
+    assert "index 5, but the limit is 4 features" in refusal(load_libsvm, file, 4)
 
 
 def test_logistic_regression_on_a_file(tmp_path, no_cache):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import batch_norm, conv2d, relu
 
-from proxsps.problems.resnet import Block, ResNet, resnet20, resnet32, resnet44, resnet56, resnet110
+from proxsps.problems.resnet import ResidualBlock, ResNet, resnet20, resnet32, resnet44, resnet56, resnet110
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_forward_is_the_definition(depth, norm):
 
 def test_the_shortcut_has_zeros_in_half_of_the_new_channels():
     x = torch.arange(2 * 4 * 4, dtype=torch.float32).reshape(1, 2, 4, 4) + 1
-    out = Block(2, 4, 2, False).shortcut(x)
+    out = ResidualBlock(2, 4, 2, False).shortcut(x)
     assert out.shape == (1, 4, 2, 2)
     assert not out[:, [0, 3]].any()
     np.testing.assert_array_equal(out[0, 1], [[1, 3], [9, 11]])
-    assert Block(2, 2, 1, False).shortcut(x) is x
+    assert ResidualBlock(2, 2, 1, False).shortcut(x) is x
 
 
 def test_the_start_is_kaiming_normal():

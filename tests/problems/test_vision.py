@@ -77,7 +77,7 @@ def test_parts_of_the_data():
     assert problem.pace == 40 / 2000
     assert ImageClassification(data="synthetic").pace == 1
     assert image_problem("cifar10-resnet56", images=20_000).pace == 0.4
-    with pytest.raises(DataError, match="synthetic has 500 validation images, but 501 were asked for"):
+    with pytest.raises(DataError, match="synthetic has 500 validation images, but 501 are needed"):
         ImageClassification(**{**TINY, "validation_images": 501}).validation_data(0)
 
 

@@ -106,5 +106,5 @@ def test_centres_of_a_group_need_an_index():
     phi.check((3,))
     with pytest.raises(ValueError, match=r"holds 2 arrays and belongs to a group of tensors.*use at\(i\)"):
         phi.prox(np.zeros(3), 1.0)
-    with pytest.raises(ValueError, match=r"holds 2 arrays, but tensor number 2 of the group"):
+    with pytest.raises(ValueError, match=r"holds 2 arrays, but the group has a tensor number 2"):
         phi.at(2)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from proxsps.cli import app
 from proxsps.problems.resnet import ResNet
 from proxsps.sparsity import load_shrunk, load_sparse
-from proxsps.training.tasks import Digits, accuracy, task_named
+from proxsps.training.tasks import Digits, accuracy, digits, task_named
 
 TINY = ["--width=2", "--size=8", "--images=80", "--validation-images=30", "--batch-size=16", "--device=cpu"]
 NETWORK = "synthetic-resnet8"
@@ -27,7 +27,7 @@ def call(monkeypatch, tmp_path):
 
 def test_help_teaches(call):
     text = call("--help").output
-    for word in ("digits-mlp", "cifar10-resnet20", "--keep", "--max-drop", "goes on from them"):
+    for word in ("digits-mlp", "cifar10-resnet20", "--keep", "continues from them", "test data", "small.pt"):
         assert word in text
 
 
@@ -36,7 +36,7 @@ def test_digits_become_small_and_the_files_hold_it(call, tmp_path):
         "digits-mlp",
         "--epochs=2",
         "--max-drop=0.3",
-        "--keep=0.6",
+        "--keep=0.7",
         "--strengths=1e-3,3e-3,6e-3",
         "--json",
         "--no-polish",
@@ -45,12 +45,17 @@ def test_digits_become_small_and_the_files_hold_it(call, tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     best = next(point for point in found["points"] if point["chosen"])
-    assert best["size"] <= 0.6
+    assert best["size"] <= 0.7
     assert found["after"]["parameters"] == best["parameters"]
     assert found["difference"] < 1e-6
     folder = tmp_path / found["folder"]
     small = load_shrunk(Digits().network(7), torch.load(folder / "small.pt", weights_only=True))
-    assert accuracy(Digits(), small) == pytest.approx(best["accuracy"])
+    # Chosen by one part of the data, scored by another.
+    assert accuracy(small, Digits().validation()) == pytest.approx(best["accuracy"])
+    assert accuracy(small, Digits().test()) == pytest.approx(found["test_accuracy"]["small"])
+    dense = Digits().network(0)
+    dense.load_state_dict(torch.load(folder / "point-000.pt", weights_only=True)["model"])
+    assert accuracy(dense, Digits().test()) == pytest.approx(found["test_accuracy"]["dense"])
     assert json.loads((folder / "path.json").read_text()) == found["points"]
     state = load_sparse(folder / "small.safetensors")
     assert all(torch.equal(state[name], tensor) for name, tensor in small.state_dict().items())
@@ -64,7 +69,7 @@ def test_digits_become_small_and_the_files_hold_it(call, tmp_path):
 def test_a_residual_network(call, tmp_path):
     result = call(NETWORK, *TINY, "--epochs=2", "--strengths=0.001,0.01", "--max-drop=1", "--lr=0.5")
     assert result.exit_code == 0, result.output
-    assert "Accuracy of the smaller network" in result.stdout
+    assert "On test data, by which nothing was chosen: dense network" in result.stdout
     assert "dense: accuracy" in result.stderr
     assert "strength 0.01: accuracy" in result.stderr
     assert "a shortcut pads or shifts the channels" in result.stdout
@@ -82,6 +87,7 @@ def test_a_residual_network(call, tmp_path):
         (["digits-mlp", "--strengths", "1e-3,inf"], "strengths must be positive, finite and growing"),
         (["digits-mlp", "--keep", "2"], "keep must be a share between 0 and 1"),
         (["digits-mlp", "--max-drop", "-1"], "max_drop must be a number >= 0"),
+        ([NETWORK, "--validation-images", "1"], "validation_images must be 0 (all) or at least 2, got 1"),
         (["digits-mlp", "--device", "abacus"], "The device 'abacus' cannot be used here"),
     ],
 )
@@ -93,13 +99,19 @@ def test_wrong_words_get_one_line(call, tmp_path, words, message):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("missing", ["torch_pruning", "safetensors.torch"])
-def test_what_is_not_installed_is_said_before_anything_is_trained(call, monkeypatch, missing):
+@pytest.mark.parametrize(
+    ("missing", "extra"),
+    [("torch_pruning", "sparsity"), ("safetensors.torch", "sparsity"), ("sklearn.datasets", "experiments")],
+)
+def test_what_is_not_installed_is_said_before_anything_is_trained(call, monkeypatch, tmp_path, missing, extra):
     monkeypatch.setitem(sys.modules, missing, None)
+    digits.cache_clear()
     result = call("digits-mlp")
+    digits.cache_clear()
     assert result.exit_code == 2
-    assert "pip install '.[sparsity]'" in result.stderr
+    assert f"pip install '.[{extra}]'" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_everything_dead_is_said_and_the_dense_network_is_kept(call):

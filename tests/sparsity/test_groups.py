@@ -76,8 +76,15 @@ def test_a_model_without_weights_is_an_error():
 
 @pytest.mark.parametrize("phi", [L1(0.0), SparseGroupLasso(0.0, 0.0), GroupLasso(0.0)], ids=repr)
 def test_strength_zero_is_an_error(phi):
-    with pytest.raises(ValueError, match="has strength 0 and makes no zeros"):
+    with pytest.raises(ValueError, match="has strength 0 and gives no zeros"):
         sparse_groups(Net(), phi)
+
+
+@pytest.mark.parametrize("lam", [float("inf"), float("nan"), -1.0])
+def test_strength_must_be_finite(lam):
+    for make in (L1, GroupLasso, rows):
+        with pytest.raises(ValueError, match="must be a finite number >= 0"):
+            sparse_groups(Net(), make(lam))
 
 
 def test_frozen_parameters_are_left_out():
@@ -169,3 +176,23 @@ def test_table_prints_with_rich_and_is_a_frame(capsys):
     assert "L1(lam=0.5)" in capsys.readouterr().out
     frame = table.frame()
     assert frame["entries"].tolist() == [6, 2]
+
+
+@pytest.mark.parametrize("cls", [ProxSPS, ProxSGD])
+def test_groups_can_be_used_again(cls):
+    groups = sparse_groups(Net(), L1(0.1))
+    before = str(groups)
+    first, second = cls(groups, lr=1.0), cls(groups, lr=0.1)
+    assert [group["lr"] for group in first.param_groups] == [1.0, 1.0]
+    assert [group["lr"] for group in second.param_groups] == [0.1, 0.1]  # not what the first one filled in
+    assert str(groups) == before
+    for group in first.param_groups:
+        group["lr"] = 0.5
+    assert [group["lr"] for group in second.param_groups] == [0.1, 0.1]
+
+
+def test_the_table_of_groups_that_torch_has_filled_in():
+    groups = sparse_groups(Net(), L1(0.1))
+    before = str(groups)
+    torch.optim.SGD(groups, lr=0.1)  # replaces pairs of names and tensors by tensors
+    assert str(groups) == before

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from proxsps import ProxSPS
-from proxsps.sparsity import PathError, shrink, strength_path
+from proxsps.sparsity import PathError, TraceError, shrink, strength_path
 from proxsps.sparsity.path import DEFAULT_STEPS
 
 X = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
@@ -59,16 +59,16 @@ def test_from_dense_to_sparse_with_the_default_path():
     assert path.points[0].strength == 0
     assert path.points[0].size == 1
     strengths = [point.strength for point in path.points[1:]]
-    assert strengths[1] == pytest.approx(2 * strengths[0])
+    assert strengths[1] == pytest.approx(2**0.5 * strengths[0])
     assert len(strengths) <= len(DEFAULT_STEPS) + 2
-    # Two strengths lie between the last good one of the doubled strengths and the one that was too much.
-    doubled, refined = strengths[:-2], strengths[-2:]
-    assert doubled == sorted(doubled)
-    assert all(doubled[-2] < strength < doubled[-1] for strength in refined)
+    # Two strengths were too much; two more lie between the last good one and the first of these.
+    growing, refined = strengths[:-2], strengths[-2:]
+    assert growing == sorted(growing)
+    assert all(growing[-3] < strength < growing[-2] for strength in refined)
     # Each point starts where the last one ended, the refined ones where the last good one did.
-    count = len(doubled)
+    count = len(growing)
     assert all(torch.equal(job.starts[i + 1], job.ends[i]) for i in range(count))
-    assert torch.equal(job.starts[count + 1], job.ends[count - 1])
+    assert torch.equal(job.starts[count + 1], job.ends[count - 2])
     best = path.best
     assert best.accuracy >= max(point.accuracy for point in path.points[: path.chosen]) - 0.05
     assert best.size < 0.6
@@ -88,6 +88,55 @@ def test_stops_at_the_wanted_size():
     assert path.chosen == len(path.points) - 1
     assert path.best.size <= 0.7 < path.points[-2].size
     assert path.reason.startswith("Size")
+
+
+def scripted(accuracies):
+    """A job whose accuracies are given, at strengths of 1, 2, 3, ..."""
+    job = Job()
+    job.train = lambda model, groups: None
+    given = iter(accuracies)
+    job.evaluate = lambda model: next(given)
+    return job
+
+
+GROWING = [float(strength) for strength in range(1, 6)]
+
+
+def test_one_bad_accuracy_does_not_end_the_path():
+    path = scripted([0.9, 0.9, 0.7, 0.9, 0.7, 0.7]).run(strengths=GROWING, refine=0)
+    assert [point.strength for point in path.points] == [0, *GROWING]
+    assert path.best.strength == 3
+    assert path.reason.startswith("Accuracy fell to 70.00% at strength 4,")
+    path = scripted([0.9, 0.9, 0.7]).run(strengths=GROWING, refine=0, patience=1)
+    assert len(path.points) == 3
+    path = scripted([0.9, 0.9, 0.7, 0.7, 0.7, 0.9]).run(strengths=GROWING, refine=2)
+    assert [point.strength for point in path.points] == pytest.approx([0, 1, 2, 3, 2**0.5, 2**0.25])
+    assert path.best.strength == pytest.approx(2**0.25)
+
+
+def test_a_path_that_ends_on_a_bad_accuracy_is_refined():
+    path = scripted([0.9, 0.9, 0.7, 0.9]).run(strengths=GROWING[:2], refine=1)
+    assert [point.strength for point in path.points] == pytest.approx([0, 1, 2, 2**0.5])
+    assert path.chosen == 3
+
+
+def test_everything_dead_after_a_bad_accuracy_is_refined_below_the_first():
+    job = Job()
+
+    def train(model, groups):
+        phi = groups[0]["regularizer"]
+        job.trained.append(0.0 if phi is None else phi.lam)
+        if job.trained[-1] == 3:
+            for param in model.parameters():
+                param.data.zero_()
+
+    path = strength_path(
+        job.model, train, lambda _: 0.7 if job.trained[-1] >= 2 else 0.9, X[:4], strengths=GROWING, refine=1
+    )
+    assert job.trained == pytest.approx([0, 1, 2, 3, 2**0.5])
+    assert path.best.strength == pytest.approx(2**0.5)
+    assert "Accuracy fell to 70.00% at strength 2," in path.reason
+    assert any((param != 0).any() for param in job.model.parameters())
 
 
 def test_weights_and_rows():
@@ -154,11 +203,35 @@ def test_strengths_must_be_positive_finite_and_growing(strengths):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("keep", 0.0), ("keep", 1.5), ("max_drop", -0.1), ("max_drop", float("nan"))]
+    ("option", "value"), [("keep", 0.0), ("keep", 1.5), ("max_drop", -0.1), ("max_drop", float("nan")), ("patience", 0)]
 )
 def test_other_options(option, value):
     with pytest.raises(ValueError, match=f"{option} must be"):
         Job().run(**{option: value})
+
+
+def test_an_accuracy_that_is_not_finite(tmp_path):
+    with pytest.raises(ValueError, match="evaluate returned nan for the dense network"):
+        scripted([float("nan")]).run(strengths=GROWING, folder=tmp_path)
+    assert not any(tmp_path.iterdir())  # so that the next call trains it again
+    path = scripted([0.9, 0.9, float("nan"), float("nan")]).run(strengths=GROWING, refine=0)
+    assert path.best.strength == 1
+
+
+def test_a_model_that_cannot_be_traced_is_not_trained(tmp_path):
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.layer(x).detach()
+
+    job = Job()
+    with pytest.raises(TraceError, match="No gradient flows"):
+        strength_path(Cut(), job.train, job.evaluate, X[:4], folder=tmp_path / "path")
+    assert not job.trained
+    assert not (tmp_path / "path").exists()
 
 
 def test_a_model_without_units_says_so():

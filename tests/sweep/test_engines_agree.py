@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
+from proxsps.methods import METHODS as TABLE
 from proxsps.problems import from_module, matrix_fac1
 from proxsps.sweep.batched import run_batched
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches
 from proxsps.sweep.single import run_single
-from proxsps.sweep.spec import ADAPTIVE as FOLLOWED
 from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
 
 ADAPTIVE = ("prox-sps", "sps", "dec-sps")  # methods with a zeta
 F64 = 1e-12  # nine steps multiply rounding errors of 1e-16 by a few hundred at most
-PAIRS = [(m, s) for m in METHODS for s in SCHEDULES if s != "adaptive" or m in FOLLOWED]
+PAIRS = [(m, s) for m in METHODS for s in SCHEDULES if s != "adaptive" or TABLE[m].followed]
 FOLLOWS = 1e-5  # the adaptive schedule reads zetas in float32, and nine steps amplify what that costs
 F32 = 2.5e-7  # zetas are kept in float32: two units in the last place
 

@@ -32,6 +32,13 @@ def work(task, tell):
     tell(2)
     return task, os.getpid() != os.getppid()
 
+def load():
+    raise ModuleNotFoundError("No module named 'mine'")
+
+class Lost:
+    def __reduce__(self):
+        return load, ()
+
 def told(*names):
     heard = []
     results = sorted(run_tasks(work, [(name, f"the task that {name}") for name in names], 2, heard.append))
@@ -44,6 +51,10 @@ if __name__ == "__main__":
             told("a", name)
         except (EngineError, ValueError) as error:
             print(type(error).__name__, error, "in work" in str(error.__cause__), sep="|")
+    try:
+        list(run_tasks(work, [(Lost(), "the lost task")], 1, print))
+    except (EngineError, ModuleNotFoundError) as error:
+        print(type(error).__name__, error, "in load" in str(error.__cause__), sep="|")
 """
 
 
@@ -54,6 +65,7 @@ def test_a_process_that_dies_costs_one_attempt_and_a_second_time_its_task_is_nam
     assert kind == "EngineError"
     assert message.startswith("The process of the task that dies always died 2 times (exit code 3)")
     assert failures[1] == "ValueError|These labels are not from here.|True"
+    assert failures[2] == "ModuleNotFoundError|No module named 'mine'|True"  # a task that the process cannot load
 
 
 KILLED = """

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -24,7 +25,9 @@ from typer.testing import CliRunner
 
 from proxsps._install import extra
 from proxsps.cli import app
+from proxsps.methods import Method
 from proxsps.problems import LogisticRegression, from_module
+from proxsps.regularizers import L1
 from proxsps.sweep import ray as ray_engine
 from proxsps.sweep.engines import Batched, Engine, EngineError
 from proxsps.sweep.ray import Ray
@@ -191,6 +194,64 @@ def test_only_the_driver_needs_the_data(tmp_path: Path) -> None:
     here = everything(Batched(), specs)
     file.unlink()
     assert identical(everything(Ray(), specs), here)
+
+
+OWN = """
+from dataclasses import dataclass
+import torch
+from proxsps.methods import Method
+from proxsps.problems import MatrixFactorization
+
+FACTOR = 0.5
+
+class Scaled(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure):
+        with torch.enable_grad():
+            closure()
+        for param in self.param_groups[0]["params"]:
+            param.sub_(FACTOR * self.param_groups[0]["lr"] * param.grad)
+
+@dataclass(frozen=True)
+class Slow(MatrixFactorization):
+    name = "slow"
+    pace = 0.25
+
+METHOD = Method("scaled", lambda params, run: Scaled(params, run.lr))
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module that workers do not have."""
+    (tmp_path / "own_of_the_driver.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_of_the_driver
+
+    yield own_of_the_driver
+    del sys.modules["own_of_the_driver"]
+
+
+@pytest.mark.usefixtures("cluster", "table")
+def test_methods_problems_and_regularisers_of_your_own_are_sent(own_module: Any) -> None:
+    problem = own_module.Slow(N=60, dtype="float64")
+    lrs = {own_module.METHOD: [0.1], "prox-sps": [1.0]}
+    specs = grid(problem, lrs, [0.1], ["sqrt"], 2, 3, lambda lam: L1(lam))
+    here, there = everything(Batched(), specs), everything(Ray(), specs)
+    assert identical(there, here)
+    for key, result in here.items():
+        assert np.array_equal(there[key].extra["nonzeros"], result.extra["nonzeros"])
+
+
+@pytest.mark.usefixtures("cluster", "table")
+def test_what_cannot_be_sent_to_a_worker_is_named(kit: Any) -> None:
+    lock = threading.Lock()
+    method = Method("locked", lambda params, run: (lock, torch.optim.SGD(params, run.lr))[1])
+    with pytest.raises(EngineError, match=r"A part of method 'locked' or problem .* cannot be sent to a worker"):
+        everything(Ray(), [RunSpec(kit.tiny(), method, "sqrt", 0.1, 0.0, 0, 1)])
 
 
 # Workers that fail

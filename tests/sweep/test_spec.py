@@ -54,7 +54,7 @@ def test_equal_specs_have_equal_ids(kit: Any) -> None:
 
 
 def test_the_tables_above_name_every_field() -> None:
-    assert {"problem", *OTHER} == {field.name for field in dataclasses.fields(RunSpec)}
+    assert {"problem", "own", "regularizer", *OTHER} == {field.name for field in dataclasses.fields(RunSpec)}
     assert set(OTHER_OPTIONS) == {field.name for field in dataclasses.fields(MatrixFactorization)}
 
 

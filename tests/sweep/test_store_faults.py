@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from proxsps.cli import app
 from proxsps.experiments import EXPERIMENTS
-from proxsps.sweep import store as module
+from proxsps.sweep import lock as module
 from proxsps.sweep import tables
 from proxsps.sweep.files import replace_file
 from proxsps.sweep.result import METRICS, RunResult

@@ -156,7 +156,7 @@ def test_every_flipped_bit_is_found(kit, tmp_path):
         content = bytearray(good)
         content[place] ^= 1 << int(rng.integers(8))
         file.write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"is damaged.* Delete it to start the run anew") as caught:
+        with pytest.raises(CheckpointError, match=r"is damaged.* Delete it to start the run again") as caught:
             checkpoint.load(file, spec, torch.device("cpu"))
         assert "\n" not in str(caught.value)
 
@@ -184,7 +184,7 @@ def test_a_checkpoint_with_missing_parts_is_refused(kit, tmp_path, damage):
     content = torch.load(file, weights_only=True)
     damage(content)
     write_sealed(file, content)
-    with pytest.raises(CheckpointError, match=r"lacks parts of a run\. Delete it to start the run anew") as caught:
+    with pytest.raises(CheckpointError, match=r"lacks parts of a run\. Delete it to start the run again") as caught:
         train(kit.spec(), file)
     assert "\n" not in str(caught.value)
 

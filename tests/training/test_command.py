@@ -32,7 +32,7 @@ def call(monkeypatch, tmp_path):
 
 def test_help_teaches(call):
     text = call("--help").output
-    for word in ("cifar10-resnet110", "torchrun", "--weight-decay", "adaptive", "goes on from it", "PROXSPS_DATA"):
+    for word in ("cifar10-resnet110", "torchrun", "--weight-decay", "adaptive", "continues from it", "PROXSPS_DATA"):
         assert word in text
     assert "\\" not in text  # marks of a raw docstring
 
@@ -59,7 +59,7 @@ def test_a_run_is_kept_and_not_run_again(call, tmp_path, kit):
 def test_a_run_goes_on_from_its_checkpoint(call, tmp_path):
     call(NAME, *TINY, "--epochs", "1", "--checkpoint", "run.pt")
     result = call(NAME, *TINY, "--epochs", "2", "--checkpoint", "run.pt")
-    assert "Going on after epoch 1." in result.stderr
+    assert "Continuing after epoch 1." in result.stderr
     assert "epoch 2/2" in result.stderr
     assert "epoch 1/2" not in result.stderr
 
@@ -128,7 +128,7 @@ def test_an_interrupt_says_what_was_kept(call, monkeypatch):
     monkeypatch.setattr(_Bar, "step", interrupted)
     result = call(NAME, *TINY, "--epochs", "2")
     assert result.exit_code == 130
-    assert "has the last complete epoch; the same command goes on from there" in result.stderr
+    assert "has the last complete epoch; the same command continues from there" in result.stderr
 
 
 def test_the_bar_shows_loss_accuracy_tau_and_speed(kit, monkeypatch):

@@ -19,9 +19,9 @@ from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.store import Store
 from proxsps.training import CheckpointError, train
 from proxsps.training.identity import identify
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
-CPU = Ranks(torch.device("cpu"))
+CPU = TrainingRanks(torch.device("cpu"))
 TINY = ["--width=2", "--size=8", "--batch-size=16", "--device=cpu", "--epochs=1"]
 
 
@@ -96,10 +96,10 @@ def test_a_checkpoint_made_otherwise_is_refused_and_kept(kit, data, monkeypatch,
 
 def test_what_is_in_the_name_of_a_run(kit):
     plain, norm = kit.spec(), kit.spec(kit.tiny(batch_norm=True))
-    gpu, pair = Ranks(torch.device("cuda", 1)), Ranks(torch.device("cpu"), 0, 2)
+    gpu, pair = TrainingRanks(torch.device("cuda", 1)), TrainingRanks(torch.device("cpu"), 0, 2)
     names = {identify(plain, CPU).id, identify(plain, CPU, amp=True).id, identify(plain, gpu).id, plain.id}
     assert len(names) == 4
-    assert identify(plain, gpu).id == identify(plain, Ranks(torch.device("cuda", 0))).id
+    assert identify(plain, gpu).id == identify(plain, TrainingRanks(torch.device("cuda", 0))).id
     assert identify(identify(plain, CPU), CPU).id == identify(plain, CPU).id
     # Processes share a batch, which changes rounding alone, unless each has its own statistics of it.
     assert identify(plain, pair).id == identify(plain, CPU).id

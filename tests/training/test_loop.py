@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,9 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
+from proxsps.methods import Method
 from proxsps.optim import AdaptiveLR, ProxSPS
 from proxsps.problems import matrix_fac1
 from proxsps.problems.vision import normalize
+from proxsps.regularizers import L1
 from proxsps.sweep.result import METRICS, alpha_of_epoch
 from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import METHODS, RunSpec
@@ -19,9 +22,9 @@ from proxsps.sweep.store import Store
 from proxsps.training import Watch, train
 from proxsps.training.loader import epoch_batches, plain_batches
 from proxsps.training.loop import EXTRA, Run
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
-CPU = Ranks(torch.device("cpu"))
+CPU = TrainingRanks(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -34,6 +37,33 @@ def test_a_run_without_augmentation_is_the_sweeps_single_run(kit, method):
     np.testing.assert_allclose(mine.metrics[:, -1], theirs.metrics[:, -1], rtol=2e-2, atol=1e-6)
     np.testing.assert_allclose(mine.zetas, theirs.zetas, rtol=2e-2, atol=1e-6)
     assert np.isfinite(mine.zetas).all() == (method in ("prox-sps", "sps", "dec-sps"))
+
+
+@pytest.mark.parametrize("method", ["prox-sps", "sgd", "own"])
+def test_methods_and_regularisers_of_your_own_are_trained_as_the_sweep_runs_them(kit, method, tmp_path):
+    own = Method("own", lambda params, run: torch.optim.Adagrad(params, run.lr))
+    lr = {"prox-sps": 1.0, "sgd": 0.01, "own": 0.01}[method]
+    chosen = own if method == "own" else method
+    spec = RunSpec(kit.tiny(augment=False), chosen, "sqrt", lr, 0.02, 0, 2, L1)
+    mine, theirs = train(spec, tmp_path / "run.pt"), run_single(spec)
+    np.testing.assert_allclose(mine.metrics[:, :-1], theirs.metrics[:, :-1], rtol=5e-3, atol=1e-6)
+    np.testing.assert_allclose(mine.extra["nonzeros"], theirs.extra["nonzeros"], atol=0.02)
+    assert (mine.extra["nonzeros"][-1] < 0.9) == (method == "prox-sps")
+    resumed = train(dataclasses.replace(spec, epochs=3), tmp_path / "run.pt")
+    assert np.array_equal(resumed.metrics[:2], mine.metrics, equal_nan=True)
+    store = Store(tmp_path / "store", "own")
+    store.add([mine])
+    assert set(store.runs["regularizer"]) == {"L1"}
+
+
+def test_a_checkpoint_of_another_method_of_the_same_name_is_not_gone_on_from(kit, tmp_path):
+    def method(eps):
+        return Method("own", lambda params, run: torch.optim.Adagrad(params, run.lr, eps=eps))
+
+    specs = [RunSpec(kit.tiny(), method(eps), "sqrt", 0.01, 0.0, 0, 1) for eps in (1e-8, 1e-3)]
+    train(specs[0], tmp_path / "run.pt")
+    with pytest.raises(ValueError, match="of another run: it has own method"):
+        train(specs[1], tmp_path / "run.pt")
 
 
 def test_augmentation_changes_the_run(kit):
@@ -117,15 +147,15 @@ def test_batches_of_an_epoch(kit):
 def test_processes_share_every_batch(kit):
     problem = kit.tiny()
     whole = list(epoch_batches(problem, 1, 2, CPU))
-    halves = [list(epoch_batches(problem, 1, 2, Ranks(CPU.device, rank, 2))) for rank in (0, 1)]
+    halves = [list(epoch_batches(problem, 1, 2, TrainingRanks(CPU.device, rank, 2))) for rank in (0, 1)]
     for batch, *parts in zip(whole, *halves, strict=True):
         for i in (0, 1):
             assert torch.equal(batch[i], torch.cat([part[i] for part in parts]))
     data = problem.validation_data(0)
-    seen = [y for rank in (0, 1, 2) for _, y in plain_batches(data, 7, Ranks(CPU.device, rank, 3))]
+    seen = [y for rank in (0, 1, 2) for _, y in plain_batches(data, 7, TrainingRanks(CPU.device, rank, 3))]
     assert sorted(torch.cat(seen).tolist()) == sorted(data[1].tolist())
     with pytest.raises(ValueError, match="16 images cannot be shared equally by 3 processes"):
-        next(epoch_batches(problem, 1, 2, Ranks(CPU.device, 0, 3)))
+        next(epoch_batches(problem, 1, 2, TrainingRanks(CPU.device, 0, 3)))
 
 
 def test_the_adaptive_schedule_is_that_of_the_scheduler(kit):

@@ -13,7 +13,7 @@ import torch
 
 import proxsps
 from proxsps.training import Training, Watch, train
-from proxsps.training.ranks import Ranks, joined
+from proxsps.training.ranks import TrainingRanks, joined
 
 
 class Stop(Watch):
@@ -71,7 +71,7 @@ def test_two_processes_train_like_one(kit, tmp_path):
 
 def test_one_process_is_alone():
     with joined("cpu") as ranks:
-        assert ranks == Ranks(torch.device("cpu"))
+        assert ranks == TrainingRanks(torch.device("cpu"))
         value = torch.ones(())
         assert ranks.sum(value) is value
         assert ranks.first

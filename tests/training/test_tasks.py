@@ -9,33 +9,52 @@ import torch
 
 from proxsps import ProxSPS
 from proxsps.problems.datasets import DataError
-from proxsps.training.ranks import Ranks
-from proxsps.training.tasks import Digits, Images, _digits, accuracy, fit, task_named
+from proxsps.training.loader import prepared
+from proxsps.training.ranks import TrainingRanks
+from proxsps.training.tasks import Digits, Images, accuracy, digits, fit, task_named
 
 
 def test_digits_are_shuffled_by_seed_and_epoch():
     pytest.importorskip("sklearn")
     task = Digits(batch_size=100)
     first, same, later = (list(task.batches(0, epoch)) for epoch in (0, 0, 1))
-    assert len(first) == 13
+    assert len(first) == 10
     assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, same, strict=True))
     assert not torch.equal(first[0][0], later[0][0])
-    ((x, labels),) = task.validation()
+    ((x, labels),) = task.test()
     assert (x.shape, labels.shape) == ((450, 64), (450,))
     assert float(x.max()) == 1
 
 
+def test_no_digit_is_in_two_parts():
+    pytest.importorskip("sklearn")
+    parts = [{tuple(row) for row in x.tolist()} for x, _ in digits()]
+    assert [len(part) for part in parts] == [1047, 300, 450]  # no digit is there twice either
+    assert len(set.union(*parts)) == 1797
+
+
+def test_images_to_choose_by_and_to_score_by(kit):
+    problem = kit.tiny()
+    task = Images(problem, TrainingRanks(torch.device("cpu")))
+    every = prepared(problem.validation_data(0)[0])
+    chosen, scored = (torch.cat([x for x, _ in part]) for part in (task.validation(), task.test()))
+    assert torch.equal(chosen, every[::2])
+    assert torch.equal(scored, every[1::2])
+    labels = torch.cat([labels for _, labels in task.test()])
+    assert torch.equal(labels, problem.validation_data(0)[1][1::2])
+
+
 def test_digits_need_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    _digits.cache_clear()
-    with pytest.raises(DataError, match="pip install scikit-learn"):
+    digits.cache_clear()
+    with pytest.raises(DataError, match=r"scikit-learn: pip install '\.\[experiments\]'"):
         Digits().example_inputs()
-    _digits.cache_clear()
+    digits.cache_clear()
 
 
 def test_networks_by_seed(kit):
     problem = kit.tiny()
-    task = Images(problem, Ranks(torch.device("cpu")))
+    task = Images(problem, TrainingRanks(torch.device("cpu")))
     start = problem.network().state_dict()
     assert all(torch.equal(tensor, start[name]) for name, tensor in task.network(0).state_dict().items())
     assert not torch.equal(task.network(1).conv.weight, start["conv.weight"])
@@ -43,7 +62,7 @@ def test_networks_by_seed(kit):
 
 
 def test_the_cap_falls_and_is_put_back(kit):
-    task = Images(kit.tiny(), Ranks(torch.device("cpu")))
+    task = Images(kit.tiny(), TrainingRanks(torch.device("cpu")))
     model = task.network(0)
     opt = ProxSPS(model.parameters(), lr=0.5)
     caps, seen = [], []
@@ -52,12 +71,12 @@ def test_the_cap_falls_and_is_put_back(kit):
     assert caps == [0.5] * 5 + [0.25] * 5
     assert seen == [True] * 10
     assert opt.param_groups[0]["lr"] == 0.5
-    assert 0 <= accuracy(task, model) <= 1
+    assert 0 <= accuracy(model, task.test()) <= 1
     assert model.training
 
 
 def test_training_depends_on_seed_and_epochs_alone(kit):
-    task = Images(kit.tiny(), Ranks(torch.device("cpu")))
+    task = Images(kit.tiny(), TrainingRanks(torch.device("cpu")))
     ends = []
     for first in (0, 0, 1):
         model = task.network(0)

@@ -1,6 +1,6 @@
 """`proxsps` on the command line: experiments, training, theory.
 
-Nothing is loaded before `main`, so that an interrupt meanwhile is one line, and a missing package too.
+Nothing is loaded before `main`, so that an interrupt or a missing package at the start is reported in one line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> None:
     """Run the command that was typed."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a path may have letters that the terminal has not
+            stream.reconfigure(errors="backslashreplace")  # a path may have letters that the terminal cannot show
     with loading():
         app = _commands()
     try:
@@ -34,10 +34,10 @@ def main() -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """For imports of large packages: an interrupt meanwhile ends the process at once, with one line.
+    """For imports of large packages: an interrupt during the import ends the process at once, with one line.
 
     As an exception in the middle of an import it might be caught there, and turned into another. A process that was
-    started in the background ignores interrupts, and is left to do so.
+    started in the background ignores interrupts, and keeps doing so.
     """
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not heeds or threading.current_thread() is not threading.main_thread():
@@ -67,7 +67,7 @@ def _end_start(*_: object) -> None:
 
 
 def _settle_output(end: SystemExit) -> None:
-    """Write out what is still held back; where that fails, say so here rather than let Python do it at its end."""
+    """Flush the output; if that fails, print an error here, before Python does at its end."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What is checked before work starts: that results can be written, and that numbers are not out of all proportion."""
+"""What is checked before work starts: that results can be written, and that numbers are not much too large."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 PROBE = 64 * 1024  # bytes that a folder must have room for
-MOST_STEPS = 100_000_000  # of all runs of a command: a number is kept for each
+MOST_STEPS = 100_000_000  # of all runs of a command: one number per step is kept
 
 
 def check_folder(folder: Path) -> None:

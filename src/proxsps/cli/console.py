@@ -25,6 +25,8 @@ from proxsps.sweep.files import StoreError
 from proxsps.sweep.pool import EngineError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from proxsps.experiments import Claim
 
 out = Console(emoji=False)
@@ -61,10 +63,10 @@ EXPECTED = (EngineError, StoreError, DataError, ValueError, OSError, OverflowErr
 
 @contextmanager
 def one_line_errors(folder: Path | None = None) -> Iterator[None]:
-    """What a user can mend is said in one line; an interrupt says what was kept."""
+    """Print errors that a user can fix as one line; after an interrupt, print what was kept."""
     try:
         yield
-    except BrokenPipeError:  # nobody reads on
+    except BrokenPipeError:  # the reader has closed the pipe
         raise
     except EXPECTED as error:
         _complain(error)
@@ -75,18 +77,18 @@ def one_line_errors(folder: Path | None = None) -> Iterator[None]:
         _complain(ValueError(text))
         raise typer.Exit(2) from None
     except RuntimeError as error:
-        if "allocate memory" not in str(error) and "out of memory" not in str(error):  # torch's word for MemoryError
+        if "allocate memory" not in str(error) and "out of memory" not in str(error):  # torch's MemoryError
             raise
         _complain(MemoryError(error))
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        kept = f" What was finished is in {folder}; the same command goes on from there." if folder else ""
+        kept = f" What was finished is in {folder}; the same command continues from there." if folder else ""
         say(f"Interrupted.{kept}")
         raise typer.Exit(130) from None
 
 
 class Commands(TyperGroup):
-    """Commands whose errors are one line, whatever part of them fails."""
+    """Commands whose errors are one line, in every part of them."""
 
     def make_context(self, *words: Any, **options: Any) -> Any:
         """Read what was typed; help and version are shown here."""
@@ -108,7 +110,7 @@ def _explained(error: Exception) -> str:
     text = " ".join(line.strip() for line in str(error).splitlines())
     match error:
         case MemoryError():
-            return f"There is not enough memory for this ({text or 'no more is known'}). Choose smaller numbers."
+            return f"There is not enough memory for this ({text or 'no details'}). Choose smaller numbers."
         case OverflowError():
             return f"A number is too large ({text}). Choose a smaller one."
         case OSError() if not isinstance(error, ValueError):
@@ -120,7 +122,7 @@ def _explained(error: Exception) -> str:
 
 
 def printable(text: str) -> str:
-    """Text in one line that leaves the terminal as it is, whatever letters are in a path."""
+    """Text in one line without characters that would change the terminal."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
@@ -150,7 +152,7 @@ def show_claims(judged: dict[str, list[Claim]], as_json: bool) -> None:
         print_json(rows)
         return
     for name, found in judged.items():
-        table = Table("the paper says", "measured", "verdict", title=name, title_justify="left", box=box.SIMPLE_HEAD)
+        table = Table("claim", "measured", "verdict", title=name, title_justify="left", box=box.SIMPLE_HEAD)
         for claim in found:
             verdict = "[green]holds[/green]" if claim.holds else "[bold red]does not hold[/bold red]"
             table.add_row(
@@ -159,3 +161,11 @@ def show_claims(judged: dict[str, list[Claim]], as_json: bool) -> None:
         out.print(table)
     total = [claim.holds for found in judged.values() for claim in found]
     out.print(f"{sum(total)} of {len(total)} claims hold.", highlight=False)
+
+
+def show_table(name: str, frame: pd.DataFrame) -> None:
+    """A table of numbers."""
+    table = Table(*map(str, frame.columns), title=name, title_justify="left", box=box.SIMPLE_HEAD)
+    for row in frame.itertuples(index=False, name=None):
+        table.add_row(*(escape(str(value)) for value in row))
+    out.print(table)

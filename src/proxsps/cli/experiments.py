@@ -26,10 +26,12 @@ from proxsps.cli.console import (
     print_json,
     show,
     show_claims,
+    show_table,
 )
 from proxsps.cli.training import Data
-from proxsps.experiments.catalogue import CATALOGUE, CORES, EXPERIMENTS
-from proxsps.experiments.variants import PUBLISHED, check_options, variant
+from proxsps.experiments.catalogue import CATALOGUE, CORES, EXPERIMENTS, GPU
+from proxsps.experiments.own import is_file, load_file
+from proxsps.experiments.variants import PUBLISHED, Options, check_options, variant
 
 if TYPE_CHECKING:
     from proxsps.experiments.base import Experiment
@@ -44,9 +46,12 @@ app = typer.Typer(
 EngineName = StrEnum("EngineName", {name: name for name in ("batched", "single", "processes", "ray")})
 BATCH = 300  # as in `sweep.engines`, which loads torch
 
-Names = Annotated[list[str], typer.Argument(metavar="EXPERIMENT...", help="Names as in `proxsps list`, or `all`.")]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="EXPERIMENT...", help="Names as in `proxsps list`, `all`, or a Python file of your own."),
+]
 Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Folder of results; each experiment has its own in it.")
+    Path, typer.Option("--out", metavar="DIR", help="Folder for results; each experiment has its own folder in it.")
 ]
 Seeds = Annotated[
     int | None, typer.Option(min=1, callback=at_most(10**4), help="Runs of each setting; default: as published.")
@@ -59,7 +64,8 @@ EngineChoice = Annotated[
     typer.Option(help="batched: all runs as one tensor program; single: one by one; processes; ray: on a cluster."),
 ]
 Address = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster, or `auto`; default: this machine's cores.")
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster, or `auto`; default: the cores of this machine."),
 ]
 PerBatch = Annotated[
     int | None,
@@ -73,8 +79,16 @@ Convention = Annotated[
     ),
 ]
 Sensors = Annotated[str, typer.Option(metavar="FILE", help="For sensor: a file of another month, in the same format.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUES",
+        help="A grid of your own: lr=0.1,1, lam=1e-3, method=prox-sps,sgd, sgd.lr=0.1, schedule=sqrt, regularizer=l1.",
+    ),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim does not hold.")]
-Kind = Annotated[Format, typer.Option("--format", help="Kind of the figures' files.")]
+Kind = Annotated[Format, typer.Option("--format", help="File format of the figures.")]
 
 REPORT = "report.html"
 DEFAULT_ENGINE = EngineName("batched")
@@ -89,7 +103,7 @@ def list_experiments(as_json: AsJson = False) -> None:
         return
     lines = [("experiment", "what it shows", "runs", "about")]
     for entry in entries:
-        about = duration(entry.seconds) + ("  " if entry.hardware == CORES else " *")
+        about = duration(entry.seconds) + (" *" if entry.hardware == GPU else "  ")
         lines.append((entry.name, entry.shows, str(entry.runs or "-"), about))
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     for name, shows, runs, about in lines:
@@ -110,18 +124,20 @@ def run(
     data: Data = None,
     convention: Convention = PUBLISHED,
     sensors: Sensors = "",
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
     """Run experiments; what is already in the folder is not run again."""
+    options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
-        chosen = _chosen(names, convention, sensors)
+        chosen = _chosen(names, options)
         _check_engine(engine, address, per_batch)
         check_folder(folder)
         with loading():
             from proxsps.cli import running
 
         runner = running.engine_named(engine, address, per_batch)
-        experiments = (_loaded(name, convention, sensors) for name in chosen)
+        experiments = (_loaded(name, options) for name in chosen)
         summaries = [running.run(experiment, folder, seeds, epochs, runner) for experiment in experiments]
     if as_json:
         print_json(summaries)
@@ -135,16 +151,20 @@ def draw_figures(
     data: Data = None,
     convention: Convention = PUBLISHED,
     sensors: Sensors = "",
+    settings: Settings = None,
 ) -> None:
     """Draw the figures of experiments that were run."""
+    options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
-        for name in _chosen(names, convention, sensors):
-            experiment = _loaded(name, convention, sensors)
+        for name in _chosen(names, options):
+            experiment = _loaded(name, options)
             place = folder / experiment.name / "figures"
             check_folder(place)
             frames = experiment.frames(folder)
             for drawing in experiment.drawings:
                 show(str(figures.save(drawing.draw(frames), place / f"{drawing.name}.{kind}")))
+            if experiment.table is not None:
+                show_table(experiment.name, experiment.table(frames))
 
 
 @app.command()
@@ -154,12 +174,14 @@ def claims(
     data: Data = None,
     convention: Convention = PUBLISHED,
     sensors: Sensors = "",
+    settings: Settings = None,
     as_json: AsJson = False,
     strict: Strict = False,
 ) -> None:
     """Check the paper's claims on experiments that were run."""
+    options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
-        chosen = [_loaded(name, convention, sensors) for name in _chosen(names, convention, sensors)]
+        chosen = [_loaded(name, options) for name in _chosen(names, options)]
         judged = {experiment.name: experiment.judge(experiment.frames(folder)) for experiment in chosen}
     show_claims(judged, as_json)
     _exit_if_failing(judged, strict)
@@ -173,17 +195,19 @@ def report(
     data: Data = None,
     convention: Convention = PUBLISHED,
     sensors: Sensors = "",
+    settings: Settings = None,
 ) -> None:
     """Write one HTML file with claims and figures of experiments that were run, and the figures as files."""
+    options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
-        chosen = _chosen(names, convention, sensors)
+        chosen = _chosen(names, options)
         check_files(folder, REPORT)
         with loading():
             from proxsps.cli.reporting import Report
 
         with Report(folder, kind) as page:
             for name in chosen:
-                page.add(_loaded(name, convention, sensors))
+                page.add(_loaded(name, options))
             page.write(folder / REPORT)
 
 
@@ -199,25 +223,27 @@ def reproduce(
     data: Data = None,
     convention: Convention = PUBLISHED,
     sensors: Sensors = "",
+    settings: Settings = None,
     kind: Kind = DEFAULT_FORMAT,
     strict: Strict = False,
 ) -> None:
-    """Run, draw, check and report in one go; `all` leaves out what has no data, and what takes a GPU."""
+    """Run, draw, check and report in one go; `all` leaves out what has no data, and what takes a GPU or hours."""
+    options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
-        chosen = _chosen(names, convention, sensors)
+        chosen = _chosen(names, options)
         check_files(folder, REPORT)
         _check_engine(engine, address, per_batch)
         with loading():
             from proxsps.cli.reporting import Report
 
         beside = any(CATALOGUE[name].runs for name in chosen if name in CATALOGUE)
-        with Report(folder, kind, beside, convention, sensors) as page:
+        with Report(folder, kind, beside, options) as page:
             with loading():  # torch, while the process that draws loads matplotlib
                 from proxsps.cli import running
 
             runner = running.engine_named(engine, address, per_batch)
             for name in chosen:
-                experiment = _loaded(name, convention, sensors)
+                experiment = _loaded(name, options)
                 summary = running.run_if_possible(experiment, folder, seeds, epochs, runner, name in names)
                 if summary is not None:
                     page.add(experiment, summary)
@@ -227,7 +253,7 @@ def reproduce(
 
 @app.command()
 def data() -> None:
-    """Show where data sets are looked for, and which are there."""
+    """Show where data sets are read from, and which are there."""
     from proxsps.problems.datasets import data_folder, find_sensors
     from proxsps.problems.images import find_cifar10, find_imagenet32
 
@@ -244,33 +270,37 @@ def data() -> None:
 # What the commands share
 
 
-def _chosen(names: list[str], convention: str = PUBLISHED, sensors: str = "") -> list[str]:
-    """Names of experiments, each once; `all` stands for those that take no GPU, and may have others beside it.
+def _chosen(names: list[str], options: Options) -> list[str]:
+    """Names of experiments, each once; `all` stands for those that take neither a GPU nor hours, and may have others.
 
-    An option that none of them has is an error.
+    An option that none of them has is an error. The experiments of files become known.
     """
     for name in names:
-        if name != "all":
+        if name != "all" and not is_file(name):
             EXPERIMENTS.check(name)
     light = [name for name in EXPERIMENTS if (CATALOGUE.get(name) or EXPERIMENTS[name]).hardware == CORES]
-    groups = [light if name == "all" else [name] for name in names]
-    chosen = list(dict.fromkeys(name for group in groups for name in group))
-    check_options(chosen, convention, sensors)
-    return chosen
+    check_options([name for name in names if name != "all"] + light * ("all" in names), options)
+    groups = [light if name == "all" else _of_file(name) if is_file(name) else [name] for name in names]
+    return list(dict.fromkeys(name for group in groups for name in group))
 
 
-def _loaded(name: str, convention: str, sensors: str) -> Experiment:
+def _of_file(name: str) -> list[str]:
+    with loading():
+        return load_file(name)
+
+
+def _loaded(name: str, options: Options) -> Experiment:
     """An experiment with these options, and what its tables, figures and claims need."""
     with loading():
         importlib.import_module("proxsps.problems.base")
-        return variant(EXPERIMENTS[name], convention, sensors)
+        return variant(EXPERIMENTS[name], options)
 
 
 def _check_engine(name: EngineName, address: str | None, per_batch: int | None) -> None:
     if address and name != "ray":
         raise ValueError(f"--address names a Ray cluster: use it with --engine ray, not {name}.")
     if per_batch and name not in ("batched", "ray"):
-        raise ValueError(f"--runs-per-batch is of use with --engine batched or ray; {name} has no batches.")
+        raise ValueError(f"--runs-per-batch works only with --engine batched or ray; {name} has no batches.")
 
 
 def _exit_if_failing(judged: dict[str, list[Any]], strict: bool) -> None:

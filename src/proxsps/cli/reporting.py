@@ -1,7 +1,7 @@
 """The report of several experiments: each figure is drawn once, for the page and as a file, where possible meanwhile.
 
-Drawing takes a second or more for each experiment. A process of its own draws one experiment while the next one runs.
-It knows the figures, not torch, and ends with the command, however that ends.
+Drawing takes a second or more for each experiment. A separate process draws one experiment while the next one runs.
+It loads the figures but not torch, and ends with the command in all cases.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from typing import TYPE_CHECKING, Any
 from proxsps import figures
 from proxsps.cli.console import show, show_claims
 from proxsps.experiments.catalogue import CATALOGUE, EXPERIMENTS
-from proxsps.experiments.variants import PUBLISHED, variant
+from proxsps.experiments.variants import Options, variant
 from proxsps.sweep.pool import sendable, watch_parent
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
     from proxsps.figures.export import Picture
 
 TITLE = "Stochastic proximal Polyak step sizes"
 Pictures = Sequence[tuple[str, "Picture"]]  # with their captions
-_Choice = tuple[str, str, str]  # the name of a published experiment, its convention and its sensors
+_Choice = tuple[str, Options]  # the name of a published experiment, and what is other than published
 _Task = tuple[_Choice, "Frames", Path, tuple[str, ...]]
 
 
@@ -37,6 +39,7 @@ class _Part:
     experiment: Experiment
     claims: list[Claim]
     pictures: Callable[[], Pictures]
+    table: pd.DataFrame | None
 
 
 class Report:
@@ -45,15 +48,12 @@ class Report:
     Args:
         folder: of results; figures go to `<experiment>/figures` in it.
         kind: of the figures' files; SVG is always written.
-        beside: whether to draw in a process of its own, for experiments that are run meanwhile.
-        convention: of the experiments that are added; the process that draws takes the same.
-        sensors: the same for their file of sensors.
+        beside: whether to draw in a separate process, while experiments run.
+        options: of the experiments that are added; the process that draws takes the same.
     """
 
-    def __init__(
-        self, folder: Path, kind: str, beside: bool = False, convention: str = PUBLISHED, sensors: str = ""
-    ) -> None:
-        self.options = (convention, sensors)
+    def __init__(self, folder: Path, kind: str, beside: bool = False, options: Options | None = None) -> None:
+        self.options = options or Options()
         self.folder, self.kinds = folder, tuple(dict.fromkeys(("svg", str(kind))))
         self._artist = _Artist() if beside else None
         self._parts: list[_Part] = []
@@ -67,14 +67,17 @@ class Report:
             self._artist.end()
 
     def add(self, experiment: Experiment, summary: dict[str, Any] | None = None) -> None:
-        """Draw the figures of an experiment, and check its claims; `summary` tells how its runs went."""
+        """Draw the figures of an experiment, and check its claims; `summary` says how its runs went."""
         frames, place = experiment.frames(self.folder), self.folder / experiment.name / "figures"
-        if self._artist is not None and experiment.origin in CATALOGUE and experiment.specs is not None:
-            pictures = self._artist.draw((experiment.origin, *self.options), frames, place, self.kinds)
+        # The drawings of a grid of your own are chosen by its runs, and to know them takes torch.
+        published = experiment.origin in CATALOGUE and experiment.specs is not None and not self.options.settings
+        if self._artist is not None and published:
+            pictures = self._artist.draw((experiment.origin, self.options), frames, place, self.kinds)
         else:
             drawn = draw(experiment.drawings, frames, place, self.kinds)
             pictures = lambda: drawn  # noqa: E731
-        self._parts.append(_Part(experiment, experiment.judge(frames), pictures))
+        table = None if experiment.table is None else experiment.table(frames)
+        self._parts.append(_Part(experiment, experiment.judge(frames), pictures, table))
         if summary is not None and summary["ran"]:
             self._speed[experiment.title] = f"{summary['ran']} runs in {summary['seconds']:.1f} s"
 
@@ -85,7 +88,7 @@ class Report:
         from proxsps.report import Section, describe_environment, write_report
 
         sections = [
-            Section(part.experiment.title, part.experiment.description, part.claims, part.pictures())
+            Section(part.experiment.title, part.experiment.description, part.claims, part.pictures(), part.table)
             for part in self._parts
         ]
         write_report(path, sections, title=TITLE, environment=describe_environment(), speed=self._speed)
@@ -121,7 +124,7 @@ class _Artist:
         self._thread = ThreadPoolExecutor(1)  # sends and waits, while the main thread runs experiments
 
     def draw(self, choice: _Choice, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Callable[[], Pictures]:
-        """Hand over an experiment; the function that is returned waits for its pictures."""
+        """Start drawing an experiment; the returned function waits for its pictures."""
         task = (choice, frames, place, kinds)
         answer = self._thread.submit(self._ask, task)
 
@@ -153,7 +156,7 @@ class _Artist:
 
 
 def _serve(connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     watch_parent()
     for name in ("lambda_path", "picture", "stability", "step_sizes"):
         getattr(figures, name)  # loads what they need, while the first experiment runs
@@ -170,5 +173,5 @@ def _serve(connection: Connection) -> None:
 
 
 def _draw(choice: _Choice, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Pictures:
-    name, convention, sensors = choice
-    return draw(variant(EXPERIMENTS[name], convention, sensors).drawings, frames, place, kinds)
+    name, options = choice
+    return draw(variant(EXPERIMENTS[name], options).drawings, frames, place, kinds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from proxsps.cli.console import duration, printable, progress, say
 from proxsps.experiments.base import Experiment
 from proxsps.problems.datasets import DataError
 from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine
+from proxsps.sweep.run import fill
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store, StoreError
 from proxsps.training import Training
@@ -33,7 +33,7 @@ def engine_named(name: str, address: str | None, per_batch: int | None) -> Engin
 def run_if_possible(
     experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: Engine, is_named: bool
 ) -> dict[str, Any] | None:
-    """As `run`; an experiment that was not named and has no data is left out, which is said."""
+    """As `run`; an experiment that was not named and has no data is left out, with a message."""
     try:
         return run(experiment, folder, seeds, epochs, engine)
     except DataError as error:
@@ -45,6 +45,10 @@ def run_if_possible(
 
 def run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: Engine) -> dict[str, Any]:
     """Run what is missing of an experiment; what was done, in numbers."""
+    if experiment.trials is not None:
+        from proxsps.cli.trials_run import run_trials
+
+        return run_trials(experiment, experiment.trials, folder, seeds, epochs, isinstance(engine, Batched))
     if experiment.specs is None:
         return {"experiment": experiment.name, "runs": 0, "ran": 0, "diverged": 0, "seconds": 0.0}
     specs = experiment.specs(seeds or experiment.seeds, epochs or experiment.epochs)
@@ -55,21 +59,18 @@ def run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | N
     missing = len(store.lacking(specs))
     if missing:
         check_steps(missing, specs[0].epochs, specs[0].problem.steps_per_epoch)
-    share = missing * specs[0].epochs / (len(experiment.specs(experiment.seeds, 1)) * experiment.epochs)
+    published = len(experiment.specs(experiment.seeds, 1)) * experiment.epochs
     if experiment.engine is not None and not isinstance(engine, Batched):
         say(f"{experiment.name} trains networks: --engine is not used.")
     runner = engine.saving(store.folder) if isinstance(engine, Batched) else engine
     runner = runner if experiment.engine is None else experiment.engine(store.folder)
-    known = missing and isinstance(runner, Batched | Training)
-    guess = f", about {duration(experiment.seconds * share)} on {experiment.hardware}" if known else ""
+    seconds = experiment.seconds * missing * specs[0].epochs / published
+    known = seconds and isinstance(runner, Batched | Training)
+    guess = f", about {duration(seconds)} on {experiment.hardware}" if known else ""
     say(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}")
     started = time.perf_counter()
-    with (
-        progress(experiment.name, missing * specs[0].epochs) as advance,
-        closing(runner.run(specs, store.done, advance)) as finished,  # what a sweep has started ends with it
-    ):
-        for results in finished:
-            store.add(results)
+    with progress(experiment.name, missing * specs[0].epochs) as advance:
+        fill(store, specs, runner, advance)
     wanted = {spec.id for spec in specs}
     final = store.runs[store.runs["run"].isin(wanted)].groupby("run")["status"].last()
     return {
@@ -92,6 +93,6 @@ def _identified(engine: Engine, specs: list[RunSpec], store: Store) -> list[RunS
         if settings & {(*key[:-1], epochs) for key, epochs in others.items()}:
             raise StoreError(
                 f"{store.folder} holds runs with the same settings on other data, on another device or by another "
-                "version. Use a folder of its own for each (--out)."
+                "version. Use one folder for each (--out)."
             )
     return specs

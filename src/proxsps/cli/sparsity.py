@@ -10,6 +10,7 @@ import typer
 
 from proxsps.cli import loading
 from proxsps.cli.training import Data
+from proxsps.problems.names import split_name
 
 DIGITS = "digits-mlp"  # as in `training.tasks`, which loads torch
 Kind = StrEnum("Kind", {name: name for name in ("units", "weights", "rows")})
@@ -18,19 +19,24 @@ UNITS = Kind("units")
 
 def sparsify(
     name: Annotated[str, typer.Argument(metavar="NETWORK", help=f"{DIGITS}, or for instance cifar10-resnet20.")],
-    kind: Annotated[Kind, typer.Option(help="What becomes zero: whole units, single weights, or rows.")] = UNITS,
-    keep: Annotated[float | None, typer.Option(help="Stop at this share of parameters, or of weights.")] = None,
-    max_drop: Annotated[float, typer.Option(help="Accuracy that may be lost.")] = 0.01,
-    strengths: Annotated[str | None, typer.Option(help="Growing strengths, for instance 1e-4,2e-4,4e-4.")] = None,
+    kind: Annotated[Kind, typer.Option(help="What becomes zero: units (channels), single weights, or rows.")] = UNITS,
+    keep: Annotated[float | None, typer.Option(help="Stop at this size, for instance 0.3 for 30 %.")] = None,
+    max_drop: Annotated[float, typer.Option(help="Accuracy that may be lost against the best network so far.")] = 0.01,
+    patience: Annotated[int, typer.Option(min=1, help="Stop when so many strengths in a row lost more than that.")] = 2,
+    strengths: Annotated[
+        str | None, typer.Option(help="Growing, for instance 1e-4,2e-4,4e-4; default: found from the weights.")
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data at each strength.")] = 20,
-    lr: Annotated[float, typer.Option(help="The cap alpha, which falls to zero at each strength.")] = 1.0,
+    lr: Annotated[float, typer.Option(help="Largest step size (the cap alpha); falls to zero at each strength.")] = 1.0,
     polish: Annotated[bool, typer.Option(help="Train the smaller network once more, without a penalty.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Of starting weights, shuffling and augmentation.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of starting weights, shuffling and augmentation.")] = 0,
     batch_norm: Annotated[bool, typer.Option(help="Of residual networks.")] = True,
-    width: Annotated[int, typer.Option(min=1, help="Of residual networks: channels of the first stage.")] = 16,
-    size: Annotated[int, typer.Option(help="Of images: 32, or averaged to 16 or 8.")] = 32,
+    width: Annotated[int, typer.Option(min=1, help="Channels of the first stage of a residual network.")] = 16,
+    size: Annotated[int, typer.Option(help="Pixels of a side: 32, or images averaged to 16 or 8.")] = 32,
     images: Annotated[int, typer.Option(min=0, help="Training images to use; 0 for all.")] = 0,
-    validation_images: Annotated[int, typer.Option(min=0, help="Validation images to use; 0 for all.")] = 0,
+    validation_images: Annotated[
+        int, typer.Option(min=0, help="Validation images to use, half to choose by, half to score by; 0 for all.")
+    ] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples in a step.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = None,
     data: Data = None,
@@ -42,19 +48,35 @@ def sparsify(
     proxsps sparsify digits-mlp --keep 0.1
     proxsps sparsify cifar10-resnet20 --epochs 10 --max-drop 0.02
 
-    The network is trained densely, then with growing strengths, each from where the last one ended, until it is small
-    enough or has lost too much accuracy. The dead channels of the smallest good one are taken out, and what is left is
-    trained once more without a penalty. Finished strengths are kept; the same command goes on from them.
+    The network is first trained densely, then with growing strengths of the
+    penalty, each from where the last one ended, until it is small enough or
+    has lost too much accuracy on validation data. The smallest good network is
+    chosen, its dead channels are removed, and the rest is trained once more
+    without a penalty. Then the dense and the smaller network are scored on
+    test data, which nothing was chosen by.
+
+    Finished strengths are kept in the folder of results; the same command
+    continues from them. The smaller network is written there as small.pt, which
+    proxsps.sparsity.load_shrunk reads, and without zeros as small.safetensors.
     """
     chosen = _strengths(strengths)
     options: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if name != DIGITS:
+        check_task(name)
         options |= {"batch_norm": batch_norm, "width": width, "size": size, "images": images}
         options |= {"validation_images": validation_images}
     with loading():
         from proxsps.cli.sparsity_run import run
 
-    run(name, kind.value, chosen, options, folder, keep, max_drop, epochs, lr, polish, seed, device, as_json)
+    run(name, kind.value, chosen, options, folder, keep, max_drop, patience, epochs, lr, polish, seed, device, as_json)
+
+
+def check_task(name: str) -> None:
+    """Raise an error for a name that is none of a network; nothing large is loaded for that."""
+    try:
+        split_name(name)
+    except ValueError as error:
+        raise ValueError(f"{error} Or {DIGITS!r}.") from None
 
 
 def _strengths(text: str | None) -> list[float] | None:

@@ -32,6 +32,7 @@ def run(
     folder: Path,
     keep: float | None,
     max_drop: float,
+    patience: int,
     epochs: int,
     lr: float,
     polish: bool,
@@ -39,7 +40,7 @@ def run(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Go along the path, write the smaller network and show how it came about; see `proxsps sparsify`."""
+    """Go along the path, write the smaller network and show the result; see `proxsps sparsify`."""
     _check_installed()
     with joined(device) as ranks:
         if ranks.size > 1:
@@ -51,47 +52,58 @@ def run(
         path = strength_path(
             model,
             lambda network, groups: fit(task, network, ProxSPS(groups, lr=lr), epochs, seed),
-            lambda network: accuracy(task, network),
+            lambda network: accuracy(network, task.validation()),
             task.example_inputs(),
             kind=kind,
             strengths=strengths,
             keep=keep,
             max_drop=max_drop,
+            patience=patience,
             folder=place,
             settings=settings,
             watch=_say,
         )
         small, report = shrink(model, task.example_inputs())
-        final = path.best.accuracy
         if polish and kind == UNITS and path.chosen:
-            small, final = _polished(task, small, final, lr, epochs, seed)
+            small = _polished(task, small, lr, epochs, seed)
+        scores = {"dense": _score_of_dense(task, place, seed), "small": accuracy(small, task.test())}
     torch.save(small.state_dict(), place / "small.pt")
     on_disk = save_sparse(small, place / "small.safetensors")
     rows = [{**asdict(point), "chosen": i == path.chosen} for i, point in enumerate(path.points)]
     (place / "path.json").write_text(json.dumps(rows, indent=2) + "\n")
     if as_json:
         costs = {"before": report.before._asdict(), "after": report.after._asdict(), "difference": report.difference}
-        costs["accuracy"] = final
-        print_json({"points": rows, "reason": path.reason, **costs, "bytes": on_disk._asdict(), "folder": str(place)})
+        found = {"points": rows, "reason": path.reason, "test_accuracy": scores, **costs}
+        print_json({**found, "bytes": on_disk._asdict(), "folder": str(place)})
         return
     out.print(path.table)
     out.print(path.reason, highlight=False, soft_wrap=True)
     out.print(report.table)
     for left in report.left:
-        out.print(f"Left alone: {left}.", highlight=False, soft_wrap=True)
-    out.print(f"Accuracy of the smaller network: {final:.2%}.", highlight=False, soft_wrap=True)
+        out.print(f"Not removed: {left}.", highlight=False, soft_wrap=True)
+    out.print(
+        f"On test data, which nothing was chosen by: dense network {scores['dense']:.2%}, smaller network "
+        f"{scores['small']:.2%}.",
+        highlight=False,
+        soft_wrap=True,
+    )
     out.print(f"On disk: {on_disk}.", highlight=False, soft_wrap=True)
     out.print(f"Smaller network: {place / 'small.pt'}", highlight=False, soft_wrap=True)
 
 
-def _polished(
-    task: Task, small: nn.Module, before: float, lr: float, epochs: int, seed: int
-) -> tuple[nn.Module, float]:
+def _polished(task: Task, small: nn.Module, lr: float, epochs: int, seed: int) -> nn.Module:
     """The smaller network, trained without the penalty that has made its weights too small; if that helps."""
     polished = copy.deepcopy(small)
     fit(task, polished, ProxSPS(polished.parameters(), lr=lr), epochs, seed, first_epoch=epochs)
-    after = accuracy(task, polished)
-    return (polished, after) if after > before else (small, before)
+    before, after = (accuracy(model, task.validation()) for model in (small, polished))
+    return polished if after > before else small
+
+
+def _score_of_dense(task: Task, place: Path, seed: int) -> float:
+    """On test data, of the network that the path starts from."""
+    dense = task.network(seed)
+    dense.load_state_dict(torch.load(place / "point-000.pt", weights_only=True)["model"])
+    return accuracy(dense, task.test())
 
 
 def _say(point: Point) -> None:
@@ -105,7 +117,7 @@ def _say(point: Point) -> None:
 
 
 def _check_installed() -> None:
-    """Say what is missing before anything is trained."""
+    """Raise an error for missing packages before anything is trained."""
     try:
         load_torch_pruning()
         load_safetensors()

@@ -1,4 +1,4 @@
-"""`proxsps theory`: hold the paper's bounds against runs, and tell which steps they allow."""
+"""`proxsps theory`: compare the paper's bounds with runs, and show which steps they allow."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from proxsps.cli import loading
 from proxsps.cli.checks import at_most, check_files
 from proxsps.cli.console import DEFAULT_FORMAT, AsJson, Format, finite, one_line_errors, out, print_json, say, show
 
-app = typer.Typer(help="The paper's theory: its bounds against runs, and the steps they allow.", no_args_is_help=True)
+app = typer.Typer(
+    help="The paper's theory: compare its bounds with runs, and show the steps they allow.", no_args_is_help=True
+)
 
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="CHECK", help="Names as in `proxsps theory list`; default: all.")
 ]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of table, figures and report.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for table, figures and report.")]
 Seeds = Annotated[
     int | None, typer.Option(min=2, callback=at_most(100_000), help="Runs of each setting; default: 400 for the rates.")
 ]
@@ -72,11 +74,11 @@ def verify(
     names: Names = None,
     folder: Out = DEFAULT_OUT,
     seeds: Seeds = None,
-    kind: Annotated[Format, typer.Option("--format", help="Kind of the figures' files.")] = DEFAULT_FORMAT,
+    kind: Annotated[Format, typer.Option("--format", help="File format of the figures.")] = DEFAULT_FORMAT,
     as_json: AsJson = False,
     strict: Strict = False,
 ) -> None:
-    """Hold the bounds of the paper against runs: a table, figures and a report, in less than two minutes.
+    """Compare the paper's bounds with runs: a table, figures and a report, in less than two minutes.
 
     Rates run ProxSPS with their theorem's steps over many seeds, and hold unless the lower 99 % confidence limit of the
     measured mean lies above the bound. One-step inequalities are evaluated in exact expectation, over every sample.
@@ -121,9 +123,11 @@ def steps(
     Delta: Annotated[float | None, typer.Option("--Delta", help="env(x^0) - inf psi.")] = None,
     K: Annotated[int, typer.Option("--K", min=1, help="Number of steps.")] = 1000,
     theta: Annotated[float, typer.Option("--theta", help="Constant of the proofs, above 1.")] = 2.0,
-    eta: Annotated[float | None, typer.Option("--eta", help="Of the envelope; default 1/(2 rho), or 1/L.")] = None,
+    eta: Annotated[
+        float | None, typer.Option("--eta", help="Parameter of the envelope; default 1/(2 rho), or 1/L.")
+    ] = None,
 ) -> None:
-    """Tell which alpha_k the theory allows for a problem with these constants, and what it then promises."""
+    """Show which alpha_k the theory allows for a problem with these constants, and what it then promises."""
     with loading():
         from proxsps import theory
 

@@ -10,14 +10,13 @@ import typer
 
 from proxsps.cli import loading
 from proxsps.cli.checks import at_most, check_folder
-from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
-
-LRS = {"adamw": 1e-3}  # as published; 1 for all others
-CONSTANT = ("adamw",)  # methods without a schedule
+from proxsps.methods import RUNNABLE, find
+from proxsps.problems.names import split_name
+from proxsps.sweep.spec import SCHEDULES, RunSpec
 
 
 def use_data(folder: Path | None) -> Path | None:
-    """Look for data in this folder, in this process and those it starts."""
+    """Read data from this folder, in this process and those it starts."""
     if folder is not None:
         os.environ["PROXSPS_DATA"] = str(folder)
     return folder
@@ -32,16 +31,16 @@ Flag = bool | None
 
 def train(
     name: Annotated[str, typer.Argument(metavar="DATA-RESNET", help="For instance cifar10-resnet110.")],
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = METHODS[0],
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(RUNNABLE)}.")] = RUNNABLE[0],
     lr: Annotated[float | None, typer.Option(help="The cap alpha_0; default 1, for AdamW 1e-3.")] = None,
     weight_decay: Annotated[float, typer.Option(help="The strength lambda of lambda/2 ||x||^2.")] = 5e-4,
     schedule: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; default sqrt, for AdamW constant.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, callback=at_most(10**6), help="Passes over the images.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, callback=at_most(2**31), help="Of shuffling and augmentation.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, callback=at_most(2**31), help="Seed of shuffling and augmentation.")] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, of all processes.")] = None,
-    batch_norm: Annotated[Flag, typer.Option(help="Default: none, for ImageNet32 with.")] = None,
+    batch_norm: Annotated[Flag, typer.Option(help="Batch normalisation; default: only for ImageNet32.")] = None,
     width: Annotated[int, typer.Option(min=1, help="Channels of the first stage.")] = 16,
     size: Annotated[int, typer.Option(help="Pixels of a side: 32, or images averaged to 16 or 8.")] = 32,
     images: Annotated[int, typer.Option(min=0, help="Training images to use; 0 for all.")] = 0,
@@ -52,7 +51,7 @@ def train(
     data: Data = None,
     folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of results.")] = Path("out"),
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Default: a file of the run's own in the folder of results.")
+        Path | None, typer.Option(metavar="FILE", help="File of the checkpoint; default: in the folder of results.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the last epoch as JSON.")] = False,
 ) -> None:
@@ -62,20 +61,21 @@ def train(
     proxsps train cifar10-resnet20 --method adamw --width 8 --size 16 --epochs 5
     torchrun --nproc-per-node 4 --no-python proxsps train cifar10-resnet56
 
-    A checkpoint is written after every epoch; the same command goes on from it. A finished run is kept in the store
-    DIR/train/NAME, with the columns of a sweep. On other data, on another device or with --amp it is another run.
+    A checkpoint is written after every epoch; the same command continues from it. A finished run is kept in the store
+    DIR/train/NAME, with the columns of a sweep. With other data, another device or --amp it is a different run.
     """
-    method = {known.replace("-", ""): known for known in METHODS}.get(method, method)
+    chosen = find({known.replace("-", ""): known for known in RUNNABLE}.get(method, method))
     options = {"width": width, "size": size, "images": images, "validation_images": validation_images}
     published = {"batch_size": batch_size, "batch_norm": batch_norm}  # unless given
     options |= {key: value for key, value in published.items() if value is not None}
     place = folder / "train" / name
+    split_name(name)
     with loading():
         from proxsps.cli.training_run import run
         from proxsps.problems.vision import image_problem
 
     problem = image_problem(name, augment=augment, **options)
-    schedule = schedule or ("constant" if method in CONSTANT else "sqrt")
-    spec = RunSpec(problem, method, schedule, LRS.get(method, 1.0) if lr is None else lr, weight_decay, seed, epochs)
+    alpha = chosen.lr if lr is None else lr
+    spec = RunSpec(problem, chosen.name, schedule or chosen.schedule, alpha, weight_decay, seed, epochs)
     check_folder(place)
     run(spec, name, place, checkpoint, device, amp, as_json)

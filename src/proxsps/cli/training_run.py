@@ -25,7 +25,7 @@ from proxsps.training.loop import Watch
 from proxsps.training.loop import train as train_run
 from proxsps.training.ranks import joined
 
-REFRESH = 0.25  # seconds between looks at the loss: each of them waits for the device
+REFRESH = 0.25  # seconds between readings of the loss: each waits for the device
 
 
 def run(
@@ -70,13 +70,13 @@ def _interrupts(console: Console, file: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = f"{file} has the last complete epoch" if file.exists() else "No epoch was complete yet"
-        line = f"Interrupted. {kept}; the same command goes on from there."
+        line = f"Interrupted. {kept}; the same command continues from there."
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
 
 
 class _Bar(Watch):
-    """A line an epoch and, on a terminal, a bar with loss, accuracy, tau and speed."""
+    """One line per epoch and, on a terminal, a bar with loss, accuracy, tau and speed."""
 
     def __init__(self, console: Console, spec: RunSpec) -> None:
         self.console, self.spec = console, spec
@@ -103,7 +103,7 @@ class _Bar(Watch):
     def start(self, epochs: int, steps: int) -> None:
         """Set the bar to where the run begins."""
         if epochs:
-            self._say(f"Going on after epoch {epochs}.")
+            self._say(f"Continuing after epoch {epochs}.")
         self.epochs, self.before = epochs, epochs * steps
         self.progress.update(self.task, total=self.spec.epochs * steps, completed=self.before)
         self.started = time.perf_counter()
@@ -122,7 +122,7 @@ class _Bar(Watch):
         self.progress.update(self.task, completed=done, facts=facts, description=text)
 
     def epoch(self, row: dict[str, float]) -> None:
-        """Say how an epoch went."""
+        """Print the results of an epoch."""
         self.accuracy = f"{row['val_accuracy']:.1%}"
         self.epochs += 1
         zeta = "" if row["zeta_median"] != row["zeta_median"] else f", median zeta {row['zeta_median']:.2g}"

@@ -1,4 +1,4 @@
-"""Which array library do these numbers belong to? The one thing the core has to ask."""
+"""Which array library some numbers belong to."""
 
 from __future__ import annotations
 

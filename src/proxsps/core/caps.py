@@ -158,7 +158,7 @@ def _joined(decay: Array, push: Array) -> tuple[Array, Array]:
     xp = array_namespace(push)
     same = decay[..., :, None] == decay[..., None, :]
     total = xp.sum(xp.where(same, push[..., None, :], xp.zeros_like(push[..., None, :])), axis=-1)
-    earlier = xp.sum(xp.tril(xp.astype(same, xp.int64), k=-1), axis=-1)
+    earlier = xp.sum(xp.tril(xp.astype(same, push.dtype), k=-1), axis=-1)
     return decay, xp.where(earlier == 0, total, xp.zeros_like(total))
 
 

@@ -29,21 +29,21 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_nonnegative(name: str, value: Any) -> None:
-    """Raise for a number that is negative, infinite or NaN."""
+    """Raise an error for a number that is negative, infinite or NaN."""
     check_number(name, value)
     if not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}.")
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Raise for a number that is not positive and finite."""
+    """Raise an error for a number that is not positive and finite."""
     check_number(name, value)
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive number, got {value!r}.")
 
 
 def check_finite_bound(value: Any) -> None:
-    """Raise for a lower bound that is not a finite number."""
+    """Raise an error for a lower bound that is not a finite number."""
     check_number("lower_bound", value)
     if not math.isfinite(value):
         raise ValueError(

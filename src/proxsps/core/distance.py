@@ -2,7 +2,7 @@
 
     A_k = c rbar_k / sqrt(Ghat_k),    rbar_k = max{r0 (1 + ||x_0||), ||x_i - x_0|| for i <= k}
 
-Ghat_k is k + 1 times the average of ||D^-1 g||^2, which forgets with the rate b. Without forgetting it is the sum of
+Ghat_k is k + 1 times the average of ||D^-1 g||^2, which decays with the rate b. Without decay it is the sum of
 all of them, and A_k the step of DoG (Ivgi, Hinder and Carmon, 2023). In pure noise rbar grows like k^(c^2/2), so that c
 must stay below 1.
 

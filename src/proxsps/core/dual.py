@@ -105,7 +105,7 @@ def search_dual(
         evaluate: points u, on the last axis -> (h(u), h'(u)); the slope is NaN where it is not known.
         like: a float array with the shape of the runs, which names library, dtype and device.
         tolerance: the duality gap, or other certificate, at which to stop.
-        resolution: the width of the bracket, relative to u, at which to stop because h cannot tell points apart.
+        resolution: the width of the bracket, relative to u, at which to stop because h cannot distinguish points.
         limit: the number of evaluated points from which on there is no further round.
         loop: loop(condition, body, state): one of the loops below, or `jax.lax.while_loop`.
         noise: the size of h at which to stop because its sign is rounding.
@@ -132,7 +132,7 @@ def search_dual(
     def advance(state: Search) -> Search:
         return _advance(xp, state, *evaluate(state.next), tolerance, resolution, noise, points, slopes, certificate)
 
-    if first.shape[-1] != points:  # loops that compile want states of one shape
+    if first.shape[-1] != points:  # loops that compile need states of one shape
         state = advance(state)
     state = loop(unfinished, advance, state)
     u, h, slope = (state.near[i, ..., 0] for i in range(3))
@@ -140,7 +140,7 @@ def search_dual(
 
 
 def eager_loop(condition: Condition, body: Body, state: State) -> State:
-    """The loop of a single run whose numbers may be looked at."""
+    """The loop of a single run whose numbers may be read."""
     while condition(state):
         state = body(state)
     return state
@@ -154,7 +154,7 @@ def shared_loop(condition: Condition, body: Body, state: State) -> State:
 
 
 def fixed_loop(count: int) -> Loop:
-    """A loop that never looks at a number: `count` rounds, in which finished runs stay as they are."""
+    """A loop that never reads a number: `count` rounds, in which finished runs stay as they are."""
 
     def loop(condition: Condition, body: Body, state: State) -> State:
         for _ in range(count):
@@ -197,7 +197,7 @@ def unclipped_root(found: Found) -> Array:
 
 
 def geometric(points: int, ratio: float = 4.0) -> tuple[float, ...]:
-    """First points for a search that knows nothing: 1, where it often ends, 0, and powers of 1/ratio."""
+    """First points for a search without a guess: 1, where it often ends, 0, and powers of 1/ratio."""
     return (1.0, *(ratio**-k for k in range(1, points - 1)), 0.0)[:points]
 
 
@@ -284,7 +284,7 @@ def _round(xp: ModuleType, trial: Array, spread: Array, bracket: Bracket, stuck:
     around = trial[..., None] + spread[..., None] * _ladder(xp, trial, OFFSETS[:points])
     inside = (around > low) & (around < high) & ~stuck[..., None]
     chosen = xp.where(inside, around, even)
-    # An end that nobody has looked at yet is not inside, and may be the answer.
+    # An end that was not evaluated yet is not inside, and may be the answer.
     first = xp.where(bracket.closed | inside[..., 0], chosen[..., 0], bracket.fallback(xp))
     return xp.concat([first[..., None], chosen[..., 1:]], axis=-1)
 

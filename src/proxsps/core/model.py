@@ -2,8 +2,8 @@
 
     h(u) = m - C + sum_j <d_j, y_j(u) - x_j>,    y_j(u) = prox_{alpha_j phi_j}(x_j - u alpha_j d_j)
 
-A block answers h and h' at several u by its kind. Where its prox is affine it is a line. Where phi depends on each row
-only through its norm, three sums per row tell everything. Where phi acts on each entry, a pass over the entries does.
+How a block computes h and h' at several u depends on its kind. If its prox is affine, h is a line. If phi depends on
+each row only through its norm, three sums per row are enough. If phi acts on each entry, it takes one pass over them.
 Points u are on a last axis, behind those of runs.
 
 In a diagonal metric D, y_j(u) = prox^D_{alpha phi}(x - u alpha D^-1 d). Entries then have step sizes alpha/D_i of their

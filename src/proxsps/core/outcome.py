@@ -33,14 +33,14 @@ class Solution(NamedTuple):
 class Report(NamedTuple):
     """What a step did; shape (...), or (..., blocks) where it says so."""
 
-    tau: Array  # step along the gradient, alpha_j u times `relaxation`, an entry a block
-    zeta: Array  # the step that the loss alone would have allowed, before the cap alpha_j; an entry a block
+    tau: Array  # step along the gradient, alpha_j u times `relaxation`, one entry per block
+    zeta: Array  # the step that the loss alone would have allowed, before the cap alpha_j; one entry per block
     u: Array  # dual variable in [0, 1]
     gap: Array  # m - C: how far the loss was above its lower bound
     model_gap: Array  # how far the linear model is above C at the new point; 0 inside, negative where truncated
     branch: Array  # -1 skipped, 0 truncated (u = 0), 1 inside, 2 capped (u = 1)
     evaluations: Array  # prox evaluations of a search; 0 where the step has a closed form
-    relaxation: Array  # factor on the move that a limit on its length asked for; 1 where none did
+    relaxation: Array  # factor on the move by a limit on its length; 1 without
     cap: Array = -1  # what set the step: -1 skipped, 0 the model and its bound, 1 the learning rate, 2 the distance cap
     distance_cap: Array = math.nan  # the distance cap A_k; NaN where there is none
 
@@ -56,7 +56,7 @@ class Report(NamedTuple):
 
 
 def report(alpha: Array, solution: Solution) -> Report:
-    """The report of a step with the caps alpha, an entry a block; NaN where there was no step."""
+    """The report of a step with the caps alpha, one entry per block; NaN where there was no step."""
     xp = array_namespace(alpha)
     ok, gap, root, u, model_gap, evaluations, s, distance, longest = (xp.asarray(field) for field in solution)
     blank = xp.where(ok, xp.zeros_like(u), xp.full_like(u, math.nan))

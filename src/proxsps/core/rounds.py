@@ -22,7 +22,7 @@ POINTS = 7
 def refine_zero(evaluate: Callable[[Array], tuple[Array, Any]], like: Array, rounds: int) -> Found:
     """1 where H(1) > 0, else the lowest zero on [0, 1] that was seen, for a function with H(0) > 0.
 
-    The answer is an interpolated zero that was not evaluated; its height is reported as 0. No slopes are used.
+    The result is an interpolated zero that was not evaluated; its height is reported as 0. No slopes are used.
 
     Args:
         evaluate: points in ascending order, shape (points,) -> (H, anything).

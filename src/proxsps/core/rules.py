@@ -36,8 +36,8 @@ class Decision(NamedTuple):
     evaluations: Array | float = 0.0
 
 
-class Memory(NamedTuple):
-    """What DecSPS remembers."""
+class StepMemory(NamedTuple):
+    """The memory of DecSPS."""
 
     taken: Array  # steps so far, without those that were skipped; shape (...)
     previous: Array  # c_{k-1} tau_j of the step before, infinity at the first; shape (..., blocks)
@@ -66,7 +66,7 @@ def sps_max(model: Model, c: Array | float = 1.0) -> Decision:
     return Decision(*dual, model.gap - dual.u * fall)
 
 
-def dec_sps(model: Model, memory: Memory, ok: Array, c0: Array | float = 1.0) -> tuple[Decision, Memory]:
+def dec_sps(model: Model, memory: StepMemory, ok: Array, c0: Array | float = 1.0) -> tuple[Decision, StepMemory]:
     """DecSPS, whose step c_k gamma_k never grows, c_k = c_0 sqrt(k + 1) (Orvieto, Lacoste-Julien and Loizou, 2022).
 
     With one block alpha u = min{gap / (c_k ||d||^2), c_{k-1} gamma_{k-1} / c_k, alpha}: the published rule, where alpha
@@ -82,13 +82,14 @@ def dec_sps(model: Model, memory: Memory, ok: Array, c0: Array | float = 1.0) ->
     u = xp.where(fall > 0, dual.u, xp.ones_like(dual.u))  # where d = 0, nothing limits the step
     u = xp.minimum(u, xp.min(limit, axis=-1) / c)
     previous = xp.where(ok[..., None] & ~resting, (c * u)[..., None] * alpha, memory.previous)
-    return Decision(dual.root, u, model.gap - u * fall), Memory(xp.where(ok, memory.taken + 1, memory.taken), previous)
+    taken = xp.where(ok, memory.taken + 1, memory.taken)
+    return Decision(dual.root, u, model.gap - u * fall), StepMemory(taken, previous)
 
 
-def start_memory(alpha: Array) -> Memory:
+def start_memory(alpha: Array) -> StepMemory:
     """The memory of DecSPS before its first step, for caps of shape (..., blocks)."""
     xp = array_namespace(alpha)
-    return Memory(xp.zeros_like(alpha[..., 0]), xp.full_like(alpha, math.inf))
+    return StepMemory(xp.zeros_like(alpha[..., 0]), xp.full_like(alpha, math.inf))
 
 
 def _fall(model: Model) -> Array:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from statistics import median
 
+from proxsps.core.array import Array
+
 
 def constant(k: int, alpha: float) -> float:
     """alpha_k = alpha (the paper's `constant`)."""
@@ -34,6 +36,15 @@ def strongly_convex(k: int, lam: float, k_0: float = 1.0) -> float:
 def strongly_convex_bounded(k: int, lam: float) -> float:
     """alpha_k = 2 / (lam (k + 1)) for bounded subgradients and a lam-strongly convex regulariser (corollary)."""
     return 2 / (lam * (k + 1))
+
+
+def cool_down(k: Array | int, alpha: float, total: int, fraction: float = 0.25) -> Array | float:
+    """alpha_k = alpha for the first part of `total` steps, then on a line to 0 over the last `fraction` of them.
+
+    The first step of the line is shorter than alpha, and the last one, k = total - 1, is not 0 yet.
+    """
+    left = (total - k) / (1 + fraction * total)
+    return alpha * (min(1.0, max(0.0, left)) if isinstance(left, float) else left.clip(0.0, 1.0))
 
 
 def adaptive(zetas: Iterable[float], fallback: float) -> float:

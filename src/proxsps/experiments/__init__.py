@@ -1,6 +1,6 @@
 """The paper's experiments by name.
 
-`CATALOGUE` tells what there is, in numbers and one line each. `EXPERIMENTS[name]` and `find(name)` load an experiment.
+`CATALOGUE` lists the experiments, with numbers and one line each. `EXPERIMENTS[name]` and `find(name)` load one.
 """
 
 from typing import TYPE_CHECKING

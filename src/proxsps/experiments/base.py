@@ -1,4 +1,4 @@
-"""An experiment as data: what to run, what to draw, and which sentences of the paper it decides."""
+"""An experiment as data: what to run, what to draw, and which sentences of the paper it checks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from proxsps.sweep.engines import Engine
+    from proxsps.training.trials import Trial
 
 Frames = dict[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper's discussion, the number that decides it, and the verdict."""
+    """A sentence of the paper's discussion, the number that tests it, and the verdict."""
 
     name: str
     gist: str
@@ -43,7 +44,8 @@ class Drawing:
 
     def caption_for(self, frames: Frames) -> str:
         """The caption, with the number of runs that the figure is drawn from."""
-        count = frames["runs"]["seed"].nunique() if "runs" in frames else 0
+        rows = frames.get("runs", frames.get("trials"))
+        count = 0 if rows is None else rows["seed"].nunique()
         return self.caption.replace("{runs}", "one run" if count == 1 else f"{count} runs")
 
 
@@ -55,9 +57,12 @@ class Experiment:
     title: str
     description: str
     drawings: tuple[Drawing, ...]
-    claims: tuple[Callable[[Frames], Claim], ...]
+    claims: tuple[Callable[[Frames], Claim | None], ...]  # None where what a claim is about was not run
     specs: Callable[[int, int], list[RunSpec]] | None = None  # of seeds and epochs
     tables: Callable[..., Frames] | None = None  # where there is nothing to store; of a number of seeds, if `seeds`
+    trials: Callable[[int], list[Trial]] | None = None  # of seeds, where each run gives one number
+    optional: frozenset[str] = frozenset()  # tasks of trials that are left out where their data is not there
+    table: Callable[[Frames], pd.DataFrame] | None = None  # of numbers, for reports
     seeds: int = 0
     epochs: int = 0
     seconds: float = 0.0  # that the published grid takes, batched, on this hardware
@@ -77,6 +82,8 @@ class Experiment:
 
     def frames(self, folder: Path) -> Frames:
         """The tables that drawings and claims are made from; an error if the store in `folder` is not a whole sweep."""
+        if self.trials is not None:
+            return {"trials": self._trial_rows(folder, self.trials)}
         if self.specs is None:
             return {} if self.tables is None else self.tables()
         store = Store(folder / self.name, self.name)
@@ -96,6 +103,15 @@ class Experiment:
         store.require(self.specs(seeds, epochs), command, by_id=self.engine is None)
         return {"runs": store.runs, "steps": store.steps}
 
+    def _trial_rows(self, folder: Path, trials: Callable[[int], list[Trial]]) -> pd.DataFrame:
+        from proxsps.training.trial_store import TrialStore
+
+        store = TrialStore(folder / self.name, self.name)
+        if not store.done:
+            raise StoreError(f"{store.folder} has no runs of {self.name}. Run it first: {self._command(folder)}")
+        seeds = int(store.rows["seed"].max()) + 1
+        return store.require(trials(seeds), self.optional, self._command(folder, seeds))
+
     def _command(self, folder: Path, seeds: int | None = None, epochs: int | None = None) -> str:
         """What runs the experiment, with the options that are not the defaults."""
         words = ["proxsps", "run", *(self.words or (self.name,))]
@@ -104,8 +120,9 @@ class Experiment:
         return shlex.join(words + (["--out", str(folder)] if folder != Path("out") else []))
 
     def judge(self, frames: Frames) -> list[Claim]:
-        """All claims, decided on these results."""
-        return [claim(frames) for claim in self.claims]
+        """All claims, checked on these results."""
+        judged = (claim(frames) for claim in self.claims)
+        return [claim for claim in judged if claim is not None]
 
 
 def last_medians(runs: pd.DataFrame, metric: str, last: int = 10) -> pd.Series:

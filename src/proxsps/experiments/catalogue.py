@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from proxsps.experiments.base import Experiment
 
-CORES, GPU = "two cores", "a GPU, estimated"
+CORES, GPU, HOURS = "two cores", "a GPU, estimated", "two cores, hours"
 HOUR = 3600.0
 
 
@@ -46,6 +46,9 @@ ENTRIES = (
     Entry("cifar10-resnet56-twin", "deep", "ResNet56, small enough for a CPU", 9, 12, 1570),
     Entry("cifar10-resnet110-twin", "deep", "ResNet110, small enough for a CPU", 3, 14, 1420),
     Entry("cifar10-resnet56-adaptive", "deep", "a cap that follows the adaptive step", 2, 24, 1470),
+    Entry("cifar10-resnet56-long", "deep", "23,400 steps on small images", 4, 60, 1720),
+    Entry("no-lr", "no_lr", "lr over six decades, and lr not set", 1899, 0, 1500),
+    Entry("no-lr-long", "no_lr", "the same with four times the steps", 1908, 0, 7500, HOURS),
 )
 CATALOGUE = {entry.name: entry for entry in ENTRIES}
 
@@ -88,7 +91,7 @@ class Experiments(MutableMapping[str, "Experiment"]):
         return self[name]
 
     def check(self, name: str) -> None:
-        """Raise an error if there is no experiment of this name; a near miss is told what it may have meant."""
+        """Raise an error if there is no experiment of this name, with the name that was probably meant."""
         if name in self:
             return
         near = difflib.get_close_matches(name, self, 1)

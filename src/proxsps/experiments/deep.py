@@ -2,6 +2,9 @@
 
 What makes a ResNet110 without batch normalisation hard is its depth: the twins keep it, and save on channels, pixels
 and steps instead. One epoch of a twin takes 20,000 images, and counts in the schedule as the 0.4 epochs that it is.
+
+What happens late, when methods are near their level, takes steps instead of pixels. The long twin has images of 8 x 8
+pixels and four channels, and 23,400 steps.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from proxsps.experiments.deep_claims import (
     faster_than_adamw,
     leaves_chance,
     less_sensitive,
+    on_published_caps,
+    published_caps,
     relabelled,
     smaller_norm,
     stagnates,
@@ -42,6 +47,7 @@ LAMBDAS = (5e-6, 5e-5, 5e-4)
 POLYAK = ("prox-sps", "sps")
 TWIN = {"width": 8, "size": 16, "validation_images": 5_000}
 TWIN_IMAGES = 20_000
+LONG = {"width": 4, "size": 8, "validation_images": 5_000}
 
 
 def specs(
@@ -56,6 +62,13 @@ def adaptive_specs(seeds: int, epochs: int) -> list[RunSpec]:
     """ProxSPS with both caps at the largest strength; all images, so that an epoch is one of the paper's."""
     problem = image_problem("cifar10-resnet56", **TWIN)
     return grid(problem, {"prox-sps": (1.0,)}, LAMBDAS[-1:], ["sqrt", "adaptive"], seeds, epochs)
+
+
+def long_specs(seeds: int, epochs: int) -> list[RunSpec]:
+    """Three methods at the largest strength, and ProxSPS with the adaptive cap; all images, few pixels and channels."""
+    problem = image_problem("cifar10-resnet56", **LONG)
+    followed = grid(problem, {"prox-sps": (1.0,)}, LAMBDAS[-1:], ["adaptive"], seeds, epochs)
+    return specs(problem, LAMBDAS[-1:], POLYAK, seeds, epochs) + followed
 
 
 # Figures
@@ -182,6 +195,23 @@ ADAPTIVE = Experiment(
     seconds=1470,
     engine=Training,
 )
+LONG_TWIN = Experiment(
+    "cifar10-resnet56-long",
+    "ResNet56: a long twin for a CPU",
+    "Depth 56 with 4 channels instead of 16, all images at 8 x 8 pixels, lambda = 5e-4, 60 epochs (23,400 steps); else "
+    "as published. ProxSPS also with the cap that follows the adaptive step.",
+    (
+        *drawings(5, 0),
+        Drawing(STEP_SIZES.name, STEP_SIZES.caption, lambda f: STEP_SIZES.draw(published_caps(f))),
+        _steps_of("adaptive", "the cap that follows the epoch before"),
+    ),
+    (*map(on_published_caps, (*RESNET56_CLAIMS, stagnates, capped_far_above)), adaptive_helps),
+    long_specs,
+    seeds=1,
+    epochs=60,
+    seconds=1720,
+    engine=Training,
+)
 EXPERIMENTS = (
     _published(56, (*RESNET56_CLAIMS, less_sensitive, stagnates, capped_far_above), hours=6),
     _published(110, (partial(leaves_chance, sps_after=50), *RESNET110_CLAIMS), hours=12),
@@ -189,4 +219,5 @@ EXPERIMENTS = (
     _twin(56, RESNET56_CLAIMS, seeds=3, epochs=12, seconds=1570),
     _twin(110, (leaves_chance, *RESNET110_CLAIMS), seeds=1, epochs=14, seconds=1420),
     ADAPTIVE,
+    LONG_TWIN,
 )

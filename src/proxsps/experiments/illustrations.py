@@ -187,7 +187,7 @@ def _directions(problem: PlanarSquares, x: np.ndarray) -> pd.DataFrame:
 
 
 def straightness(problem: PlanarSquares, method: str, starts: np.ndarray, goal: np.ndarray) -> np.ndarray:
-    """Distance from start to end over the length of the streamline, 1 for a straight way; an entry a start."""
+    """Distance from start to end over the length of the streamline, 1 for a straight way; one entry per start."""
     x, length = starts.copy(), np.zeros(len(starts))
     for _ in range(4000):  # steps of 1/200 of the way left, at most 0.02: short against the bend of any streamline
         v = _displacements(problem, x)[method]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from proxsps.experiments.base import Claim, Frames
-from proxsps.experiments.deep_claims import NAMES, accuracies, final, last_tenth, percent
+from proxsps.experiments.deep_claims import accuracies, final, last_tenth, percent
+from proxsps.methods import METHODS
 
 CHANCE = 2e-3  # an accuracy above it has left chance level, which is 1/1000
 TRAINED = f"all of them above {CHANCE:.1%}"
@@ -46,7 +47,7 @@ def different_norm(frames: Frames) -> Claim:
     away = np.exp(others.sub(norms["adamw"], axis=0).abs().min(axis=1))
     within = np.exp(others.max(axis=1) - others.min(axis=1))
     lam = (away / within).idxmin()
-    shown = ", ".join(f"{NAMES[method]} {value:.3g}" for method, value in np.exp(norms.loc[lam]).items())
+    shown = ", ".join(f"{METHODS[method].label} {value:.3g}" for method, value in np.exp(norms.loc[lam]).items())
     return Claim(
         "different-norm",
         "The norm of AdamW's iterates differs significantly from that of the other methods.",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from proxsps import figures
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames, over_seeds, setting
+from proxsps.methods import METHODS
 from proxsps.sweep.spec import RunSpec, grid
 
 LAMBDAS = (5e-5, 1e-4, 5e-4)
 LRS = {"prox-sps": (10.0, 5.0), "sps": (10.0, 5.0), "sgd": (5.0, 1.0), "adamw": (1e-3,)}
 MEAN = 1.0  # the error of predicting the mean, as measurements are standardised
-NAMES = {"prox-sps": "ProxSPS", "sps": "SPS", "sgd": "SGD", "adamw": "AdamW"}
 
 
 def specs(seeds: int, epochs: int, data: str = "real", convention: str = "published") -> list[RunSpec]:
@@ -37,7 +37,7 @@ def _best(errors: dict[tuple[str, float], float]) -> tuple[str, float] | None:
 
 
 def _name(key: tuple[str, float] | None) -> str:
-    return "none" if key is None else f"{NAMES[key[0]]} with {setting(key[1])}"
+    return "none" if key is None else f"{METHODS[key[0]].label} with {setting(key[1])}"
 
 
 def best_for_small_strengths(frames: Frames) -> Claim:

@@ -7,8 +7,9 @@ import math
 import pandas as pd
 
 from proxsps.experiments.base import Claim, Frames, over_seeds, setting
+from proxsps.methods import METHODS
 
-NAMES = {"prox-sps": "ProxSPS", "sps": "SPS", "sgd": "SGD"}
+NAMES = {name: METHODS[name].label for name in ("prox-sps", "sps", "sgd")}
 UNSTABLE = 0.5  # SPS with constant steps is unstable for alpha_0 above
 
 
@@ -213,7 +214,7 @@ def early_bumps(frames: Frames) -> Claim:
 
 
 def exact_with_decay(frames: Frames) -> Claim:
-    """Decreasing steps go on converging; constant ones end in a neighbourhood."""
+    """Decreasing steps continue to converge; constant ones end in a neighbourhood."""
     middle, end, half = _halfway_and_end(frames["runs"])
     ratio = (end / middle).fillna(math.inf)["prox-sps"]["sqrt"]  # infinity where runs diverged
     high, low = end["sps"]["constant"].iloc[-1], end["prox-sps"]["sqrt"].iloc[-1]

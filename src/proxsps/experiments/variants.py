@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from proxsps.experiments.catalogue import ENTRIES
+from proxsps.experiments.catalogue import CATALOGUE, ENTRIES
+from proxsps.experiments.grids import parse_settings, with_settings
 
 if TYPE_CHECKING:
     from proxsps.experiments.base import Experiment
@@ -13,24 +14,34 @@ if TYPE_CHECKING:
 PUBLISHED = "published"
 CONVENTIONS = (PUBLISHED, "text")
 WITH_SENSORS = tuple(entry.name for entry in ENTRIES if entry.home == "sensor")
+WITH_GRID = tuple(entry.name for entry in ENTRIES if entry.runs)
 WITH_CONVENTION = tuple(entry.name for entry in ENTRIES if entry.home in ("matrix_fac", "sensor"))
 
 
-def variants(chosen: Iterable[Experiment], convention: str = PUBLISHED, sensors: str = "") -> list[Experiment]:
-    """The experiments with these options, in the same order; those that do not have them stay as they are.
+class Options(NamedTuple):
+    """What may be other than published."""
 
-    Args:
-        chosen: published experiments.
-        convention: "published": as the figures were made; "text": as the text of the paper defines loss and data.
-        sensors: a file with another month of sensors.
-    """
+    convention: str = PUBLISHED  # "text": loss and data as the text of the paper defines them, not as its figures
+    sensors: str = ""  # a file with another month of sensors
+    settings: tuple[str, ...] = ()  # of a grid of your own, as `grids.parse_settings` reads them
+
+
+AS_PUBLISHED = Options()
+
+
+def variants(chosen: Iterable[Experiment], options: Options = AS_PUBLISHED) -> list[Experiment]:
+    """The experiments with these options, in the same order; those that do not have them stay as they are."""
     experiments = list(chosen)
-    check_options([experiment.name for experiment in experiments], convention, sensors)
-    return [variant(experiment, convention, sensors) for experiment in experiments]
+    check_options([experiment.name for experiment in experiments], options)
+    return [variant(experiment, options) for experiment in experiments]
 
 
-def variant(experiment: Experiment, convention: str = PUBLISHED, sensors: str = "") -> Experiment:
+def variant(experiment: Experiment, options: Options) -> Experiment:
     """One experiment with these options, as far as it has them."""
+    return with_settings(_other_data(experiment, options.convention, options.sensors), options.settings)
+
+
+def _other_data(experiment: Experiment, convention: str, sensors: str) -> Experiment:
     if experiment.name in WITH_SENSORS and (sensors or convention != PUBLISHED):
         from proxsps.experiments import sensor
 
@@ -44,15 +55,19 @@ def variant(experiment: Experiment, convention: str = PUBLISHED, sensors: str = 
     return experiment
 
 
-def check_options(names: Iterable[str], convention: str = PUBLISHED, sensors: str = "") -> None:
+def check_options(names: Iterable[str], options: Options) -> None:
     """Raise an error if none of these experiments has an option that is given. Nothing large is loaded for that."""
     chosen = set(names)
-    if convention not in CONVENTIONS:
-        raise ValueError(f"The convention is {' or '.join(CONVENTIONS)}, got {convention!r}.")
-    if sensors:
-        _require(chosen, WITH_SENSORS, f"--sensors {sensors}")
-    if convention != PUBLISHED:
-        _require(chosen, WITH_CONVENTION, f"--convention {convention}")
+    if options.convention not in CONVENTIONS:
+        raise ValueError(f"The convention is {' or '.join(CONVENTIONS)}, got {options.convention!r}.")
+    if options.sensors:
+        _require(chosen, WITH_SENSORS, f"--sensors {options.sensors}")
+    if options.convention != PUBLISHED:
+        _require(chosen, WITH_CONVENTION, f"--convention {options.convention}")
+    if options.settings:
+        parse_settings(options.settings)
+        if chosen.issubset(set(CATALOGUE) - set(WITH_GRID)):
+            raise ValueError(f"--set changes a grid of runs; {', '.join(sorted(chosen))} has none.")
 
 
 def _require(chosen: set[str], able: tuple[str, ...], option: str) -> None:

@@ -13,10 +13,12 @@ from proxsps._lazy import attach as _attach
 if TYPE_CHECKING:
     from proxsps.figures.export import picture, save, to_svg
     from proxsps.figures.illustrations import flow, interpolation, model_compare
+    from proxsps.figures.overview import overview
     from proxsps.figures.paths import lambda_path, per_lambda
     from proxsps.figures.schedules import stability
     from proxsps.figures.steps import step_sizes
     from proxsps.figures.theory import floor, rates, robustness, tightness
+    from proxsps.figures.trials import over_lr
 
 _require("proxsps.figures", "experiments", "matplotlib", "pandas")
 
@@ -26,6 +28,8 @@ __all__ = [
     "interpolation",
     "lambda_path",
     "model_compare",
+    "over_lr",
+    "overview",
     "per_lambda",
     "picture",
     "rates",
@@ -44,6 +48,8 @@ __getattr__, __dir__ = _attach(
         **dict.fromkeys(("flow", "interpolation", "model_compare"), "illustrations"),
         **dict.fromkeys(("lambda_path", "per_lambda"), "paths"),
         **dict.fromkeys(("floor", "rates", "robustness", "tightness"), "theory"),
+        "over_lr": "trials",
+        "overview": "overview",
         "stability": "schedules",
         "step_sizes": "steps",
     },

@@ -53,7 +53,7 @@ def picture(figure: Figure) -> Picture:
 
 
 def to_svg(figure: Figure) -> str:
-    """The ``<svg>`` element alone, without XML header and date, ready to stand inside an HTML page."""
+    """The ``<svg>`` element alone, without XML header and date, for use inside an HTML page."""
     buffer = io.StringIO()
     with matplotlib.rc_context(_SVG_RC), _laid_out(figure) as canvas:
         canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-METRICS = ("objective", "train_loss", "val_error", "val_accuracy", "model_norm")
+METRICS = ("objective", "train_loss", "val_error", "val_accuracy", "model_norm", "nonzeros")
 RUN_COLUMNS = ("run", "method", "schedule", "lr", "weight_decay", "epoch", "status")
 
 
@@ -30,18 +30,21 @@ def require_runs(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The frame of runs, checked for one metric."""
     if metric not in METRICS:
         raise ValueError(f"unknown metric {metric!r}: choose one of {', '.join(METRICS)}")
-    return require(runs, (*RUN_COLUMNS, metric), "runs")
+    require(runs, (*RUN_COLUMNS, metric), "runs")
+    if "regularizer" in runs.columns:
+        require_one(runs, "regularizer", "A figure")
+    return runs
 
 
 def require_one(frame: pd.DataFrame, column: str, figure: str) -> None:
-    """Refuse a frame that mixes values of a column which the figure does not tell apart."""
+    """Raise an error for a frame that mixes values of a column that the figure cannot distinguish."""
     values = sorted(frame[column].unique())
     if len(values) > 1:
         raise ValueError(f"{figure} draws one {column} at a time, but runs holds {values}: select one first")
 
 
 def require_one_schedule(runs: pd.DataFrame, figure: str) -> None:
-    """Refuse a method with several schedules: the lines of a figure are told apart by method and alpha_0."""
+    """Raise an error for a method with several schedules: a figure has one line for each method and alpha_0."""
     for method, rows in runs.groupby("method"):
         if rows["schedule"].nunique() > 1:
             raise ValueError(

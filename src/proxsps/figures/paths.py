@@ -23,7 +23,7 @@ def per_lambda(
     """Mean over runs per epoch, one panel for each lambda, one line for each (method, alpha_0).
 
     Args:
-        runs: rows of runs and epochs, one schedule a method.
+        runs: rows of runs and epochs, one schedule per method.
         metric: ``objective``, ``train_loss``, ``val_error``, ``val_accuracy`` or ``model_norm``.
         deviations: half width of the shaded band, in standard deviations over the runs; 0 draws none, the paper's
             matrix completion uses 2.

@@ -23,7 +23,7 @@ def stability(runs: pd.DataFrame, metric: str = "objective") -> Figure:
     frames.require_one(runs, "weight_decay", "stability")
     schedules = [name for name in style.SCHEDULE_TITLES if name in set(runs["schedule"])]
     if not schedules:
-        raise ValueError(f"stability knows the schedules {list(style.SCHEDULE_TITLES)}, but runs holds none of them")
+        raise ValueError(f"stability can draw the schedules {list(style.SCHEDULE_TITLES)}, but runs holds none of them")
     best = float(runs[metric].where(np.isfinite(runs[metric])).min()) if metric == "objective" else 0.0
     colours = {name: style.shades(name, rows["lr"]) for name, rows in _by_method(runs)}
 

@@ -10,24 +10,27 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from proxsps.figures import frames, style
+from proxsps.methods import METHODS, OWN_TABLE
 
-ADAPTIVE = ("prox-sps", "sps")
 STEP_COLUMNS = ("run", "method", "lr", "weight_decay", "step", "epoch", "zeta")
 EPOCH_COLUMNS = ("run", "method", "lr", "weight_decay", "epoch", "zeta_median", "alpha")
 
 
 @style.styled
 def step_sizes(steps: pd.DataFrame, runs: pd.DataFrame) -> Figure:
-    """zeta_k of ProxSPS and SPS as dots, their median over each epoch as a line, and alpha_k as black steps.
+    """zeta_k as dots, its median over each epoch as a line, and alpha_k as black steps.
 
-    Rows of panels are values of alpha_0, columns are values of lambda. Of ``runs`` only those are used that ``steps``
-    has. The positive part makes zeta_k of ProxSPS zero at times: such dots, and others out of range, lie on the edge.
-    The dots are one picture per panel inside the vector drawing, so that its size does not grow with their number.
+    Methods without an adaptive step are left out. Rows of panels are values of alpha_0, columns are values of lambda.
+    Of ``runs`` only those are used that ``steps`` has. The positive part makes zeta_k of ProxSPS zero at times: such
+    dots, and others out of range, lie on the edge. The dots are one picture per panel inside the vector drawing, so
+    that its size does not grow with their number.
     """
     frames.require(steps, STEP_COLUMNS, "steps")
     frames.require(runs, EPOCH_COLUMNS, "runs")
-    steps = steps[steps["method"].isin(ADAPTIVE)]
-    frames.require(steps, (), "steps (of the methods ProxSPS and SPS)")
+    measured = steps["zeta"].notna().groupby(steps["method"]).any()
+    has_step = [name for name in measured.index[measured] if name not in OWN_TABLE or METHODS[name].bounded]
+    steps = steps[steps["method"].isin(has_step)]
+    frames.require(steps, (), "steps (of methods with an adaptive step, such as ProxSPS and SPS)")
     runs = runs[runs["run"].isin(steps["run"].unique())]
     frames.require(runs, (), "runs (of the runs that steps holds)")
     alphas, lambdas = sorted(steps["lr"].unique()), sorted(steps["weight_decay"].unique())
@@ -71,7 +74,7 @@ def _panel(axes: Axes, steps: pd.DataFrame, runs: pd.DataFrame, limits: tuple[fl
     axes.scatter(
         steps["epoch"] - 1 + within,
         steps["zeta"].clip(*limits),
-        c=steps["method"].map({name: style.method(name).colour for name in ADAPTIVE}),
+        c=steps["method"].map({name: style.method(name).colour for name in steps["method"].unique()}),
         s=2.8,
         linewidths=0,
         alpha=float(np.clip(1400 / max(len(steps), 1), 0.12, 0.5)),

@@ -1,7 +1,7 @@
 """One house style: a colour and a marker per method, a shade per alpha_0, words with symbols on every axis.
 
-Colours are those of Okabe and Ito, which stay apart for all common kinds of colour vision; markers tell the methods
-apart in grey. Shades run from light (small alpha_0) to dark (large alpha_0). Figures are laid out for a width of
+Colours are those of Okabe and Ito, which stay apart for all common kinds of colour vision; markers distinguish the
+methods in grey. Shades run from light (small alpha_0) to dark (large alpha_0). Figures are laid out for a width of
 10 inches, that is 1000 pixels at 100 dots per inch.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 import matplotlib
@@ -23,6 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from proxsps.methods import METHODS
+from proxsps.methods import looks as method  # how a method is drawn
 
 P = ParamSpec("P")
 Colour = tuple[float, float, float]
@@ -63,30 +65,8 @@ RC: dict[Any, Any] = {
     "ytick.labelsize": 10.5,
 }
 
-# Methods that often do the same as another one, dashed and drawn above it: where lines coincide, both are seen.
-DASHED = {"sps": (0.0, (3.2, 1.8))}
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-
-@dataclass(frozen=True)
-class Method:
-    """How a method is called and drawn."""
-
-    label: str
-    colour: str
-    marker: str
-
-
-METHODS = {
-    "prox-sps": Method("ProxSPS", "#0072B2", "o"),
-    "sps": Method("SPS", "#D55E00", "s"),
-    "sgd": Method("SGD", "#009E73", "^"),
-    "prox-sgd": Method("ProxSGD", "#CC79A7", "D"),
-    "dec-sps": Method("DecSPS", "#E69F00", "v"),
-    "adamw": Method("AdamW", "#6B6F76", "p"),
-    "prox-sps-adaptive": Method("ProxSPS, adaptive cap", "#56B4E9", "P"),
-    "prox-point": Method("proximal point", "#E69F00", "D"),
-}
 
 METRIC_LABELS = {
     "objective": r"Objective $\psi(x^k)$",
@@ -94,6 +74,7 @@ METRIC_LABELS = {
     "val_error": "Validation error",
     "val_accuracy": "Validation accuracy",
     "model_norm": r"Model norm $\|x^k\|$",
+    "nonzeros": "Share of entries that are not zero",
 }
 SCHEDULE_TITLES = {
     "constant": r"constant: $\alpha_k = \alpha_0$",
@@ -112,18 +93,11 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return inside
 
 
-def method(name: str) -> Method:
-    """The method's looks; a name without an entry is an error, so that no two methods share a colour by accident."""
-    if name not in METHODS:
-        raise ValueError(f"no colour for the method {name!r}: the house style knows {', '.join(METHODS)}")
-    return METHODS[name]
-
-
 def in_order(names: Iterable[str]) -> list[str]:
     """Methods in the order of the house, whatever order the rows came in."""
     present = set(names)
-    for name in present:
-        method(name)
+    for name in sorted(present):
+        method(name)  # gives spare looks to one that is not in the table, in the same order every time
     return [name for name in METHODS if name in present]
 
 
@@ -198,13 +172,13 @@ def marked(name: str, colour: Colour | str, points: int) -> dict[str, Any]:
         "markeredgecolor": "white",
         "markeredgewidth": 0.5,
         "linestyle": line_style(name),
-        "zorder": 3 + len(METHODS) - list(METHODS).index(name) + 2 * (name in DASHED),
+        "zorder": 3 + len(METHODS) - list(METHODS).index(name) + 2 * (method(name).dashes is not None),
     }
 
 
 def line_style(name: str) -> Any:
     """Dashes of a method's lines; most are solid."""
-    return DASHED.get(name, "-")
+    return method(name).dashes or "-"
 
 
 def cross(axes: Axes, x: float, y: float, colour: Colour | str) -> None:

@@ -19,7 +19,7 @@ COLUMNS = 3
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # of the problems in a panel, in their order
 MARKERS = ("o", "s", "^", "D")
 CEILING = 30.0  # of the robustness panels, over the gap at the start
-MODEL_NAMES = {"prox-sgd": "linear", "prox-sps": "truncated", "prox-point": "full"}
+MODEL_NAMES = {"prox-sgd": "linear", "prox-sps": "truncated", "prox-point": "full"}  # of the loss
 
 
 @style.styled

@@ -1,1 +1,1 @@
-"""Other people's trainers, where a line or two of the user's would not do. Each module needs its framework."""
+"""Other people's trainers, if one or two lines of your own are not enough. Each module needs its framework."""

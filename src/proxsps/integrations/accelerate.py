@@ -1,8 +1,8 @@
-"""Accelerate's `Accelerator`, which hands the loss to optimizers that step by its value.
+"""Accelerate's `Accelerator`, which passes the loss to optimizers that need it.
 
-The loss that belongs to the gradients is the sum of all that went backward since they were zero. Accelerate divides
-the loss of each micro-batch by `gradient_accumulation_steps` first, so that the sum is the mean over a full set of
-them; of a smaller last set it is less, and so are the gradients.
+The loss that belongs to the gradients is the sum of all losses since the gradients were zero. Accelerate divides
+the loss of each micro-batch by `gradient_accumulation_steps` first, so that the sum is the mean over a
+full set of them. With a smaller last set, the sum is smaller, and so are the gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Accelerator(accelerate.Accelerator):
-    """`accelerate.Accelerator`, with optimizers that see the loss; clipping with them raises."""
+    """`accelerate.Accelerator`, which passes the loss to the optimizers; clipping with them raises an error."""
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """As in Accelerate; the optimizers see the loss."""
+        """As in Accelerate; the optimizers get the loss."""
         opts = self._polyak_optimizers()
         engine = str(self.distributed_type.value)
         if opts and engine in ("DEEPSPEED", "MEGATRON_LM"):
@@ -57,13 +57,13 @@ class Accelerator(accelerate.Accelerator):
             check_loss(opt, closure, model=model, dtype=DTYPES.get(self.mixed_precision))
 
     def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Accelerate, but not with optimizers that step by the value of the loss."""
+        """As in Accelerate, but an error with optimizers that need the loss."""
         if opts := self._polyak_optimizers():
             _refuse_clipping("clip_grad_norm_", opts[0])
         return super().clip_grad_norm_(*args, **kwargs)
 
     def clip_grad_value_(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Accelerate, but not with optimizers that step by the value of the loss."""
+        """As in Accelerate, but an error with optimizers that need the loss."""
         if opts := self._polyak_optimizers():
             _refuse_clipping("clip_grad_value_", opts[0])
         return super().clip_grad_value_(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""A callback that hands Lightning's loss to optimizers that step by its value.
+"""A callback that passes Lightning's loss to optimizers that need it.
 
-The loss that belongs to the gradients is the sum of all that went backward since they were zero. Lightning divides
-the loss of each micro-batch by `accumulate_grad_batches` first, so that the sum is the mean over a full set of them; of
-a smaller last set it is less, and so are the gradients.
+The loss that belongs to the gradients is the sum of all losses since the gradients were zero. Lightning divides
+the loss of each micro-batch by `accumulate_grad_batches` first, so that the sum is the mean over a
+full set of them. With a smaller last set, the sum is smaller, and so are the gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ else:
 
 
 class WatchLoss(lightning.pytorch.Callback):
-    """Hands the loss of every step to the optimizer: `Trainer(callbacks=[WatchLoss()])`.
+    """Passes the loss of every step to the optimizer: `Trainer(callbacks=[WatchLoss()])`.
 
-    It raises where the Trainer clips gradients, and where the module optimizes by itself and has to hand over the loss.
-    Optimizers that do not need the loss are left alone.
+    It raises an error if the Trainer clips gradients, or if the module optimizes by itself and has to pass the loss.
+    Optimizers that do not need the loss are not changed.
 
     Args:
         check: whether to check once, in the first step, that the loss belongs to the gradients. This calls
@@ -43,7 +43,7 @@ class WatchLoss(lightning.pytorch.Callback):
         self._batch: tuple[Any, int] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse what would part the loss from its gradients."""
+        """Raise an error if the loss would not belong to the gradients."""
         if not any(map(_needs_loss, trainer.optimizers)):
             return
         if trainer.gradient_clip_val:
@@ -58,7 +58,7 @@ class WatchLoss(lightning.pytorch.Callback):
             )
         if not pl_module.automatic_optimization:
             raise ValueError(
-                "WatchLoss is for automatic optimization. With automatic_optimization=False the module knows the loss "
+                "WatchLoss is for automatic optimization. With automatic_optimization=False the module has the loss "
                 "of its step: call opt.step(loss=loss), and leave out the callback."
             )
         if self._check and trainer.accumulate_grad_batches > 1:
@@ -70,23 +70,22 @@ class WatchLoss(lightning.pytorch.Callback):
             self._batch = batch, batch_idx
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Forget the losses with the gradients."""
+        """Clear the losses together with the gradients."""
         self._sum = None
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Add what goes backward, without the scale of mixed precision."""
+        """Add the loss of a backward pass, without the scale of mixed precision."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         share = loss.detach() if scaler is None else loss.detach() / scaler.get_scale()
         self._sum = share if self._sum is None else self._sum + share
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Hand over the sum; gradients are unscaled here."""
+        """Pass the sum to the optimizer; gradients are unscaled here."""
         if not _needs_loss(optimizer) or self._sum is None:
             return
         if optimizer._watched:
             raise ValueError(
-                "The loss is handed over twice: leave out either the callback WatchLoss, or watch(loss) in "
-                "training_step."
+                "The loss is passed twice: leave out either the callback WatchLoss, or watch(loss) in training_step."
             )
         if self._check:
             self._check_once(trainer, pl_module, optimizer)

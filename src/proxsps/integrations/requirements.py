@@ -1,4 +1,4 @@
-"""One clear error where the framework of an integration is not installed."""
+"""One clear error if the framework of an integration is not installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxsps._install import missing
 
 
 def framework(package: str, needed_by: str, install: str) -> ModuleType:
-    """A package that an integration cannot do without.
+    """Import a package that an integration needs.
 
     Args:
         package: its name, or that of a module in it.

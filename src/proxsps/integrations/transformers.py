@@ -1,8 +1,8 @@
-"""Transformers' `Trainer` for optimizers that step by the value of the loss.
+"""Transformers' `Trainer` for optimizers that need the loss.
 
-The Trainer sends backward, for each micro-batch, its share of the batch's loss: divided by the number of tokens in all
-micro-batches where the model takes that number, by the number of micro-batches where not. Either way the batch's loss
-is the sum of what `training_step` returns, whatever model, label smoothing or incomplete last batch.
+For each micro-batch, the Trainer calls backward on its share of the batch's loss: divided by the number of tokens in
+all micro-batches if the model takes that number, otherwise by the number of micro-batches. In both cases the batch's
+loss is the sum of what `training_step` returns, for all models, with label smoothing and for an incomplete last batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ else:
 
 
 class WatchesLoss:
-    """Put in front of a Trainer class: `class MyTrainer(WatchesLoss, SFTTrainer)`.
+    """A mixin, to be put first: `class MyTrainer(WatchesLoss, SFTTrainer)`.
 
     Attributes:
         check_first_step: set it to True to check once that the loss belongs to the gradients. This evaluates the first
@@ -35,7 +35,7 @@ class WatchesLoss:
     check_first_step = False
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As in the Trainer; the optimizer sees the loss."""
+        """As in the Trainer; the optimizer gets the loss."""
         opt = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate wraps it
         if not isinstance(opt, PolyakOptimizer) or not opt.needs_loss:
             return super().training_step(*args, **kwargs)
@@ -45,7 +45,7 @@ class WatchesLoss:
                 "pass max_grad_norm=0 to TrainingArguments."
             )
         if all(p.grad is None for group in opt.param_groups for p in group["params"]):
-            opt.zero_grad()  # also forgets the losses of a step that a gradient scaler left out
+            opt.zero_grad()  # also clears the losses of a step that a gradient scaler skipped
         share = super().training_step(*args, **kwargs)
         if self.check_first_step:
             self._check_once(opt, share, *args, **kwargs)
@@ -71,4 +71,4 @@ class WatchesLoss:
 
 
 class Trainer(WatchesLoss, transformers.Trainer):
-    """`transformers.Trainer`, with optimizers that see the loss."""
+    """`transformers.Trainer`, which passes the loss to the optimizer."""

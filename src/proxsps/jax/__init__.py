@@ -13,6 +13,23 @@ except ImportError as error:
     raise ImportError(f"proxsps.jax needs jax and optax: {_extra('jax')} ({error}).") from error
 
 from proxsps.jax.accumulation import multi_steps
-from proxsps.jax.transforms import LastStep, PolyakState, dec_sps, prox, prox_sgd, prox_sps, sps
+from proxsps.jax.ending import PolynomialAverageState, cool_down, polynomial_average
+from proxsps.jax.moments import Moments
+from proxsps.jax.transformation import LastStep, PolyakState
+from proxsps.jax.transforms import dec_sps, prox, prox_sgd, prox_sps, prox_sps_adam, sps
 
-__all__ = ["LastStep", "PolyakState", "dec_sps", "multi_steps", "prox", "prox_sgd", "prox_sps", "sps"]
+__all__ = [
+    "LastStep",
+    "Moments",
+    "PolyakState",
+    "PolynomialAverageState",
+    "cool_down",
+    "dec_sps",
+    "multi_steps",
+    "polynomial_average",
+    "prox",
+    "prox_sgd",
+    "prox_sps",
+    "prox_sps_adam",
+    "sps",
+]

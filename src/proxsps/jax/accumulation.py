@@ -26,7 +26,7 @@ def multi_steps(
 ) -> optax.GradientTransformationExtraArgs:
     """`optax.MultiSteps` for steps that depend on the loss: k micro-batches of one size equal one batch.
 
-    optax averages the gradients but hands over the loss of the last micro-batch alone; loss and gradient then do not
+    optax averages the gradients but passes on only the loss of the last micro-batch; loss and gradient then do not
     belong together. Here `value`, and `lower_bound` where it is given, are averaged as well.
 
     Args:
@@ -38,8 +38,9 @@ def multi_steps(
     compiled = jax.jit(inner.update, inline=True)
 
     def init(params: Any) -> MultiStepsState:
-        zero = jnp.zeros((), jnp.result_type(float))
-        return MultiStepsState(inner.init(params), zero, zero)
+        # Each with a buffer of its own, so that a jitted step may be given the state to overwrite.
+        value, bound = (jnp.zeros((), jnp.result_type(float)) for _ in range(2))
+        return MultiStepsState(inner.init(params), value, bound)
 
     def update(
         updates: Any,
@@ -51,7 +52,7 @@ def multi_steps(
         **extra: Any,
     ) -> tuple[Any, MultiStepsState]:
         check_update("multi_steps", params, value)
-        weight = 1 / (state.steps.mini_step + 1)  # 1 at the first micro-batch, which forgets the batch before
+        weight = 1 / (state.steps.mini_step + 1)  # 1 at the first micro-batch, which drops the batch before
 
         def mean(before: Array, now: Any) -> Array:
             now = jnp.asarray(now, before.dtype).reshape(())
@@ -59,7 +60,7 @@ def multi_steps(
 
         value = mean(state.value, value)
         bound = state.lower_bound
-        step = inner.update if extra else compiled  # what else is handed over need not be arrays
+        step = inner.update if extra else compiled  # further arguments need not be arrays
         if lower_bound is not None:
             extra["lower_bound"] = bound = mean(bound, lower_bound)
         updates, steps = step(updates, state.steps, params, value=value, **extra)

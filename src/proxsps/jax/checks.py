@@ -1,20 +1,38 @@
-"""Refusals: what was wrong, what was got, what to do. Traced numbers have no value yet and are not looked at."""
+"""Errors: what was wrong, what was got, what to do. Traced numbers have no value yet and are not checked."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from proxsps.core.checks import check_finite_bound, check_nonnegative, check_positive
+from proxsps.core.checks import check_finite_bound, check_nonnegative, check_number, check_positive
+from proxsps.regularizers.base import DIAGONAL
 from proxsps.regularizers.checks import check_choice
 
-CHECKS = {"c": check_positive, "c0": check_positive}
+CAPS = ("proximal", "matched")
+
+
+def check_fraction(name: str, value: Any) -> None:
+    """Raise an error for a number outside of [0, 1)."""
+    check_number(name, value)
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value!r}.")
+
+
+CHECKS = {
+    "c": check_positive,
+    "c0": check_positive,
+    "momentum": check_fraction,
+    "b1": check_fraction,
+    "b2": check_fraction,
+}
 
 
 def check_constants(**constants: Any) -> None:
-    """Refuse constants of a method that are no single number, or out of range."""
+    """Raise an error for constants of a method that are not single numbers, or out of range."""
     for name, constant in constants.items():
         if jnp.ndim(constant):
             raise ValueError(
@@ -29,7 +47,7 @@ def check_constants(**constants: Any) -> None:
 
 
 def check_regularizer(phi: Any, weight_decay: Any) -> None:
-    """Refuse a regulariser that is none, that competes with weight decay, or that cannot be traced."""
+    """Raise an error for no regulariser at all, one given beside weight decay, or one that cannot be traced."""
     check_choice(phi, isinstance(weight_decay, jax.core.Tracer) or weight_decay)
     if not phi.traceable:
         raise ValueError(
@@ -38,8 +56,52 @@ def check_regularizer(phi: Any, weight_decay: Any) -> None:
         )
 
 
+def check_diagonal(owner: str, phi: Any) -> None:
+    """Raise an error for a regulariser without an exact prox in a diagonal metric."""
+    if not phi.has_diagonal_prox:
+        raise ValueError(
+            f"{owner} needs an exact prox with one step size per entry, which {phi!r} does not have. {DIAGONAL} have "
+            "one; for this regulariser use prox_sps."
+        )
+
+
+def check_caps(owner: str, learning_rate: Any, cap: Any, distance_cap: Any) -> None:
+    """Raise an error for a cap that does not exist, and a step without any limit."""
+    if cap is not None and cap not in CAPS:
+        raise ValueError(f"cap must be 'proximal' or 'matched', got {cap!r}.")
+    if distance_cap not in (None, True, False):
+        raise ValueError(f"distance_cap must be True or False, or None for the default, got {distance_cap!r}.")
+    if learning_rate is None and distance_cap is False:
+        raise ValueError(
+            f"{owner} without a learning rate needs the distance cap: leave distance_cap out, or give a learning_rate."
+        )
+
+
+def check_rates(owner: str, learning_rate: Any, options: Mapping[Hashable, Any]) -> None:
+    """Raise an error for labels of which only some have a learning rate, and a factor beside one."""
+    for label, own in options.items():
+        if (own.learning_rate is None) != (learning_rate is None):
+            raise ValueError(
+                f"Label {label!r} has learning_rate={own.learning_rate!r}, but {owner} has {learning_rate!r}: either "
+                "all labels have a learning rate, or none of them; without one, labels may have a `scale` of their own."
+            )
+        if own.learning_rate is not None and own.scale is not None:
+            raise ValueError(
+                f"{owner} got both learning_rate={own.learning_rate!r} and scale={own.scale!r}. Give one: `scale` is a "
+                "factor on the step where there is no learning rate."
+            )
+
+
+def check_needs_rate(owner: str, options: Mapping[Hashable, Any]) -> None:
+    """Raise an error for a method without a learning rate that has no other limit on its steps."""
+    if any(own.learning_rate is None for own in options.values()):
+        raise ValueError(
+            f"{owner} has no distance cap and needs a learning_rate, got None. prox_sps and prox_sps_adam do without."
+        )
+
+
 def check_dtype(x: Any) -> None:
-    """Refuse a parameter that is not real."""
+    """Raise an error for a parameter that is not real."""
     dtype = jnp.result_type(x)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"Got a parameter of dtype {dtype}: give its real and imaginary part as two parameters.")
@@ -48,7 +110,7 @@ def check_dtype(x: Any) -> None:
 
 
 def check_update(owner: str, params: Any, value: Any) -> None:
-    """Refuse an update without parameters, or with a loss that is missing or more than one number."""
+    """Raise an error for an update without parameters, or with a loss that is missing or more than one number."""
     if params is None:
         raise ValueError(f"{owner} needs the parameters: call update(grads, state, params, value=loss).")
     if value is None:
@@ -61,11 +123,11 @@ def check_update(owner: str, params: Any, value: Any) -> None:
 
 
 def check_lower_bound(owner: str, lower_bound: Any, bounded: bool) -> None:
-    """Refuse a lower bound of a batch that is not finite, or that the method would ignore."""
+    """Raise an error for a lower bound of a batch that is not finite, or that the method would ignore."""
     if lower_bound is None:
         return
     if not bounded:
-        raise ValueError(f"{owner} has no use for a lower bound; leave it out, or use prox_sps.")
+        raise ValueError(f"{owner} has no use for a lower bound; leave it out, or use prox_sps with one.")
     check_constants(lower_bound=lower_bound)
 
 

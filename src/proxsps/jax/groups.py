@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -26,13 +26,16 @@ ALL = "all"  # the label of every parameter where none are given
 class Options:
     """What parameters of one label share."""
 
-    learning_rate: Any
+    learning_rate: Any  # None for none
     weight_decay: Any = None
     regularizer: Regularizer | None = None
+    scale: Any = None  # on the step where there is no learning rate; None for 1
 
     def __post_init__(self) -> None:
-        if not callable(self.learning_rate):
-            check_constants(learning_rate=self.learning_rate)
+        for name in ("learning_rate", "scale"):
+            number = getattr(self, name)
+            if number is not None and not callable(number):
+                check_constants(**{name: number})
         if self.weight_decay is not None:
             check_constants(weight_decay=self.weight_decay)
         if self.regularizer is not None:
@@ -45,13 +48,20 @@ class Options:
             return self.regularizer
         return Zero() if is_zero(self.weight_decay) else L2(self.weight_decay)
 
+    @property
+    def rate(self) -> Any:
+        """The learning rate, or the factor on the step where there is none."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1.0 if self.scale is None else self.scale
+
     def alpha(self, count: Array, dtype: Any) -> Array:
-        """The cap at a count of steps."""
-        rate = self.learning_rate
+        """The rate at a count of steps."""
+        rate = self.rate
         return jnp.asarray(rate(count) if callable(rate) else rate, dtype)
 
 
-class Block(NamedTuple):
+class TreeBlock(NamedTuple):
     """The parameters of one label that have a gradient, in f32 at least."""
 
     phi: Regularizer
@@ -59,6 +69,22 @@ class Block(NamedTuple):
     xs: list[Array]
     ds: list[Array]
     indices: list[int]  # their places among the parameters of the label
+    places: list[int]  # and among all parameters
+    decoupled: bool = True  # whether a square is meant in the metric of the step
+    metric: list[Array] | None = None  # D > 0; None for the identity
+
+    @property
+    def tensors(self) -> Iterator[tuple[Array, Array, Array | None]]:
+        """x, d and D of each tensor."""
+        return zip(self.xs, self.ds, self.metric or [None] * len(self.xs), strict=True)
+
+    def directions(self, ds: Sequence[Array]) -> Sequence[Array]:
+        """D^-1 d."""
+        return ds if self.metric is None else [d / metric for d, metric in zip(ds, self.metric, strict=True)]
+
+    def step_sizes(self, alpha: Array) -> list[Array]:
+        """alpha over each entry of the metric."""
+        return [alpha.astype(metric.dtype) / metric for metric in self.metric or []]
 
     @property
     def structures(self) -> list[Structure | None]:
@@ -68,13 +94,16 @@ class Block(NamedTuple):
     @property
     def quadratic(self) -> bool:
         """Whether the prox is affine, as that of nothing is, so that the block enters the closed form."""
-        structures = self.structures
-        return all(isinstance(own, Quadratic) and own.lam is structures[0].lam for own in structures)
+        squares = [own for own in self.structures if isinstance(own, Quadratic)]
+        if len(squares) < len(self.xs) or any(own.lam is not squares[0].lam for own in squares):
+            return False
+        return self.metric is None or self.decoupled or not squares or _is_nothing(squares[0])
 
     @property
     def lam(self) -> Array | float:
         """Strength of the squared l2 norm, 0 for any other regulariser."""
-        return self.structures[0].lam if self.xs and self.quadratic else 0.0
+        first = self.structures[0] if self.xs and self.quadratic else None
+        return first.lam if isinstance(first, Quadratic) else 0.0
 
     @property
     def offsets(self) -> list[Array]:
@@ -84,7 +113,12 @@ class Block(NamedTuple):
         return [x if center is None else x - jnp.asarray(center, x.dtype) for x, center in pairs]
 
 
-Scatter = Callable[[Sequence[Sequence[Array]]], Any]
+class Gathered(NamedTuple):
+    """The parameters of a step."""
+
+    blocks: list[TreeBlock]
+    rest: list[tuple[int, Array]]  # those without a gradient, each after its place among all parameters
+    scatter: Callable[[Sequence[Sequence[Array]]], Any]  # a list of arrays for each block -> a tree like the gradients
 
 
 @dataclass(frozen=True)
@@ -96,9 +130,14 @@ class Groups:
 
     @classmethod
     def make(
-        cls, owner: str, default: Options, labels: Any, groups: Mapping[Hashable, Mapping[str, Any]] | None
+        cls,
+        owner: str,
+        default: Options,
+        labels: Any,
+        groups: Mapping[Hashable, Mapping[str, Any]] | None,
+        keys: Sequence[str] = ("learning_rate", "weight_decay", "regularizer"),
     ) -> Groups:
-        """Options of each label: those given, else the default ones."""
+        """Options of each label: those given, which may have these keys, else the default ones."""
         if (labels is None) != (groups is None):
             raise ValueError(f"{owner} needs labels and groups together: a tree of labels, and options for each label.")
         if groups is None:
@@ -106,52 +145,61 @@ class Groups:
         defaults = {field.name: getattr(default, field.name) for field in fields(default)}
         options = {}
         for label, own in groups.items():
-            check_keys(owner, own, defaults)
+            check_keys(owner, own, keys)
             options[label] = Options(**{**defaults, **own})
         return cls(options, labels)
 
     def dtype(self, params: Any) -> Any:
         """Of the numbers of a step: that of the widest parameter, f32 at least."""
-        return jnp.result_type(jnp.float32, *map(jnp.result_type, filter(_is_parameter, jax.tree.leaves(params))))
+        return jnp.result_type(jnp.float32, *map(jnp.result_type, parameters(params)))
 
     def check(self, params: Any) -> None:
-        """Refuse parameters that are not real, or that do not fit the regulariser of their label."""
+        """Raise an error for parameters that are not real, or that do not fit the regulariser of their label."""
         seen: Counter[Hashable] = Counter()
         labels = jax.tree.leaves(self._label_tree(params))
-        for label, x in zip(labels, filter(_is_parameter, jax.tree.leaves(params)), strict=True):
+        for label, x in zip(labels, parameters(params), strict=True):
             check_dtype(x)
             check_fit(self.options[label].phi, seen[label], jnp.shape(x))
             seen[label] += 1
 
-    def gather(self, grads: Any, params: Any, count: Array) -> tuple[list[Block], Scatter]:
-        """A block a label, and what puts a list of arrays for each block back into a tree like `grads`.
+    def gather(self, grads: Any, params: Any, count: Array) -> Gathered:
+        """A block for each label.
 
         Gradients that are None, or masked by optax, are left out and come back as they are.
         """
         dtype = self.dtype(params)
+        structure: Any  # which JAX gives no methods for type checkers
         leaves, structure = jax.tree.flatten(grads, is_leaf=_is_absent)
-        places: dict[Hashable, list[int]] = {label: [] for label in self.options}
-        blocks = {label: Block(own.phi, own.alpha(count, dtype), [], [], []) for label, own in self.options.items()}
+        slots: dict[Hashable, list[int]] = {label: [] for label in self.options}
+        blocks = {
+            label: TreeBlock(own.phi, own.alpha(count, dtype), [], [], [], [], own.regularizer is None)
+            for label, own in self.options.items()
+        }
+        rest: list[tuple[int, Array]] = []
         seen: Counter[Hashable] = Counter()
         points, labels = structure.flatten_up_to(params), structure.flatten_up_to(self._label_tree(params))
-        for place, (d, x, label) in enumerate(zip(leaves, points, labels, strict=True)):
-            if not _is_absent(d):
+        for slot, (d, x, label) in enumerate(zip(leaves, points, labels, strict=True)):
+            place = seen.total()
+            if _is_absent(d):
+                rest += enumerate(parameters(x), place)
+            else:
                 check_dtype(x)
                 x = wide(jnp.asarray(x))
                 blocks[label].xs.append(x)
                 blocks[label].ds.append(jnp.asarray(d, x.dtype))
                 blocks[label].indices.append(seen[label])
-                places[label].append(place)
+                blocks[label].places.append(place)
+                slots[label].append(slot)
             seen.update(jax.tree.leaves(label))  # a subtree of them where a gradient is absent
 
         def scatter(moved: Sequence[Sequence[Array]]) -> Any:
             out = list(leaves)
-            for own, arrays in zip(places.values(), moved, strict=True):
-                for place, array in zip(own, arrays, strict=True):
-                    out[place] = array.astype(jnp.result_type(points[place]))
+            for own, arrays in zip(slots.values(), moved, strict=True):
+                for slot, array in zip(own, arrays, strict=True):
+                    out[slot] = array.astype(jnp.result_type(points[slot]))
             return structure.unflatten(out)
 
-        return list(blocks.values()), scatter
+        return Gathered(list(blocks.values()), rest, scatter)
 
     def _label_tree(self, params: Any) -> Any:
         """A label for every parameter."""
@@ -160,7 +208,7 @@ class Groups:
         labels = self.labels(params) if is_function else self.labels
 
         def name(label: Hashable, x: Any) -> Hashable:
-            if not _is_parameter(x):
+            if not is_parameter(x):
                 return None
             if label not in self.options:
                 raise ValueError(f"Label {label!r} has no options: groups has {', '.join(map(repr, self.options))}.")
@@ -176,6 +224,15 @@ def _is_absent(grad: Any) -> bool:
     return grad is None or isinstance(grad, optax.MaskedNode)
 
 
-def _is_parameter(x: Any) -> bool:
+def _is_nothing(square: Quadratic) -> bool:
+    return isinstance(square.lam, (int, float)) and square.lam == 0
+
+
+def parameters(tree: Any) -> list[Any]:
+    """The parameters in a tree, in order."""
+    return list(filter(is_parameter, jax.tree.leaves(tree)))
+
+
+def is_parameter(x: Any) -> bool:
     """Arrays and numbers are; functions and other things that models carry about are not."""
     return isinstance(x, (int, float)) or hasattr(x, "dtype")

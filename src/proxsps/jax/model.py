@@ -1,4 +1,4 @@
-"""The linear model of the loss in one step: its sums, and what rules need to know of its height along the ray."""
+"""The linear model of the loss in one step: its sums, and its height along the ray, for the rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.core.dual import Found, search_dual, stopping
+from proxsps.core.caps import Matched, find_matched, l2_matched, l2_ray_heights
+from proxsps.core.dual import Evaluate, Found, height_off, search_dual, stopping
 from proxsps.core.model import line_heights
 from proxsps.core.rules import Model
 from proxsps.core.step import Line, admissible, l2_line
@@ -21,7 +22,7 @@ LIMIT = 64  # evaluations in a search; pure bisection down to the last bit of a 
 class Scaled(NamedTuple):
     """The linear model over a common scale, lest squares of gradients leave the range of the dtype.
 
-    Dual variables do not feel the scale, for h is linear in all that is divided by it.
+    Dual variables do not depend on the scale, because h is linear in all that is divided by it.
     """
 
     parts: Sequence[Part]
@@ -49,13 +50,50 @@ class Scaled(NamedTuple):
         return admissible(self.gap, self.d_sq, self.d_dot_x, bounded)
 
     def model(self, ok: Array) -> Model:
-        """The model that rules decide on; searches end at once where not `ok`."""
-        affine = jnp.asarray([not isinstance(part, Curve) for part in self.parts], self.gap.dtype)
-        lam = jnp.stack([jnp.asarray(part.block.lam, self.gap.dtype) for part in self.parts])
-        line = l2_line(self.gap, self.d_sq, self.d_dot_x, affine * self.alpha, lam)
+        """The model for the rules; searches end at once where not `ok`."""
+        line = l2_line(self.gap, self.d_sq, self.d_dot_x, self._line_caps, self._lam)
         if not self._curves:
             return Model(self.gap, self.d_sq, self.alpha, line)
         return Model(self.gap, self.d_sq, self.alpha, line, lambda line: self._find(line, ok), self._top)
+
+    def matched(self, longest: Array, ok: Array) -> Matched:
+        """The step of the matched cap, whose shares are the caps here; 0 where not `ok`.
+
+        Args:
+            longest: the largest step size that is allowed.
+            ok: whether a step may be taken.
+        """
+        gap, d_sq, d_dot_x = (jnp.where(ok, part, 0.0) for part in (self.gap, self.d_sq, self.d_dot_x))
+        if not self._curves:
+            return l2_matched(gap, d_sq, d_dot_x, self.alpha, self._lam, longest, jax.lax.while_loop)
+
+        def heights(s: Array) -> tuple[Array, Array]:
+            h, slope = l2_ray_heights(d_sq, d_dot_x, self._line_caps, self._lam, s)
+            for curve, own in self._curves:
+                height, bend = curve.ray_heights(own, self.scale, s)
+                h, slope = h + height, slope + bend
+            return h, slope
+
+        def find(evaluate: Evaluate) -> Found:
+            eps, tolerance, noise = self._stopping(ok)
+            loop = jax.lax.while_loop
+            return search_dual(evaluate, gap, tolerance, eps, LIMIT, loop, noise, certificate=height_off, at_zero=gap)
+
+        return find_matched(heights, gap, jnp.sum(self.alpha * d_sq), longest, find)
+
+    def scaled_caps(self, factor: Array) -> list[Part]:
+        """The parts with their caps times a factor."""
+        return [part.capped(factor * part.block.alpha) for part in self.parts]
+
+    @property
+    def _line_caps(self) -> Array:
+        """Caps of the blocks whose prox is affine, 0 for others."""
+        affine = jnp.asarray([not isinstance(part, Curve) for part in self.parts], self.gap.dtype)
+        return affine * self.alpha
+
+    @property
+    def _lam(self) -> Array:
+        return jnp.stack([jnp.asarray(part.block.lam, self.gap.dtype) for part in self.parts])
 
     @property
     def _curves(self) -> list[tuple[Curve, Sums]]:
@@ -81,12 +119,16 @@ class Scaled(NamedTuple):
             h, slope = self._heights(line, u)
             return jnp.where(ok, h, 0.0), slope  # where nothing is to be found, h = 0 ends the search
 
+        eps, tolerance, noise = self._stopping(ok)
+        return search_dual(evaluate, self.gap, tolerance, eps, LIMIT, jax.lax.while_loop, noise)
+
+    def _stopping(self, ok: Array) -> tuple[float, Array, Array]:
+        """Resolution, tolerance and noise of a search."""
         eps = max(float(jnp.finfo(x.dtype).eps) for curve, _ in self._curves for x in curve.block.xs)
         products_sq = sum(own.products_sq for _, own in self._curves)
         products = jnp.sqrt(jnp.where(jnp.isfinite(products_sq), products_sq, 0.0))
         tolerance, noise = stopping(self.gap, products, eps)
-        tolerance = jnp.where(ok, tolerance, 0.0)
-        return search_dual(evaluate, self.gap, tolerance, eps, LIMIT, jax.lax.while_loop, noise)
+        return eps, jnp.where(ok, tolerance, 0.0), noise
 
 
 def linear_model(parts: Sequence[Part], gap: Array) -> Scaled:

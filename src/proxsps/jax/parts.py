@@ -1,7 +1,11 @@
-"""The parts of a step by what regularisers say of themselves: lines, rows, entries, and those with a prox alone.
+"""The parts of a step by what regularisers say of themselves: here lines and rows, whose sums tell everything.
 
-A part sums up one block of parameters, answers h and h' at several u from those sums or by further passes, and gives
+A part sums up one block of parameters, computes h and h' at several u from those sums or by further passes, and gives
 the move that a u leads to. Everything that is linear in the slopes d is taken over a common scale (see `model`).
+
+With the matched cap, the same is computed along another curve, where step and prox have one step size s w; the cap of
+the block is then its share w, and the move that of a cap s w with u = 1. In Adam's metric each entry has a step size of
+its own. Only decoupled weight decay is then a line, and the norms of rows are not enough.
 """
 
 from __future__ import annotations
@@ -9,18 +13,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from copy import copy
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, cast
 
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.core.model import RowSums, row_factors, row_heights
+from proxsps.core.model import RowSums, row_factors, row_heights, row_ray_heights
 from proxsps.core.step import prox_coefficients
-from proxsps.jax.groups import Block
-from proxsps.jax.passes import add_up, dot, gathered, joined, spread
-from proxsps.regularizers.base import prox_all, prox_jvp_all
-from proxsps.regularizers.structure import Entries, Prox, Rows, Scalar
+from proxsps.jax.groups import TreeBlock
+from proxsps.jax.passes import add_up, dot, gathered, spread
+from proxsps.regularizers.structure import Rows, Scalar
 
 
 class Sums(NamedTuple):
@@ -35,7 +39,7 @@ class Sums(NamedTuple):
 class Part(ABC):
     """One block. `dtype` is that of the numbers of the step."""
 
-    def __init__(self, block: Block, dtype: Any) -> None:
+    def __init__(self, block: TreeBlock, dtype: Any) -> None:
         self.block, self.dtype = block, dtype
 
     @abstractmethod
@@ -46,6 +50,12 @@ class Part(ABC):
     def moves(self, u: Array) -> list[Array]:
         """x+ - x of each tensor."""
 
+    def capped(self, alpha: Array) -> Self:
+        """The same part with another cap."""
+        out = copy(self)
+        out.block = self.block._replace(alpha=alpha)
+        return out
+
 
 class Curve(Part):
     """A block whose prox is not affine."""
@@ -54,6 +64,10 @@ class Curve(Part):
     def heights(self, own: Sums, scale: Array, u: Array) -> tuple[Array, Array]:
         """sum <d, y(u) - x> and its derivative at points u, both over the scale; NaN for one that is not known."""
 
+    @abstractmethod
+    def ray_heights(self, own: Sums, scale: Array, s: Array) -> tuple[Array, Array]:
+        """sum <d, x+(s) - x> and its derivative at points s of the matched cap, both over the scale."""
+
 
 class LinePart(Part):
     """A block with an affine prox: none, the squared l2 norm, or no tensors at all."""
@@ -61,13 +75,14 @@ class LinePart(Part):
     def sums(self, factor: Array | None) -> Sums:
         """Two inner products."""
         ds = times(factor, self.block.ds)
-        return Sums(dot(ds, ds, self.dtype), dot(ds, self.block.offsets, self.dtype), jnp.zeros((), self.dtype))
+        directions = self.block.directions(ds)
+        return Sums(dot(ds, directions, self.dtype), dot(ds, self.block.offsets, self.dtype), jnp.zeros((), self.dtype))
 
     def moves(self, u: Array) -> list[Array]:
         """Without cancellation: as keep = 1 - pull, x+ - x is move d - pull (x - center)."""
         block = self.block
         _, move, pull = prox_coefficients(u, block.alpha, block.lam)
-        moves = [like(move, d) * d for d in block.ds]
+        moves = [like(move, d) * d for d in block.directions(block.ds)]
         if _is_zero(block.lam):
             return moves
         return [m - like(pull, x) * x for m, x in zip(moves, block.offsets, strict=True)]
@@ -76,7 +91,7 @@ class LinePart(Part):
 class RowsPart(Curve):
     """A block whose regulariser sees rows of entries by their norms: one pass, then a few numbers per row."""
 
-    def __init__(self, block: Block, dtype: Any, structures: Sequence[Rows]) -> None:
+    def __init__(self, block: TreeBlock, dtype: Any, structures: Sequence[Rows]) -> None:
         super().__init__(block, dtype)
         self._structures = structures
 
@@ -96,9 +111,16 @@ class RowsPart(Curve):
 
     def heights(self, own: Sums, scale: Array, u: Array) -> tuple[Array, Array]:
         """From the sums alone. Slopes over the scale belong to caps times the scale, and weights over it."""
+        return row_heights(_rows(own), self._scaled_psi(scale), self.block.alpha * scale, u)
+
+    def ray_heights(self, own: Sums, scale: Array, s: Array) -> tuple[Array, Array]:
+        """From the sums alone, scaled as `heights`."""
+        return row_ray_heights(_rows(own), self._scaled_psi(scale), self.block.alpha * scale, s)
+
+    def _scaled_psi(self, scale: Array) -> Scalar:
         psi = self._psi()
         l1, l2 = (part if _is_zero(part) else part / scale for part in psi[:2])
-        return row_heights(own.rows, psi._replace(l1=l1, l2=l2), self.block.alpha * scale, u)
+        return psi._replace(l1=l1, l2=l2)
 
     def _psi(self) -> Scalar:
         """The function of the norm, with one constant for each row where they differ."""
@@ -125,108 +147,6 @@ class RowsPart(Curve):
         return out
 
 
-class EntriesPart(Curve):
-    """A block whose regulariser acts on each entry: a pass for each round of the search."""
-
-    def __init__(self, block: Block, dtype: Any, structure: Entries) -> None:
-        super().__init__(block, dtype)
-        self._psi = structure.psi
-        self._pairs = joined(block.xs, block.ds)
-
-    def sums(self, factor: Array | None) -> Sums:
-        """All of them in one pass."""
-        found = []
-        for x, d in self._pairs:
-            e = d if factor is None else like(factor, d) * d
-            found.append(add_up([e * e, e * x, (e * x) ** 2]))
-        return Sums(*self._totals(found))
-
-    def _totals(self, found: Sequence[Sequence[Array]]) -> list[Array]:
-        return [jnp.sum(jnp.stack([part.astype(self.dtype) for part in parts])) for parts in zip(*found, strict=True)]
-
-    def heights(self, own: Sums, scale: Array, u: Array) -> tuple[Array, Array]:
-        """One pass for all points."""
-        found = []
-        for x, d in self._pairs:
-            e = d * like(1 / scale, d)
-            terms = []
-            for i in range(u.shape[-1]):
-                z, y, cap = self._along(x, d, u[i])
-                tangent = self._psi_of(x).prox_jvp(z, y, e, _positive(cap))
-                terms += [e * (y - x), jnp.full_like(e, math.nan) if tangent is None else e * tangent]
-            found.append(add_up(terms))
-        totals = self._totals(found)
-        return jnp.stack(totals[::2]), -self.block.alpha * scale * jnp.stack(totals[1::2])
-
-    def _psi_of(self, x: Array) -> Prox:
-        return settled(self._psi, x.dtype) if isinstance(self._psi, Scalar) else self._psi
-
-    def _along(self, x: Array, d: Array, u: Array) -> tuple[Array, Array, Array]:
-        """z = x - u alpha d, its prox, and alpha; z itself where alpha = 0."""
-        cap = like(self.block.alpha, x)
-        z = x - like(u * self.block.alpha, x) * d
-        return z, jnp.where(cap > 0, self._psi_of(x).prox(z, _positive(cap)), z), cap
-
-    def moves(self, u: Array) -> list[Array]:
-        """Tensor by tensor."""
-        return [self._along(x, d, u)[1] - x for x, d in zip(self.block.xs, self.block.ds, strict=True)]
-
-
-class ProxPart(Curve):
-    """A block with any other regulariser, by its prox."""
-
-    def sums(self, factor: Array | None) -> Sums:
-        """Three inner products."""
-        xs, es = self.block.xs, times(factor, self.block.ds)
-        products = [x * e for x, e in zip(xs, es, strict=True)]
-        return Sums(dot(es, es, self.dtype), dot(es, xs, self.dtype), dot(products, products, self.dtype))
-
-    def heights(self, own: Sums, scale: Array, u: Array) -> tuple[Array, Array]:
-        """One evaluation of the prox for each point."""
-        found = [self._height(scale, u[i]) for i in range(u.shape[-1])]
-        h, slope = zip(*found, strict=True)
-        return jnp.stack(h), jnp.stack(slope)
-
-    def _height(self, scale: Array, u: Array) -> tuple[Array, Array]:
-        block = self.block
-        es = times(1 / scale, block.ds)
-        zs, ys = self._along(u)
-        h = dot(es, [y - x for x, y in zip(block.xs, ys, strict=True)], self.dtype)
-        tangents = prox_jvp_all(block.phi, zs, ys, es, _positive(block.alpha), block.indices)
-        bend = jnp.full_like(h, math.nan) if tangents is None else dot(es, tangents, self.dtype)
-        return h, -block.alpha * scale * bend
-
-    def _along(self, u: Array) -> tuple[list[Array], list[Array]]:
-        """z = x - u alpha d and its prox."""
-        block = self.block
-        zs = [x - like(u * block.alpha, x) * d for x, d in zip(block.xs, block.ds, strict=True)]
-        return zs, prox_at(block, zs)
-
-    def moves(self, u: Array) -> list[Array]:
-        """By one more evaluation."""
-        return [y - x for x, y in zip(self.block.xs, self._along(u)[1], strict=True)]
-
-
-def make_part(block: Block, dtype: Any) -> Part:
-    """The part of a block, by the cheapest thing that its regulariser says of all its tensors."""
-    structures = block.structures
-    kinds = {type(structure) for structure in structures}
-    if block.quadratic:
-        return LinePart(block, dtype)
-    whole = all(isinstance(own, Rows) and own.dims is None for own in structures)
-    if kinds == {Rows} and (whole or not block.phi.joint):
-        return RowsPart(block, dtype, structures)
-    if kinds == {Entries} and all(block.phi.at(i) is block.phi for i in block.indices):
-        return EntriesPart(block, dtype, structures[0])
-    return ProxPart(block, dtype)
-
-
-def prox_at(block: Block, zs: Sequence[Array]) -> list[Array]:
-    """The prox of the block's regulariser; z itself where alpha = 0."""
-    ys = prox_all(block.phi, zs, _positive(block.alpha), block.indices)
-    return [jnp.where(block.alpha > 0, y, z) for y, z in zip(ys, zs, strict=True)]
-
-
 def settled(psi: Scalar, dtype: Any) -> Scalar:
     """The function with constants that promote no array of this dtype."""
     return Scalar(*(float(part) if isinstance(part, Real) else jnp.asarray(part, dtype) for part in psi))
@@ -245,14 +165,24 @@ def times(factor: Array | None, arrays: Sequence[Array]) -> Sequence[Array]:
     return arrays if factor is None else [like(factor, x) * x for x in arrays]
 
 
+def over(x: Array, metric: Array | None) -> Array:
+    """D^-1 x."""
+    return x if metric is None else x / metric
+
+
 def like(number: Array, x: Array) -> Array:
     """A number in the dtype of the array it multiplies."""
     return number.astype(x.dtype)
 
 
-def _positive(number: Array) -> Array:
+def positive(number: Array) -> Array:
     """The number, or 1 where it is 0."""
     return jnp.where(number > 0, number, jnp.ones_like(number))
+
+
+def _rows(own: Sums) -> RowSums:
+    """The sums of rows, which those of a `RowsPart` have."""
+    return cast(RowSums, own.rows)
 
 
 def _row_count(x: Array, own: Rows) -> int:

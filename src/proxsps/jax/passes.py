@@ -6,6 +6,7 @@ them in one reduction, and reads many short arrays as one.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
+from proxsps.core.distance import STRIDE, sample, sample_size
 
 SHORT = 1 << 16  # entries up to which arrays are joined; long ones stay where they are, perhaps on several devices
 RUN = 1 << 7  # entries of a joined array that are added up one after the other
@@ -28,28 +30,34 @@ def dot(left: Sequence[Array], right: Sequence[Array], dtype: Any) -> Array:
     return jnp.sum(jnp.stack(parts)) if parts else jnp.zeros((), dtype)
 
 
-def joined(xs: Sequence[Array], ds: Sequence[Array]) -> list[tuple[Array, Array]]:
-    """The pairs of arrays, those that are short as one matrix of each dtype, which is filled up with zeros.
+def joined(
+    xs: Sequence[Array], ds: Sequence[Array], metrics: Sequence[Array] | None = None
+) -> list[tuple[Array, Array, Array | None]]:
+    """Arrays x, d and D, those that are short as one matrix of each dtype, which is filled up with zeros and D = 1.
 
     Arrays whose type says that they are sharded stay as they are, for they have no one order of entries.
     """
-    pairs, short = [], defaultdict(list)
-    for x, d in zip(xs, ds, strict=True):
+    out, short = [], defaultdict(list)
+    for x, d, metric in zip(xs, ds, metrics or [None] * len(xs), strict=True):
         if x.size <= SHORT and not (is_sharded(x) or is_sharded(d)):
-            short[x.dtype].append((x, d))
+            short[x.dtype].append((x, d, metric))
         else:
-            pairs.append((x, d))
+            out.append((x, d, metric))
     for members in short.values():
-        x, d = (_matrix(parts) for parts in zip(*members, strict=True)) if len(members) > 1 else members[0]
-        pairs.append((x, d))
-    return pairs
+        if len(members) > 1:
+            *pair, metrics = zip(*members, strict=True)
+            x, d = map(_matrix, pair)
+            out.append((x, d, None if metrics[0] is None else _matrix(metrics, 1)))
+        else:
+            out += members
+    return out
 
 
-def _matrix(arrays: Sequence[Array]) -> Array:
+def _matrix(arrays: Sequence[Array], fill: int = 0) -> Array:
     """All entries in rows of one length."""
     flat = [x.reshape(-1) for x in arrays]
     rest = -sum(x.size for x in flat) % RUN
-    return jnp.concatenate([*flat, jnp.zeros(rest, flat[0].dtype)]).reshape(-1, RUN)
+    return jnp.concatenate([*flat, jnp.full(rest, fill, flat[0].dtype)]).reshape(-1, RUN)
 
 
 def add_up(terms: Sequence[Array], axes: Sequence[int] | None = None) -> list[Array]:
@@ -91,15 +99,44 @@ def _reduce_jvp(axes: tuple[int, ...], primals: Any, tangents: Any) -> tuple[Any
 
 def is_sharded(x: Array) -> bool:
     """Whether the type of an array says that its axes are divided among devices (JAX's explicit sharding)."""
+    if not hasattr(jax, "typeof"):  # as in versions without explicit sharding
+        return False
     return any(axis is not None for axis in jax.typeof(x).sharding.spec)
 
 
 def gathered(x: Array) -> Array:
     """A few numbers on one axis, whole on every device that shared them."""
     if is_sharded(x):
-        whole = jax.sharding.NamedSharding(jax.typeof(x).sharding.mesh, jax.sharding.PartitionSpec())
-        x = jax.sharding.reshard(x, whole)
+        x = jax.sharding.reshard(x, _whole(x))
     return x.reshape(-1)
+
+
+def flat_sample(x: Array) -> Array:
+    """The sampled entries of an array for the distance cap, as one vector that is whole on every device.
+
+    Of long arrays they are taken one by one: a slice of the flat array would gather it first where its last axis is
+    divided among devices.
+    """
+    if x.size <= SHORT:
+        return sample(gathered(x))
+    entries = x.at[_sampled_places(x.shape)]
+    if is_sharded(x):
+        return entries.get(out_sharding=_whole(x))
+    return entries.get(mode="promise_in_bounds")
+
+
+def _sampled_places(shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """Where the sampled entries are, by axis; the flat place itself may be beyond the range of int32."""
+    width = shape[-1]
+    i = jnp.arange(sample_size(math.prod(shape)))
+    row = STRIDE * (i // width) + STRIDE * (i % width) // width
+    leading = jnp.unravel_index(row, shape[:-1]) if len(shape) > 1 else ()
+    return *leading, STRIDE * (i % width) % width
+
+
+def _whole(x: Array) -> Any:
+    """The sharding of a few numbers that all devices of a sharded array have."""
+    return jax.sharding.NamedSharding(jax.typeof(x).sharding.mesh, jax.sharding.PartitionSpec())
 
 
 def spread(values: Sequence[Any], counts: Sequence[int], dtype: Any) -> Any:

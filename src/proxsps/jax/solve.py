@@ -8,49 +8,57 @@ compiled once for each method, regulariser and shapes. Inside of `jax.jit` it be
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from proxsps.core.array import Array
+from proxsps.core.caps import Matched, shares
 from proxsps.core.estimate import coupled_slope, coupled_value
 from proxsps.core.outcome import Report, Solution, report
-from proxsps.core.rules import Decision, Memory, Model
-from proxsps.jax.groups import Block
-from proxsps.jax.model import linear_model
-from proxsps.jax.parts import make_part
+from proxsps.core.rules import Decision, Model, StepMemory
+from proxsps.jax.groups import Gathered, TreeBlock
+from proxsps.jax.measured import make_part
+from proxsps.jax.model import Scaled, linear_model
+from proxsps.jax.moments import Estimate, Kind, kept, take_in
 from proxsps.jax.passes import dot
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers._identity import constants, identity
 from proxsps.regularizers.base import subgradient_all, value_all
 
 
-class Method(NamedTuple):
-    """What tells one method from another."""
+class JaxMethod(NamedTuple):
+    """What distinguishes one method from another."""
 
     name: str
     rule: Callable[..., Any]  # one of `core.rules`
     bounded: bool = True  # whether there is a lower bound, and so a need of the loss
     coupled: bool = False  # whether the regulariser is part of the loss
-    remembers: bool = False  # whether there is a memory
+    remembers: bool = False  # whether its rule has a memory
+    moments: Kind = Kind()  # what else is remembered
+    matched: bool = False  # whether the regulariser is capped with the step
+    rateless: bool = False  # whether caps are factors on a step that sets itself
+    numbers: tuple[tuple[str, float], ...] = ()  # constants that are known when code is compiled
 
-    def decide(self, model: Model, memory: Memory | tuple[()], ok: Array, constant: Any) -> tuple[Decision, Any]:
+    def decide(
+        self, model: Model, memory: StepMemory | tuple[()], ok: Array, constants: Mapping[str, Any]
+    ) -> tuple[Decision, Any]:
         """The step, and the memory after it.
 
         Args:
             model: the linear model.
-            memory: what the method remembers of steps before.
+            memory: state of the rule from the steps before.
             ok: whether the step may be taken.
-            constant: the method's constant, for instance `c` of `sps`; None for none.
+            constants: those of the rule, for instance `c` of `sps`.
         """
-        constants = () if constant is None else (constant,)
         if self.remembers:
-            return self.rule(model, memory, ok, *constants)
-        return self.rule(model, *constants), memory
+            remembered: tuple[Decision, Any] = self.rule(model, memory, ok, **constants)
+            return remembered
+        return self.rule(model, **constants), memory
 
 
 class Frame:
@@ -94,53 +102,132 @@ def _replaced(phi: Regularizer, values: dict[str, Any]) -> Regularizer:
     return out
 
 
+class Layout(NamedTuple):
+    """What compiled code is made for beside dtypes and shapes."""
+
+    frames: tuple[Frame, ...]  # one entry per block, as in the next three
+    indices: tuple[tuple[int, ...], ...]
+    places: tuple[tuple[int, ...], ...]
+    decoupled: tuple[bool, ...]
+    rest: tuple[int, ...] = ()  # places of the parameters without a gradient, if they matter
+
+
+class Inputs(NamedTuple):
+    """The arrays of a step."""
+
+    arrays: Sequence[dict[str, Any]]  # those of the regularisers, one entry per block as in the next three
+    alphas: Sequence[Array]
+    xs: Sequence[list[Array]]
+    ds: Sequence[list[Array]]
+    value: Array
+    bound: Array
+    rest: Sequence[Array] = ()  # the parameters without a gradient, if they matter
+
+
 def solve(
-    method: Method, blocks: Sequence[Block], value: Array, bound: Array, memory: Any, constant: Any
+    method: JaxMethod, gathered: Gathered, value: Array, bound: Array, memory: Any, constants: Mapping[str, Any]
 ) -> tuple[list[list[Array]], Report, Any]:
     """One step: the moves of each block's tensors, the report, and the method's memory after it.
 
     Args:
         method: the method.
-        blocks: the blocks of parameters.
+        gathered: the parameters, by blocks.
         value: the loss, without regulariser.
         bound: its lower bound C.
-        memory: what the method remembers of steps before.
-        constant: the method's constant, for instance `c` of `sps`.
+        memory: state of the method from the steps before.
+        constants: the method's constants, for instance `c` of `sps`, without those that are among its numbers.
     """
+    blocks = gathered.blocks
     frames, arrays = zip(*(framed(block.phi) for block in blocks), strict=True)
-    indices = tuple(tuple(block.indices) for block in blocks)
+    indices, places = (tuple(tuple(getattr(own, name)) for own in blocks) for name in ("indices", "places"))
     alphas, xs, ds = zip(*((block.alpha, block.xs, block.ds) for block in blocks), strict=True)
-    return _solve(method, frames, indices, arrays, alphas, xs, ds, value, bound, memory, constant)
+    layout = Layout(frames, indices, places, tuple(block.decoupled for block in blocks))
+    inputs = Inputs(arrays, alphas, xs, ds, value, bound)
+    if method.moments.any:
+        layout = layout._replace(rest=tuple(place for place, _ in gathered.rest))
+        inputs = inputs._replace(rest=[x for _, x in gathered.rest])
+    solved: tuple[list[list[Array]], Report, Any] = _solve(method, layout, inputs, memory, dict(constants))
+    return solved
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _solve(
-    method: Method,
-    frames: tuple[Frame, ...],
-    indices: tuple[tuple[int, ...], ...],
-    arrays: Sequence[dict[str, Any]],
-    alphas: Sequence[Array],
-    xs: Sequence[list[Array]],
-    ds: Sequence[list[Array]],
-    value: Array,
-    bound: Array,
-    memory: Any,
-    constant: Any,
+    method: JaxMethod, layout: Layout, inputs: Inputs, memory: Any, constants: dict[str, Any]
 ) -> tuple[list[list[Array]], Report, Any]:
-    phis = [frame.filled(own) for frame, own in zip(frames, arrays, strict=True)]
-    blocks: Sequence[Block] = [Block(*parts) for parts in zip(phis, alphas, xs, ds, indices, strict=True)]
+    value, bound = inputs.value, inputs.bound
+    phis = [frame.filled(own) for frame, own in zip(layout.frames, inputs.arrays, strict=True)]
+    parts = zip(phis, inputs.alphas, inputs.xs, inputs.ds, layout.indices, layout.places, layout.decoupled, strict=True)
+    blocks: Sequence[TreeBlock] = [TreeBlock(*own) for own in parts]
     if method.coupled:
         value, blocks = _couple(value, blocks)
-    scaled = linear_model([make_part(block, value.dtype) for block in blocks], value - bound)
-    ok = scaled.ok(method.bounded)
-    decision, memory = method.decide(scaled.model(ok), memory, ok, constant)
-    moved = [[jnp.where(ok, move, 0) for move in part.moves(decision.u)] for part in scaled.parts]
+    if not method.moments.any:
+        return _step(method, Estimate(blocks, value), bound, memory, constants)
+    numbers, rest = {**dict(method.numbers), **constants}, list(zip(layout.rest, inputs.rest, strict=True))
+    estimate = take_in(method.moments, numbers, memory, blocks, rest, value)
+    if method.bounded:  # the loss itself is never below its bound, though the average of linear models may be
+        estimate = estimate._replace(sound=estimate.sound & (value >= bound))
+    moved, last, _ = _step(method, estimate, bound, (), {})
+    return moved, last, kept(last.branch >= 0, estimate.after, memory)
+
+
+def _step(
+    method: JaxMethod, estimate: Estimate, bound: Array, memory: Any, constants: Mapping[str, Any]
+) -> tuple[list[list[Array]], Report, Any]:
+    """The step that a model leads to."""
+    caps = _caps(method, estimate)
+    blocks = [block._replace(alpha=cap) for block, cap in zip(estimate.blocks, caps.alpha, strict=True)]
+    gap = estimate.value - bound
+    scaled = linear_model([make_part(block, gap.dtype) for block in blocks], gap)
+    ok = scaled.ok(method.bounded and not method.moments.averages)
+    ok = ok if estimate.sound is None else ok & estimate.sound
+    if not method.matched:
+        decision, memory = method.decide(scaled.model(ok), memory, ok, constants)
+        ends, alpha, u = scaled.parts, scaled.alpha, decision.u
+    else:
+        found = scaled.matched(caps.longest, ok)
+        decision = _decision(scaled, found, caps.longest)
+        ends, alpha, u = scaled.scaled_caps(found.s), caps.longest * scaled.alpha, jnp.ones_like(found.s)
+    if caps.factor is not None:
+        ends, alpha = [part.capped(caps.factor * part.block.alpha) for part in ends], caps.factor * alpha
+    moved = [[jnp.where(ok, move, 0) for move in part.moves(u)] for part in ends]
     gap, height = scaled.gap * scaled.scale, decision.height * scaled.scale
-    solution = Solution(ok, gap, decision.root, decision.u, height, decision.evaluations)
-    return moved, settled(report(scaled.alpha, solution), gap.dtype), memory
+    limits = {} if estimate.farthest is None else {"distance": estimate.farthest, "longest": caps.longest}
+    solution = Solution(ok, gap, decision.root, decision.u, height, decision.evaluations, **limits)
+    return moved, settled(report(alpha, solution), gap.dtype), memory
 
 
-def _couple(value: Array, blocks: Sequence[Block]) -> tuple[Array, list[Block]]:
+class Caps(NamedTuple):
+    """How long a step may be."""
+
+    alpha: Sequence[Array]  # one cap per block; for the matched cap its share of the longest step
+    longest: Array | None = None  # what shares are of; None where each block has a cap of its own
+    factor: Array | None = None  # on the step that was found
+
+
+def _caps(method: JaxMethod, estimate: Estimate) -> Caps:
+    rates = [block.alpha for block in estimate.blocks]
+    if not (method.matched or method.moments.distance):
+        return Caps(rates)
+    longest, share = shares(jnp.stack(rates))
+    factor = None
+    if method.rateless:
+        longest, factor = estimate.farthest, longest
+    elif method.moments.distance:
+        longest = jnp.minimum(longest, cast(Array, estimate.farthest))
+    if method.matched:
+        return Caps(list(share), longest, factor)
+    return Caps(list(longest * share), longest, factor)
+
+
+def _decision(scaled: Scaled, found: Matched, longest: Array) -> Decision:
+    """The matched step as a part of the longest one; beyond that, the root is that of a step without regulariser."""
+    u = jnp.where(longest > 0, found.s / jnp.where(longest > 0, longest, 1.0), 0.0)
+    steep = longest * jnp.sum(scaled.alpha * scaled.d_sq)
+    free = jnp.where(steep > 0, scaled.gap / jnp.where(steep > 0, steep, 1.0), 1.0)
+    return Decision(jnp.where(u < 1, u, jnp.maximum(free, 1.0)), u, found.height, found.evaluations)
+
+
+def _couple(value: Array, blocks: Sequence[TreeBlock]) -> tuple[Array, list[TreeBlock]]:
     """Loss and regulariser together: the value of both, and blocks with the slopes of both."""
     out = []
     lams, squares = jnp.zeros(len(blocks), value.dtype), jnp.zeros(len(blocks), value.dtype)

@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping
+from numbers import Real
+from typing import Any
 
 import jax.numpy as jnp
 import optax
 
 from proxsps.core import rules
-from proxsps.core.array import Array
-from proxsps.core.outcome import Report, Solution, report
-from proxsps.jax.checks import check_constants, check_lower_bound, check_update
+from proxsps.jax.checks import (
+    check_caps,
+    check_constants,
+    check_diagonal,
+    check_needs_rate,
+    check_rates,
+    check_update,
+)
 from proxsps.jax.groups import ALL, Groups, Options
-from proxsps.jax.parts import prox_at
-from proxsps.jax.solve import Method, settled, solve
+from proxsps.jax.measured import prox_at
+from proxsps.jax.moments import Kind
+from proxsps.jax.solve import JaxMethod
+from proxsps.jax.transformation import Number, Schedule, transformation
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.checks import check_subgradient
 
-LastStep = Report
 Labels = Any  # a tree of labels, or a function from parameters to one
 GroupOptions = Mapping[Hashable, Mapping[str, Any]]
-Number = Any  # a Python number or a 0-d array, traced or not
-Schedule = Number | Callable[[Array], Array]
 
-
-class PolyakState(NamedTuple):
-    """State of the transformations here: a few numbers, whatever the size of the model."""
-
-    count: Array  # updates so far, which schedules are asked with
-    last_step: LastStep  # what the last update did
-    memory: rules.Memory | tuple[()] = ()  # of `dec_sps`
+PROX_SGD = JaxMethod("prox_sgd", rules.linear, bounded=False)
+SPS = JaxMethod("sps", rules.sps_max, coupled=True)
+DEC_SPS = JaxMethod("dec_sps", rules.dec_sps, coupled=True, remembers=True)
 
 
 def prox_sps(
-    learning_rate: Schedule = 1.0,
+    learning_rate: Schedule | None = 1.0,
     weight_decay: Number | None = None,
     regularizer: Regularizer | None = None,
-    lower_bound: Number = 0.0,
+    lower_bound: Number | None = 0.0,
     *,
+    momentum: Number | None = None,
+    cap: str | None = None,
+    distance_cap: bool | None = None,
+    scale: Schedule | None = None,
     labels: Labels = None,
     groups: GroupOptions | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -52,14 +57,26 @@ def prox_sps(
     jointly over all labels, each with its own $\alpha_k$ and $\varphi$. The squared l2 norm has a closed form; other
     regularisers cost a few evaluations of their prox, in a `jax.lax.while_loop`.
 
+    With momentum, the model is the average of all linear models so far, evaluated at $x^k$. With the matched cap, slope
+    and regulariser have the same step size, the first at which the model reaches $C$, so that shrinkage follows the
+    step. The distance cap limits it by how far the run has come and how large its gradients were; with it, no learning
+    rate is needed.
+
     Args:
-        learning_rate: $\alpha_k$, the cap on the step; a number or an optax schedule.
+        learning_rate: $\alpha_k$, the cap on the step; a number or an optax schedule. None for none: the step is then
+            the smaller of the matched Polyak step and the distance cap.
         weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$; None for none.
         regularizer: any other regulariser that can be traced, instead of `weight_decay`.
-        lower_bound: $C$, which the loss never falls below; `update(..., lower_bound=...)` gives one by batch.
+        lower_bound: $C$, which the loss never falls below; `update(..., lower_bound=...)` gives one by batch. None for
+            an unknown bound: nothing is truncated, and the step is as long as its other caps allow.
+        momentum: $\beta$ in [0, 1), how much of the averages is old; None or 0 for none.
+        cap: "proximal", the step above, or "matched"; None for "proximal" with a learning rate, "matched" without.
+        distance_cap: whether there is one; None for only without a learning rate.
+        scale: without a learning rate, a factor on the step after all caps; a number or a schedule, for instance
+            `cool_down`. None for 1.
         labels: a tree of labels that is a prefix of the parameters', or a function from parameters to one.
-        groups: for each label a mapping with its own `learning_rate`, `weight_decay` or `regularizer`, which may be
-            empty; what is missing is taken from the arguments above.
+        groups: for each label a mapping with its own `learning_rate` (or `scale`), `weight_decay` or `regularizer`,
+            which may be empty; what is missing is taken from the arguments above.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -73,9 +90,108 @@ def prox_sps(
         >>> state.last_step.branch_name
         'inside'
     """
-    check_constants(lower_bound=lower_bound)
-    options = Groups.make("prox_sps", Options(learning_rate, weight_decay, regularizer), labels, groups)
-    return _transformation(PROX_SPS, options, lower_bound)
+    if momentum is not None:
+        check_constants(momentum=momentum)
+    averaged = not (momentum is None or (isinstance(momentum, Real) and momentum == 0))
+    options = Options(learning_rate, weight_decay, regularizer, scale)
+    kind = Kind(averages=averaged)
+    constants = {"b1": momentum} if averaged else {}
+    return _capped("prox_sps", kind, options, labels, groups, cap, distance_cap, lower_bound, constants)
+
+
+def prox_sps_adam(
+    learning_rate: Schedule | None = None,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    weight_decay: Number | None = None,
+    regularizer: Regularizer | None = None,
+    lower_bound: Number | None = 0.0,
+    *,
+    cap: str | None = None,
+    distance_cap: bool | None = None,
+    scale: Schedule | None = None,
+    labels: Labels = None,
+    groups: GroupOptions | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""`prox_sps` with momentum in Adam's metric, by default without a learning rate.
+
+    With $d$ and $v$ the averages of $g$ and $g^2$ that Adam has, and $D = \sqrt v + \epsilon$,
+
+    $$x^{k+1} = \mathrm{prox}^{D}_{\tau\varphi}(x^k - \tau D^{-1} d), \qquad
+    \tau = \min\{\alpha_k, \tau^*, A_k\},$$
+
+    where $\tau^*$ is the first step size at which the averaged model reaches $C$, and $A_k$ the distance cap.
+
+    Args:
+        learning_rate: $\alpha_k$, a further cap on $\tau$: a number or an optax schedule. None for none.
+        b1: how much of the average gradient is old, in [0, 1).
+        b2: how much of the average square is old, in [0, 1).
+        eps: $\epsilon \ge 0$.
+        weight_decay: $\lambda$ of decoupled decay, which divides the new point by $1 + \tau\lambda$; None for none.
+        regularizer: one with an exact prox in a diagonal metric (`Regularizer.has_diagonal_prox`), instead of
+            `weight_decay`. `L2` is the squared norm itself, which Adam's metric turns into another decay per entry.
+        lower_bound: as in `prox_sps`.
+        cap: "matched" or "proximal"; None for "matched".
+        distance_cap: as in `prox_sps`.
+        scale: as in `prox_sps`.
+        labels: as in `prox_sps`.
+        groups: as in `prox_sps`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from proxsps.jax import prox_sps_adam
+        >>> opt = prox_sps_adam(weight_decay=1e-3)
+        >>> x = jnp.array([1.0, 2.0])
+        >>> state = opt.init(x)
+        >>> for _ in range(100):
+        ...     value, grad = jax.value_and_grad(lambda x: jnp.sum((x - 3.0) ** 2))(x)
+        ...     updates, state = opt.update(grad, state, x, value=value)
+        ...     x = optax.apply_updates(x, updates)
+        >>> bool(value < 0.01)
+        True
+    """
+    check_constants(b1=b1, b2=b2, eps=eps)
+    options = Options(learning_rate, weight_decay, regularizer, scale)
+    kind, constants = Kind(averages=True, metric=True), {"b1": b1, "b2": b2, "eps": eps}
+    cap = "matched" if cap is None else cap
+    return _capped("prox_sps_adam", kind, options, labels, groups, cap, distance_cap, lower_bound, constants)
+
+
+def _capped(
+    owner: str,
+    kind: Kind,
+    default: Options,
+    labels: Labels,
+    groups: GroupOptions | None,
+    cap: str | None,
+    distance_cap: bool | None,
+    lower_bound: Number | None,
+    constants: Mapping[str, Number],
+) -> optax.GradientTransformationExtraArgs:
+    """The truncated model, or the linear one where there is no lower bound, with its caps."""
+    rateless = default.learning_rate is None
+    check_caps(owner, default.learning_rate, cap, distance_cap)
+    if lower_bound is not None:
+        check_constants(lower_bound=lower_bound)
+    keys = ["learning_rate", "scale", "weight_decay", "regularizer"]
+    made = Groups.make(owner, default, labels, groups, keys)
+    check_rates(owner, default.learning_rate, made.options)
+    for options in made.options.values() if kind.metric else ():
+        check_diagonal(owner, options.phi)
+    known = {name: float(number) for name, number in constants.items() if isinstance(number, Real)}
+    method = JaxMethod(
+        owner,
+        rules.linear if lower_bound is None else rules.truncated,
+        bounded=lower_bound is not None,
+        moments=kind._replace(distance=rateless if distance_cap is None else distance_cap),
+        # Without a bound both caps are the longest step.
+        matched=lower_bound is not None and (rateless if cap is None else cap == "matched"),
+        rateless=rateless,
+        numbers=tuple(known.items()),
+    )
+    traced = {name: number for name, number in constants.items() if name not in known}
+    return transformation(method, made, lower_bound, traced)
 
 
 def prox_sgd(
@@ -98,7 +214,8 @@ def prox_sgd(
         groups: as in `prox_sps`.
     """
     options = Groups.make("prox_sgd", Options(learning_rate, weight_decay, regularizer), labels, groups)
-    return _transformation(PROX_SGD, options)
+    check_needs_rate("prox_sgd", options.options)
+    return transformation(PROX_SGD, options)
 
 
 def sps(
@@ -117,7 +234,7 @@ def sps(
 
     $$x^{k+1} = x^k - \min\Big\{\alpha_k, \frac{\ell(x^k) - C}{c\,\|d_k\|^2}\Big\}\, d_k.$$
 
-    Hand over value and gradient of the loss *without* regulariser; the method adds it.
+    Pass value and gradient of the loss *without* regulariser; the method adds it.
 
     Args:
         learning_rate: $\alpha_k$, the cap on the step; a number or an optax schedule.
@@ -130,7 +247,7 @@ def sps(
     """
     check_constants(lower_bound=lower_bound, c=c)
     options = _coupled("sps", Options(learning_rate, weight_decay, regularizer), labels, groups)
-    return _transformation(SPS, options, lower_bound, c)
+    return transformation(SPS, options, lower_bound, {"c": c})
 
 
 def dec_sps(
@@ -159,7 +276,7 @@ def dec_sps(
     """
     check_constants(lower_bound=lower_bound, c0=c0)
     options = _coupled("dec_sps", Options(learning_rate, weight_decay, regularizer), labels, groups)
-    return _transformation(DEC_SPS, options, lower_bound, c0)
+    return transformation(DEC_SPS, options, lower_bound, {"c0": c0})
 
 
 def prox(regularizer: Regularizer, learning_rate: Schedule = 1.0) -> optax.GradientTransformationExtraArgs:
@@ -180,8 +297,8 @@ def prox(regularizer: Regularizer, learning_rate: Schedule = 1.0) -> optax.Gradi
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         check_update("prox", params, value=0.0)
-        (block,), scatter = groups.gather(updates, params, state.count)
-        ys = prox_at(block, [x + d for x, d in zip(block.xs, block.ds, strict=True)])
+        (block,), _, scatter = groups.gather(updates, params, state.count)
+        ys = prox_at(block, [x + d for x, d in zip(block.xs, block.ds, strict=True)], block.alpha)
         moved = [y - x for x, y in zip(block.xs, ys, strict=True)]
         return scatter([moved]), optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
@@ -191,47 +308,7 @@ def prox(regularizer: Regularizer, learning_rate: Schedule = 1.0) -> optax.Gradi
 def _coupled(owner: str, default: Options, labels: Labels, groups: GroupOptions | None) -> Groups:
     """Groups whose regularisers are to be put into the loss."""
     made = Groups.make(owner, default, labels, groups)
+    check_needs_rate(owner, made.options)
     for options in made.options.values():
         check_subgradient(options.phi, owner, "prox_sps or prox_sgd")
     return made
-
-
-PROX_SPS = Method("prox_sps", rules.truncated)
-PROX_SGD = Method("prox_sgd", rules.linear, bounded=False)
-SPS = Method("sps", rules.sps_max, coupled=True)
-DEC_SPS = Method("dec_sps", rules.dec_sps, coupled=True, remembers=True)
-
-
-def _transformation(
-    method: Method, groups: Groups, bound: Number = 0.0, constant: Number | None = None
-) -> optax.GradientTransformationExtraArgs:
-    """Gather, solve, scatter."""
-    blocks_count = len(groups.options)
-
-    def init(params: Any) -> PolyakState:
-        groups.check(params)
-        dtype = groups.dtype(params)
-        nothing = report(jnp.zeros(blocks_count, dtype), Solution.skipped(jnp.nan))
-        memory = rules.start_memory(jnp.zeros(blocks_count, dtype)) if method.remembers else ()
-        return PolyakState(jnp.zeros((), jnp.int32), settled(nothing, dtype), memory)
-
-    def update(
-        updates: Any,
-        state: PolyakState,
-        params: Any = None,
-        *,
-        value: Number | None = None,
-        lower_bound: Number | None = None,
-        **extra: Any,
-    ) -> tuple[Any, PolyakState]:
-        if value is None and not method.bounded:
-            value = 0.0
-        check_update(method.name, params, value)
-        check_lower_bound(method.name, lower_bound, method.bounded)
-        dtype = groups.dtype(params)
-        blocks, scatter = groups.gather(updates, params, state.count)
-        m, C = (jnp.asarray(x, dtype).reshape(()) for x in (value, bound if lower_bound is None else lower_bound))
-        moved, last, memory = solve(method, blocks, m, C, state.memory, constant)
-        return scatter(moved), PolyakState(optax.safe_increment(state.count), last, memory)
-
-    return optax.GradientTransformationExtraArgs(init, update)

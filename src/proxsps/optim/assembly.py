@@ -1,4 +1,4 @@
-"""A step put together from its parts: their sums, the model that rules decide on, and the write."""
+"""A step put together from its parts: their sums, the model for the rules, and the write."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class Assembly:
         entries = sum(curve.entries for curve in self.curves)
         if self._sharded or entries < WORTH or any(curve.kind == PROXES for curve in self.curves):
             return np.array(geometric(self._points))
-        noise = 3 * math.sqrt(SAMPLE / entries) * abs(line.start)  # about what the sample can tell of h
+        noise = 3 * math.sqrt(SAMPLE / entries) * abs(line.start)  # about the accuracy of h on the sample
 
         def evaluate(u: Array) -> tuple[Array, Array]:
             return self._heights(line, u, SAMPLE)
@@ -251,7 +251,7 @@ class Assembly:
         return np.minimum(u + spread * np.array([-1.0, 0.0, 1.0]), 1.0)
 
     def write(self, u: Array, sums: Sums, alpha: Array, lam: Array, ok: Array, max_move: float | None) -> Array | float:
-        """Move all blocks; the factor on the move that `max_move` asks for.
+        """Move all blocks; returns the factor by which `max_move` shortens the move.
 
         Args:
             u: the dual variable.

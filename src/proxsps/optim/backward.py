@@ -13,9 +13,9 @@ Gradients = Callable[[], Iterator[Tensor]]
 class LastBackward:
     """The gradients as the last watched backward left them.
 
-    Clearing gradients drops every one of them or writes to it. So the first one tells by its identity and its version
-    counter that nothing was cleared, and plain accumulation does not wait for a device. Values are compared with zero
-    only where it was written to: a micro-batch whose gradient happens to be zero has not been cleared.
+    Clearing gradients drops every one of them or writes to it. So the identity and the version counter of the first
+    one show that nothing was cleared, and plain accumulation does not wait for a device. Values are compared with zero
+    only if it was written to: a micro-batch whose gradient happens to be zero has not been cleared.
 
     Methods take a function that yields the gradients of the moment; it is not kept, as it holds the optimizer.
     """
@@ -52,6 +52,6 @@ def _mark(gradients: Iterator[Tensor]) -> tuple[int, int]:
 
 
 def _nonzero(grad: Tensor) -> bool:
-    """Whether some entry that this rank holds is not zero; sparse gradients, which a step refuses, count as such."""
+    """Whether some entry that this rank holds is not zero; sparse gradients, an error later, count as such."""
     local = grad.to_local() if hasattr(grad, "to_local") else grad
     return local.layout is not torch.strided or bool(local.any())

@@ -50,11 +50,11 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
     """Base of the optimizers that set their step from the loss value.
 
     A step has four parts: the estimate makes a linear model of the loss, the assembly reduces it to a few numbers, the
-    rule of the method chooses the dual variable from these, and the assembly writes. A subclass says which estimate and
-    which rule (`_decide`). Everything a later step depends on is in `state` or `param_groups`.
+    rule of the method chooses the dual variable from these, and the assembly writes. A subclass chooses estimate and
+    rule (`_decide`). Everything a later step depends on is in `state` or `param_groups`.
     """
 
-    bounded = True  # whether the loss is held against a lower bound
+    bounded = True  # whether the loss has a lower bound
     _complete = False  # whether the groups of the constructor are all there
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
@@ -98,6 +98,7 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         """
         name = type(self).__name__
         if isinstance(param_group, dict):  # torch raises for anything else
+            param_group = dict(param_group)  # torch fills in defaults, which the next optimizer would take as given
             check_group_keys(name, param_group, self.defaults)
             for key in self.defaults if self._complete else ():
                 if key in SHARED:

@@ -87,7 +87,7 @@ class Block:
 
     @property
     def kind(self) -> str:
-        """What the block can answer of h; nothing to do is a line, and so is a block whose cap is known to be 0."""
+        """How the block computes h; a block with nothing to do is a line, and so is one whose cap is 0."""
         if not self.params or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
         if self.in_metric:
@@ -221,7 +221,7 @@ def gradient_of(param: Tensor) -> Tensor:
 
 
 def _dense(block: Block) -> Block:
-    """The block without lazy signs and with complex tensors as real views; sparse gradients are refused."""
+    """The block without lazy signs and with complex tensors as real views; sparse gradients raise an error."""
     if {grad.layout for grad in block.slopes} - {torch.strided}:
         raise TypeError(
             "Sparse gradients are not supported: a Polyak step needs <g, x> and ||g||^2 over all entries. "

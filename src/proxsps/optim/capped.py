@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
@@ -15,6 +17,7 @@ from proxsps.optim.blocks import Block, gather
 from proxsps.optim.caps import MATCHED, PROXIMAL, Caps, Known, Step
 from proxsps.optim.checks import check_cap
 from proxsps.optim.estimate import Averaged
+from proxsps.optim.hints import check_momentum, shrinkage_hint
 from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.travel import Distance, packed, unpacked
@@ -89,6 +92,18 @@ class CappedPolyak(PolyakOptimizer):
                 "groups. Without a learning rate, the lr of a group is a factor on its step that starts at 1; set "
                 "opt.param_groups[i]['lr'] after the optimizer is made, or use a scheduler."
             )
+
+    def _step(self, *args: Any) -> None:
+        options = self.param_groups[0]
+        check_momentum(type(self).__name__, options, Averaged.keys)
+        if "options" not in self._warned and not torch.compiler.is_compiling():
+            self._warned.add("options")
+            # Otherwise weight decay follows the step, and not lr.
+            by_lr = options["cap"] == PROXIMAL and not options["distance_cap"]
+            if by_lr and (hint := shrinkage_hint(self.param_groups)) is not None:
+                text = f"{type(self).__name__}: {hint}. This is said once."
+                warnings.warn(text, RuntimeWarning, stacklevel=5)
+        super()._step(*args)
 
     def _start_state(self) -> None:
         options = self.param_groups[0]

@@ -25,7 +25,7 @@ PROXIMAL, MATCHED = "proximal", "matched"
 
 
 class Known(NamedTuple):
-    """What a step is decided with, over all ranks."""
+    """The numbers that choose a step, over all ranks."""
 
     gap: Array  # m - C
     sums: Sums
@@ -37,7 +37,7 @@ class Known(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step that was decided: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
+    """A step that was chosen: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
 
     decision: Decision
     u: Array
@@ -111,6 +111,6 @@ class Caps:
         return array_namespace(one).minimum(distance, self._largest), one, distance
 
     def commit(self, ok: Array) -> None:
-        """Keep what the caps remember."""
+        """Store the state of the caps."""
         if self._distance is not None:
             self._distance.commit(ok)

@@ -16,12 +16,12 @@ from proxsps.core.checks import check_finite_bound, check_nonnegative, check_num
 from proxsps.regularizers.base import DIAGONAL
 from proxsps.regularizers.checks import check_choice, check_fit
 
-# Options of the loss or of the whole step, which one group cannot have for itself.
+# Options of the loss or of the whole step, which must be the same in all groups.
 SHARED = (
     *("lower_bound", "c", "c0", "momentum", "betas", "eps", "cap", "distance_cap", "lr_is_factor"),
     *("max_move", "fused", "capturable"),
 )
-# Options that tell the methods of this package apart.
+# Options that distinguish the methods of this package.
 METHOD = ("lower_bound", "c", "c0", "betas", "eps")
 # Options of torch's optimizers that would change the step, and that none here has.
 ABSENT = ("maximize", "differentiable", "momentum", "nesterov", "betas", "amsgrad")
@@ -31,7 +31,7 @@ MISSPELT = 0.85  # likeness from which an unknown key is a misspelt option, and 
 
 
 def check_limit(value: Any) -> None:
-    """Raise for a limit on the length of the move that is neither None nor a positive number."""
+    """Raise an error for a limit on the length of the move that is neither None nor a positive number."""
     if value is None:
         return
     check_number("max_move", value)
@@ -40,13 +40,13 @@ def check_limit(value: Any) -> None:
 
 
 def check_cap(value: Any) -> None:
-    """Raise for a cap that has no such name."""
+    """Raise an error for a cap that has no such name."""
     if value not in (None, "proximal", "matched"):
         raise ValueError(f'cap must be "proximal" or "matched", or None for the default, got {value!r}.')
 
 
 def check_fraction(name: str, value: Any) -> None:
-    """Raise for a number outside [0, 1)."""
+    """Raise an error for a number outside [0, 1)."""
     check_number(name, value)
     if not 0 <= float(value) < 1:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}.")
@@ -61,7 +61,7 @@ def check_betas(value: Any) -> None:
 
 
 def check_diagonal(owner: str, phi: Any) -> None:
-    """Raise for a regulariser without an exact prox in a diagonal metric."""
+    """Raise an error for a regulariser without an exact prox in a diagonal metric."""
     if phi is not None and not phi.has_diagonal_prox:
         raise ValueError(
             f"{owner} steps in a diagonal metric, in which {type(phi).__name__} has no exact prox. {DIAGONAL} have "
@@ -79,7 +79,7 @@ def check_unflattened(params: Iterable[Tensor]) -> None:
 
 
 def check_bound(value: Any) -> None:
-    """Raise for a lower bound that is not a finite number; the entry of a tensor is not looked at."""
+    """Raise an error for a lower bound that is not a finite number; the entry of a tensor is not read."""
     if not isinstance(value, Tensor):
         check_finite_bound(value)
     elif value.numel() != 1:
@@ -87,7 +87,7 @@ def check_bound(value: Any) -> None:
 
 
 def check_lr(owner: str, lr: Any, params: Iterable[Tensor]) -> None:
-    """Raise for a cap on the step that is not one finite number >= 0."""
+    """Raise an error for a cap on the step that is not one finite number >= 0."""
     if lr is None:
         raise ValueError(
             f"{owner} needs a learning rate, got lr=None: it has no distance cap, which sets the step without one. "
@@ -100,7 +100,7 @@ def check_lr(owner: str, lr: Any, params: Iterable[Tensor]) -> None:
 
 
 def check_loss(loss: Any) -> None:
-    """Raise for a loss that is not one real number."""
+    """Raise an error for a loss that is not one real number."""
     if isinstance(loss, (float, int)):
         return
     if isinstance(loss, (Tensor, np.ndarray)):
@@ -159,7 +159,7 @@ def check_constructor(cls: type, options: Iterable[str]) -> None:
 
 
 def check_group_keys(owner: str, group: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise for a misspelt option, and for one that has no effect here; other unknown keys are the user's own."""
+    """Raise an error for a misspelt option, or one without effect here; other unknown keys are the user's own."""
     for key in group:
         if key in known or key in COMMON[:3]:
             continue
@@ -188,12 +188,12 @@ def _differ(one: Any, other: Any) -> bool:
     if one is other:
         return False
     if any(isinstance(value, Tensor) and not value.is_cpu for value in (one, other)):
-        return False  # a look at them would wait for the device
+        return False  # reading them would wait for the device
     return bool(one != other)
 
 
 def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise for a group of a checkpoint that another optimizer wrote."""
+    """Raise an error for a group of a checkpoint that another optimizer wrote."""
     if "regularizer" in saved:  # one of this package
         strange = [key for key in METHOD if key in saved and key not in defaults]
         missing = [key for key in METHOD if key in defaults and key not in saved]
@@ -208,7 +208,7 @@ def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any]
 
 
 def check_variant(owner: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise for a group of a checkpoint whose state and numbers are those of other options."""
+    """Raise an error for a group of a checkpoint whose state and numbers are those of other options."""
     for key in ("momentum", "cap", "distance_cap", "lr_is_factor"):
         mine, theirs = own.get(key), saved.get(key, own.get(key))
         # Another momentum is a change of an option, none at all is another method.
@@ -221,7 +221,7 @@ def check_variant(owner: str, own: Mapping[str, Any], saved: Mapping[str, Any]) 
 
 
 def check_regularizer(group: dict[str, Any]) -> None:
-    """Raise for a regulariser that is none, that competes with weight decay, or that does not fit its tensors."""
+    """Raise an error for no regulariser at all, one beside weight decay, or one that does not fit its tensors."""
     phi = group["regularizer"]
     if phi is None:
         return

@@ -7,7 +7,7 @@ that length,
 
     r_i = (f(x + t g_i) - f(x - t g_i)) / <g, 2 t g_i>.
 
-If all r_i are the same, then g = c grad f with c = 1 / r_i, and the loss handed over has to be c f as well. If they
+If all r_i are the same, then g = c grad f with c = 1 / r_i, and the loss that was passed has to be c f as well. If they
 differ, the gradient has another direction than that of f.
 """
 
@@ -30,9 +30,9 @@ SCALE = 2.0**10  # gradient scalers have powers of two from here on; sums over s
 
 
 class LossCheck(NamedTuple):
-    """What was measured; 1 and 1 where the closure evaluates the very loss that was handed over."""
+    """What was measured; 1 and 1 where the closure evaluates the same loss that was passed."""
 
-    loss_factor: float  # the loss handed over, divided by the closure's
+    loss_factor: float  # the loss that was passed, divided by the closure's
     gradient_factor: float  # the length of the gradient, divided by that of the closure's
 
 
@@ -83,10 +83,10 @@ def check_loss(
 
 
 def diagnose(handed: float, value: float, ratios: Sequence[float], rtol: float) -> str | None:
-    """What is wrong with a loss that was handed over, or None.
+    """What is wrong with a loss that was passed, or None.
 
     Args:
-        handed: the loss handed over.
+        handed: the loss that was passed.
         value: the loss as it is.
         ratios: slope of the loss along each piece of the gradient, over the length of the piece.
         rtol: relative tolerance.
@@ -116,10 +116,10 @@ def diagnose(handed: float, value: float, ratios: Sequence[float], rtol: float) 
 
 def _loss_text(handed: float, value: float, rtol: float) -> str:
     factor = handed / value if value else math.inf
-    start = f"The loss handed over is {handed:.6g}, the closure's is {value:.6g}:"
+    start = f"The loss that was passed is {handed:.6g}, the closure's is {value:.6g}:"
     if factor >= SCALE / 2 and _whole(math.log2(factor), 0.01):
         power = round(math.log2(factor))
-        return f"{start} 2^{power} times as much. Hand over the loss before scaler.scale multiplies it."
+        return f"{start} 2^{power} times as much. Pass the loss before scaler.scale multiplies it."
     if factor > 1 and _whole(factor, rtol / 2):
         return (
             f"{start} {round(factor)} times as much. Likely a sum over {round(factor)} samples while the gradients are "
@@ -127,7 +127,7 @@ def _loss_text(handed: float, value: float, rtol: float) -> str:
         )
     if 0 < factor < 1 and _whole(1 / factor, rtol / 2):
         return (
-            f"{start} 1/{round(1 / factor)} of it. Hand over the loss before it is divided by the number of "
+            f"{start} 1/{round(1 / factor)} of it. Pass the loss before it is divided by the number of "
             "micro-batches or samples."
         )
     return (
@@ -160,7 +160,7 @@ def _gradient_text(factor: float, rtol: float) -> str:
 
 
 def _whole(number: float, tolerance: float) -> bool:
-    """Whether a number is a whole one from 2 on, up to a relative error that still tells neighbours apart."""
+    """Whether a number is a whole one from 2 on, up to a relative error that still distinguishes neighbours."""
     return round(number) >= 2 and abs(number - round(number)) <= min(tolerance * number, 0.2)
 
 
@@ -221,7 +221,7 @@ class _Probe:
             pairs = [(a, b) for a, b in itertools.pairwise(found) if abs(a - b) <= tolerance * largest]
             if not pairs:
                 raise ValueError(
-                    "check_loss: The loss is too rough for an answer. Its slopes over ever shorter distances are "
+                    "check_loss: The loss is too rough for a result. Its slopes over ever shorter distances are "
                     f"{', '.join(f'{r:.3g}' for r in found)}. Pass the precision of autocast as dtype=, or check in "
                     "float32 or float64."
                 )

@@ -103,7 +103,7 @@ class Averaged(Estimate):
         beta: how much of d stays.
         beta2: how much of v stays; None for the identity metric.
         eps: of the metric.
-        moves: whether the Euclidean length of the move will be asked for.
+        moves: whether the Euclidean length of the move is needed.
     """
 
     plain, rows = False, ROWS

@@ -1,4 +1,4 @@
-"""What a step did, kept as the numbers it was solved with and read when somebody asks."""
+"""What a step did, kept as the numbers it was solved with and read when they are needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LastStep(Report):
 
 
 def report(alpha: Array, solution: Solution) -> LastStep:
-    """The report of a step with the caps alpha, an entry a group."""
+    """The report of a step with the caps alpha, one entry per group."""
     return LastStep(*map(torch.as_tensor, core_report(alpha, solution)))
 
 

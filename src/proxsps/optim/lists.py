@@ -23,8 +23,8 @@ def _(tensors: Sequence[Tensor]) -> Tensor:
 
 @torch.library.custom_op("proxsps::spread", mutates_args={"tensors"})
 def _spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:
-    parts = vector.split([x.numel() for x in tensors])
-    torch._foreach_copy_(list(tensors), [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)])
+    copies = _copies(vector, tensors)
+    torch._foreach_copy_([x for x, _ in copies], [part for _, part in copies])
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
@@ -38,8 +38,20 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
 
 def spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     """Write the entries of a vector into the tensors, the inverse of `join`."""
+    spread_all([vector], [tensors])
+
+
+def spread_all(vectors: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]) -> None:
+    """Write the entries of each vector into the tensors of its list."""
     if torch.compiler.is_compiling():
-        _spread(vector, list(tensors))
+        for vector, tensors in zip(vectors, lists, strict=True):
+            _spread(vector, list(tensors))
         return
+    copies = [pair for vector, tensors in zip(vectors, lists, strict=True) for pair in _copies(vector, tensors)]
+    torch._foreach_copy_([x for x, _ in copies], [part for _, part in copies])
+
+
+def _copies(vector: Tensor, tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """The tensors, each with its part of the vector."""
     parts = vector.split([x.numel() for x in tensors])
-    torch._foreach_copy_(list(tensors), [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)])
+    return [(x, part.view(x.shape)) for part, x in zip(parts, tensors, strict=True)]

@@ -1,4 +1,4 @@
-"""What an optimizer remembers: numbers in its parameter groups, tensors in its state."""
+"""The memory of an optimizer: numbers in its parameter groups, tensors in its state."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ the weights to update them with. Nothing is calculated when the record is made, 
 - `Moments.make` calculates the new averages, and with them slopes, directions and metric of the block, as tensors. It
   is what parts without a way of their own get (`Assembly` calls it), and all that `Lines`, curves and kernels for plain
   slopes need. The new averages replace the old ones when the step is accepted (`Moments.keep`).
-- A part that updates averages while it sums does not call it. It reads the record, answers `Part.extras` itself, and
+- A part that updates averages while it sums does not call it. It reads the record, returns `Part.extras` itself, and
   writes new averages into the tensors of the record (`averages`, `squares`) in its write pass, where the step is
   accepted. It sets `Moments.written`. `make_lines` is where such a part is chosen.
 """
@@ -49,8 +49,8 @@ class Moments:
     square_weights: Sequence[Weights] = ()  # with which v takes in g^2: each tensor has its own count
     present: Sequence[bool] = ()  # whether each tensor has a gradient; in a metric only
     eps: float = 0.0
-    moves: bool = False  # whether the Euclidean length of the move will be asked for
-    sizes: bool = True  # whether ||D^-1 g||^2 will be asked for
+    moves: bool = False  # whether the Euclidean length of the move is needed
+    sizes: bool = True  # whether ||D^-1 g||^2 is needed
     in_place: bool = True  # whether `averages` and `squares` are the state itself, and not gathered from shards
     slopes: list[Tensor] = field(default_factory=list)  # d after the step
     new_squares: list[Tensor] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Moments:
         return [numbers.total(parts) for parts in found]
 
     def keep(self, ok: Array, store: Store) -> None:
-        """Hand over the new averages; those that a part has written into the state are there already."""
+        """Store the new averages; those that a part has written into the state are there already."""
         if self.written and self.in_place and not self.fresh:
             return
         slopes, squares = (self.averages, self.squares or []) if self.written else (self.slopes, self.new_squares)

@@ -1,6 +1,6 @@
 """Where the numbers of a step live: on the host, as NumPy doubles, or on the device, as tensors never read back.
 
-Optimizers hardly know which of the two they have: both make scalars, add up, and search for the dual variable.
+Optimizers use both in the same way: both make scalars, add up, and search for the dual variable.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Numbers(ABC):
 
 
 class Host(Numbers):
-    """Numbers as NumPy doubles, for CPU tensors, where a look at a number costs nothing."""
+    """Numbers as NumPy doubles, for CPU tensors, where reading a number costs nothing."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
@@ -103,7 +103,7 @@ class Host(Numbers):
         return np.float64(sum(map(Tensor.item, parts)))
 
     def refuses(self, ok: Array) -> bool:
-        """Look at it."""
+        """Read it."""
         return not ok
 
     def unchecked(self) -> AbstractContextManager[Any]:
@@ -138,7 +138,7 @@ class Host(Numbers):
         return values[places]
 
     def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
-        """Looked at once for the whole step."""
+        """Read once for the whole step."""
         return y if ok else x
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from proxsps.core.distance import STRIDE, sample_size
 from proxsps.optim.blocks import FULL, Block, plain, stored
+from proxsps.optim.lists import join
 
 DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on the CPU
 
@@ -30,7 +31,7 @@ def flat(x: Tensor) -> Tensor:
 
 def joined(tensors: Iterable[Tensor]) -> Tensor:
     """The entries of tensors of one dtype as one vector, in f32 at least."""
-    return widened(torch.cat([_vector(x) for x in tensors]))
+    return widened(join(list(tensors)))
 
 
 def _vector(x: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ def pair_sums(pairs: Iterable[tuple[Tensor, ...]], points: bool) -> tuple[list[T
 def wide_sums(
     pairs: Iterable[tuple[Tensor, ...]], points: bool, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The same for f32 beyond the range of its squares, without a look at the result: an accelerator's way."""
+    """The same for f32 beyond the range of its squares, without reading the result, as on an accelerator."""
     d_sq, d_dot_x, x_sq = [], [], []
     for x, d, *e in pairs:
         norm = torch.linalg.vector_norm(d, dtype=dtype)

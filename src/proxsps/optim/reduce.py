@@ -27,7 +27,7 @@ PLACE = 0x1B873593CC9E2D51  # an arbitrary number below the prime
 
 
 class Ranks:
-    """The ranks of a process group, asked for when a step is taken; one rank where there is no group.
+    """The ranks of a process group, looked up when a step is taken; one rank where there is no group.
 
     Args:
         group: None for the default group, if torch.distributed runs; a group; False for a rank that steps alone.
@@ -40,7 +40,7 @@ class Ranks:
         self._group = group
         self.check = check
         self.joined_divide = True  # whether gradients are divided by the number of all ranks when some are out of data
-        self._covered: set[DeviceMesh] = set()  # asked for with every parameter of every step
+        self._covered: set[DeviceMesh] = set()  # looked up for every parameter in every step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
         return self  # a process group exists once
@@ -130,7 +130,7 @@ def join(
     """Add up over the ranks, in one all-reduce; losses and bounds are weighted by `weight`.
 
     Every sum over a block is divided by the number of ranks that hold the same entries; `travelled` has been before. So
-    all ranks go on with the same bits, also where replicas were summed in different order. What is not finite on one
+    all ranks continue with the same bits, also where replicas were summed in different order. What is not finite on one
     rank is not finite on any. A rank that is not `active` has run out of batches: it adds nothing, and only keeps the
     all-reduce complete.
     """

@@ -25,7 +25,7 @@ FAR = 100.0  # ratio of the heights at the ends of a bracket from which on it is
 def refine_dual(evaluate: Callable[[Tensor], Tensor], like: Tensor, rounds: int, first: int = POINTS) -> Found:
     """The dual variable after this many rounds.
 
-    Inside (0, 1) the answer is in most cases an interpolated root that was not evaluated; its h is reported as zero.
+    Inside (0, 1) the result is in most cases an interpolated root that was not evaluated; its h is reported as zero.
 
     Args:
         evaluate: points u in ascending order, shape (points,) -> h(u).
@@ -45,13 +45,13 @@ def refine_dual(evaluate: Callable[[Tensor], Tensor], like: Tensor, rounds: int,
         known = torch.cat([four[:, :2], torch.stack([u, evaluate(u)]), four[:, 2:]], dim=1)
         four, zeros = _nearest(known, around)
     (low, high), (above, below) = four[:, 1:3]
-    # On a bend the chord tells little. Then the upper end is the better answer where its duality gap is the smaller.
+    # On a bend the chord is a poor estimate. Then the upper end is better if its duality gap is smaller.
     bent = (below < -FAR * above) & (torch.addcmul(above, high, below) > 0)
     u = torch.where(bent, high, zeros[1])
     # Where the two ends are one point, h has one sign on all of [0, 1].
     outside = low == high
     h = torch.where(outside, above, torch.where(bent, below, 0.0))
-    # Beyond the cap h goes on as between the last two points of the first round.
+    # Beyond the cap h continues as between the last two points of the first round.
     root = torch.where(outside, torch.addcmul(u, h, -last[0] / last[1]).clamp(max=torch.finfo(u.dtype).max), u)
     evaluations = first + POINTS * (rounds - 1)
     return Found(u, h, last[1], zeros[1], evaluations, outside, low, high, root)

@@ -1,4 +1,4 @@
-"""Every alpha_k of the paper as an ordinary torch scheduler: call `step()` once an epoch, or once a step.
+"""Every alpha_k of the paper, and a cool-down, as ordinary torch schedulers: call `step()` once an epoch, or step.
 
 The formulas are those of `proxsps.core.schedules`; a scheduler only keeps count.
 """
@@ -70,6 +70,33 @@ class StronglyConvexLR(LRScheduler):
         else:
             alpha = schedules.strongly_convex(self.last_epoch, self.lam, self.k_0)
         return [alpha for _ in self.base_lrs]
+
+
+class CoolDown(LRScheduler):
+    r"""$\alpha_k = \alpha_0$, then on a line to 0 over the last part of training. Call `step()` once a step.
+
+    Most of what a smaller step at the end of training gives is had from the last quarter. Without a learning rate
+    (`lr=None`) the `lr` of a group is a factor on the step size that the optimizer chooses, and starts at 1: the factor
+    cools down, and nothing has to be chosen but the number of steps.
+
+    Args:
+        optimizer: any torch optimizer.
+        total_steps: steps of the whole training; from then on the lr is 0.
+        fraction: part of them in which the lr falls.
+        last_epoch: count to start after.
+    """
+
+    def __init__(self, optimizer: Optimizer, total_steps: int, fraction: float = 0.25, last_epoch: int = -1) -> None:
+        if total_steps < 1:
+            raise ValueError(f"total_steps must be at least 1, got {total_steps}.")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction must be in [0, 1], got {fraction}: it is a part of total_steps.")
+        self.total_steps, self.fraction = total_steps, fraction
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The values for the current count."""
+        return [schedules.cool_down(self.last_epoch, base, self.total_steps, self.fraction) for base in self.base_lrs]
 
 
 class AdaptiveLR(LRScheduler):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.rules import Decision, Memory, Model, dec_sps, sps_max
+from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, sps_max
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.blocks import Block
 from proxsps.optim.checks import check_positive
@@ -97,7 +97,7 @@ class DecSPS(CoupledPolyak):
     $$\gamma_k = \frac{1}{c_k}\min\Big\{\frac{\ell(x^k) - C}{\|d_k\|^2},\; c_{k-1}\gamma_{k-1}\Big\},
     \qquad c_k = c_0\sqrt{k+1}.$$
 
-    It converges without interpolation and without a schedule. Its memory, a number a group, is kept in `param_groups`.
+    It converges without interpolation and without a schedule. It keeps one number per group, in `param_groups`.
 
     Args:
         params: parameters or parameter groups.
@@ -144,7 +144,7 @@ class DecSPS(CoupledPolyak):
 
     def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
         groups = [block.group for block in blocks]
-        before = Memory(numbers.scalar(groups[0]["k"]), numbers.vector([group["memory"] for group in groups]))
+        before = StepMemory(numbers.scalar(groups[0]["k"]), numbers.vector([group["memory"] for group in groups]))
         decision, after = dec_sps(model, before, numbers.flag(ok), groups[0]["c0"])
         for i, group in enumerate(groups):
             store(group, "k", numbers.factor(after.taken))

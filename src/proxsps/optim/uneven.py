@@ -112,7 +112,7 @@ class TakesUnevenInputs(Joinable):
         self._models: dict[weakref.ref[DistributedDataParallel], object] | None = None
 
     def _check_uneven(self) -> None:
-        """Refuse what would leave the all-reduce of this step without a partner once a rank runs out of batches."""
+        """Raise an error if the all-reduce of this step would wait for ever once a rank runs out of batches."""
         if torch.compiler.is_compiling():
             return
         if self._models is None:
@@ -140,7 +140,7 @@ class TakesUnevenInputs(Joinable):
 
 
 def _shadows(config: _JoinConfig) -> bool:
-    """Whether ranks that are done go on with the others' messages, rather than stopping everybody."""
+    """Whether ranks that are done continue to join the others' messages, rather than stopping all."""
     return config.enable and not config.throw_on_early_termination
 
 

@@ -24,7 +24,7 @@ class WatchesLosses:
         self._backward = LastBackward()
 
     def watch(self, loss: Tensor | float, weight: float = 1.0) -> Tensor | float:
-        """Remember the value of a loss for the next plain `step()`, and hand the loss back.
+        """Store the value of a loss for the next plain `step()`, and return the loss.
 
         The value of a loss that requires grad counts from the moment `backward` runs through it, so that the order of
         `watch` and `zero_grad` does not matter; any other counts at once. Over several micro-batches the step uses the
@@ -51,7 +51,7 @@ class WatchesLosses:
         return (p.grad for group in self.param_groups for p in group["params"] if p.grad is not None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and the watched losses that belong to them."""
+        """Clear the gradients, and the watched losses that belong to them."""
         self._watched.clear()
         super().zero_grad(set_to_none)
 

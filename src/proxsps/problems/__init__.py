@@ -1,11 +1,11 @@
-"""Data, model, loss and, where it is known, the optimum. A problem knows no solver.
+"""Data, model, loss and, where it is known, the optimum. A problem does not depend on a solver.
 
 The paper's experiments are `matrix_fac1()`, `matrix_fac2()`, `MatrixCompletion()` (air-quality sensors),
 `RidgeRegression()` (interpolation constant), `PlanarSquares()` (flow) and `ScalarLogistic()` (models of the loss).
 `ImageClassification()` (residual networks) is that of the deep ones. `LogisticRegression` takes synthetic data or a
 LIBSVM file, `from_module` any model of your own. `composite` holds small problems of which every constant of the
 paper's theorems is known.
-Names are loaded when they are first used: those who look for data sets alone do not load torch.
+Names are loaded when they are first used, so finding data sets does not load torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """What a sweep needs to know of a problem: where to start, the data, and two pure functions of parameters and data.
 
 Losses take parameters as a dictionary and change nothing, so that `torch.func.grad` and `torch.func.vmap` work on them
-and many runs become one tensor program; `module()` gives the same problem to code that wants an `nn.Module`.
+and many runs become one tensor program; `module()` returns the same problem as an `nn.Module`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Problem(ABC):
     name: ClassVar[str]
     lower_bound: ClassVar[float] = 0.0
     drop_last: ClassVar[bool] = True
-    reentrant: ClassVar[bool] = True  # whether two threads may ask for losses at the same time
+    reentrant: ClassVar[bool] = True  # whether two threads may compute losses at the same time
     pace: ClassVar[float] = 1.0  # of schedules: less where an epoch takes only a part of the published data
     batch_size: int
 
@@ -57,9 +57,9 @@ class Problem(ABC):
         """Error on validation data, 0-d; smaller is better."""
 
     def fingerprint(self, seed: int) -> str | None:
-        """A digest of what the options do not tell, and what therefore tells runs with this seed apart from others.
+        """A digest of everything that the options do not contain but that changes runs with this seed.
 
-        None for the problems of this package, whose options tell everything; for one of your own, its code, starting
+        None for the problems of this package, whose options are complete; for your own problems, its code, starting
         parameters and data.
         """
         if type(self).__module__.startswith("proxsps."):
@@ -218,20 +218,20 @@ def from_module(
 
 
 def check_batch_size(batch_size: int, samples: int | None = None) -> None:
-    """Refuse a batch that is empty, or larger than the training data where incomplete batches are dropped."""
+    """Raise an error for a batch that is empty, or larger than the data if incomplete batches are dropped."""
     if batch_size < 1 or (samples is not None and batch_size > samples):
         limit = "" if samples is None else f" and at most the number of training samples, {samples}"
         raise ValueError(f"batch_size must be at least 1{limit}, got {batch_size!r}.")
 
 
 def check_choice(option: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a word that is not one of the known ones."""
+    """Raise an error for a word that is not one of the known ones."""
     if value not in known:
         raise ValueError(f"{option} must be one of {', '.join(map(repr, known))}, got {value!r}.")
 
 
 def check_sizes(**sizes: int) -> None:
-    """Refuse a count that is not at least 1."""
+    """Raise an error for a count that is not at least 1."""
     for option, value in sizes.items():
         if value < 1:
             raise ValueError(f"{option} must be at least 1, got {value!r}.")

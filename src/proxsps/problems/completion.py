@@ -29,17 +29,17 @@ from proxsps.problems.datasets import (
 )
 from proxsps.problems.matrix import as_tensor, linear_weight
 
-DENSE = 4096  # measurements above which the whole matrix is quicker than its entries one by one
+DENSE = 4096  # measurements above which the whole matrix is faster than its entries one by one
 
 
 @dataclass(frozen=True)
 class MatrixCompletion(Problem):
     """Predict held-out measurements of 130 sensors over 720 hours; loss: mean squared error.
 
-    `data` is "real" (see `datasets.load_sensors` for where it is looked for), "synthetic", a stand-in of the same shape
+    `data` is "real" (see `datasets.load_sensors` for its place), "synthetic", a stand-in of the same shape
     and number of measurements, or a CSV file of another month in the same format: its path, or its name in the folder
-    PROXSPS_DATA. Such a file may have other numbers of sensors and hours; its runs are told apart by its content. An
-    incomplete last batch is dropped, as the published loader did in every
+    PROXSPS_DATA. Such a file may have other numbers of sensors and hours; its content is part of the ids
+    of its runs. An incomplete last batch is dropped, as the published loader did in every
     experiment: 350 steps make an epoch.
 
     `convention` chooses the validation error: "published" (default, as the reference figures were made so) is the mean
@@ -47,7 +47,7 @@ class MatrixCompletion(Problem):
     set, which is larger by about half a per cent.
 
     Parameters: U (130, r) and V (720, r), one row a sensor or hour, which is the transpose of the paper's U and V and
-    quicker to look up; bias_U (130,), bias_V (720,). Data: sensor (n,), hour (n,), value (n,).
+    faster to look up; bias_U (130,), bias_V (720,). Data: sensor (n,), hour (n,), value (n,).
     """
 
     name: ClassVar[str] = "matrix-completion"
@@ -68,7 +68,7 @@ class MatrixCompletion(Problem):
         check_choice("dtype", self.dtype, tuple(DTYPES))
 
     def fingerprint(self, seed: int) -> str | None:
-        """A digest of a file of another month; None for the data of this package, which its name tells."""
+        """A digest of a file of another month; None for the data of this package, which the name identifies."""
         return _month_digest(self.data) if self.data.endswith(".csv") else super().fingerprint(seed)
 
     def start(self) -> dict[str, Tensor]:

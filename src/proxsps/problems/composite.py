@@ -24,7 +24,7 @@ from proxsps.regularizers import L1, L2, Box, Regularizer
 
 @dataclass(frozen=True)
 class Constants:
-    """What the theorems ask for; infinity where there is no bound."""
+    """The constants of the theorems; infinity where there is no bound."""
 
     L: float  # smoothness of f
     L_max: float  # of the samples
@@ -98,7 +98,7 @@ class Composite:
 
     def penalty(self, x: np.ndarray) -> np.ndarray:
         """phi(x): (..., n) to (...)."""
-        if isinstance(self.phi, L2):  # not row by row: the runs ask for it at every point
+        if isinstance(self.phi, L2):  # not row by row: runs need it at every point
             return self.phi.lam / 2 * (x * x).sum(-1)
         rows = x.reshape(-1, x.shape[-1])
         return np.array([float(self.phi.value(row)) for row in rows]).reshape(x.shape[:-1])

@@ -154,7 +154,7 @@ def load_libsvm(path: str | os.PathLike[str], features: int | None = None) -> tu
         raise DataError(f"{file} holds no samples in LIBSVM's format, 'label index:value ...'.")
     width = max(index for _, index, _ in cells)
     if features is not None and width > features:
-        raise DataError(f"{file} has a feature with index {width}, but {features} features were asked for.")
+        raise DataError(f"{file} has a feature with index {width}, but the limit is {features} features.")
     shape = (len(labels), features or width)
     if math.prod(shape) > DENSE_LIMIT:
         raise DataError(

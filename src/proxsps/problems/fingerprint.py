@@ -85,6 +85,8 @@ class _Walk:
         return self.all("code", (names, steps))
 
     def _function(self, function: Any) -> bytes:
+        if getattr(function, "hooked", False):  # torch wraps `step` of a class when its first optimizer is made
+            return self.digest(function.__wrapped__)
         closure = [_content(cell) for cell in function.__closure__ or ()]
         if _is_installed(function, function.__code__.co_filename):
             return _hash(_name(function), self.digest(closure))  # a decorator's closure holds what it decorates
@@ -157,7 +159,12 @@ def _content(cell: Any) -> Any:
 
 
 def _is_installed(thing: Any, file: str) -> bool:
-    home = (getattr(thing, "__module__", None) or "").partition(".")[0]
+    return is_installed(getattr(thing, "__module__", None) or "", file)
+
+
+def is_installed(module: str, file: str) -> bool:
+    """Whether a module comes with Python, torch, this package or another installed one, rather than being your own."""
+    home = module.partition(".")[0]
     return home in NAMED or home in sys.stdlib_module_names or file.startswith(INSTALLED)
 
 

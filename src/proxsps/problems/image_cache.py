@@ -1,7 +1,7 @@
 """Decoded images on disk: decoded once, then mapped into memory, and compared with their digest every time.
 
 A folder of the cache is named after the sha256 of the files that it was decoded from. It is written beside its place
-and renamed when it is complete, so that a kill leaves nothing half done. What does not have its digest is decoded anew.
+and renamed when it is complete, so that a kill leaves nothing half done. Files whose digest is wrong are decoded again.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def _fill(folder: Path, read: Callable[[str], Iterator[Chunk]]) -> None:
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         (beside / INDEX).write_text(json.dumps({part: _write_part(beside, part, read(part)) for part in PARTS}))
-        if _mapped(folder) is None:  # else another process was quicker
+        if _mapped(folder) is None:  # else another process was faster
             shutil.rmtree(folder, ignore_errors=True)  # damaged
-            with suppress(OSError):  # if it is in use, or another process was quicker, that one is looked at next
+            with suppress(OSError):  # if it is in use, or another process was faster, that folder is read next
                 beside.rename(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -127,7 +127,7 @@ def _mapped(folder: Path) -> tuple[ImageSet, ImageSet] | None:
 
 
 def _map_part(folder: Path, part: str, entry: dict[str, int | str]) -> ImageSet:
-    # Copy on write: torch wants arrays that can be written to, and the file must not change.
+    # Copy on write: torch needs arrays that can be written to, and the file must not change.
     images = np.memmap(folder / f"{part}.images", np.uint8, "c", shape=(int(entry["count"]), 3, SIZE, SIZE))
     found = ImageSet(images, np.fromfile(folder / f"{part}.labels", "<i8").astype(np.int64))
     if len(found.labels) != len(images) or found.digest != entry["sha256"]:

@@ -1,6 +1,6 @@
 """Files of images, CIFAR-10 and ImageNet32: where they are, and what is in them.
 
-| set | what is read | where it is looked for in the folder PROXSPS_DATA |
+| set | what is read | place in the folder PROXSPS_DATA |
 | --- | --- | --- |
 | cifar10 | the official binary archive, by its md5 | `cifar10/cifar-10-binary.tar.gz`; else it is downloaded |
 | cifar10 | parquet as public hubs publish it: `img` {bytes, path}, `label` | `cifar10/**/{train,test}-*.parquet` |
@@ -25,12 +25,12 @@ import numpy as np
 
 from proxsps.problems.datasets import DataError, data_folder, download, find_file, one_line
 from proxsps.problems.image_cache import SIZE, Chunk, ImageSet, cached
+from proxsps.problems.names import CLASSES
 
 CIFAR10_FILE = "cifar-10-binary.tar.gz"
 CIFAR10_URL = f"https://www.cs.toronto.edu/~kriz/{CIFAR10_FILE}"
 CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 IMAGENET32_URL = "https://image-net.org/download-images"
-CLASSES = {"cifar10": 10, "imagenet32": 1000, "synthetic": 10}
 PUBLISHED = {"cifar10": 50_000, "imagenet32": 1_281_167, "synthetic": 2_000}  # training images
 
 
@@ -94,7 +94,7 @@ def _downloaded_cifar10() -> Source:
 
 
 def find_imagenet32() -> Source | None:
-    """ImageNet32 in the folder PROXSPS_DATA, if it is there. Its pickled batches are refused: reading runs code."""
+    """ImageNet32 in the folder PROXSPS_DATA, if it is there. Pickled batches raise an error: they can run code."""
     train, test = (_listed("imagenet32", f"{part}.npz") for part in ("train_data_batch_*", "val_data"))
     if train and test:
         return Source("imagenet32", train, test)
@@ -192,7 +192,7 @@ def _decode(content: bytes | None, where: str) -> np.ndarray:
     except Image.DecompressionBombError:
         raise DataError(f"{where}: expected an image of {SIZE} x {SIZE} pixels, got hundreds of millions.") from None
     except Exception as error:  # of many kinds: each of Pillow's readers fails in its own ways
-        reason = "cut short" if "truncated" in str(error) else "not an image that Pillow knows"
+        reason = "cut short" if "truncated" in str(error) else "not an image that Pillow can read"
         raise DataError(f"{where}: the image is damaged ({reason}). Get the file again.") from None
     if pixels is None:
         raise DataError(f"{where}: expected an image of {SIZE} x {SIZE} pixels, got {size[0]} x {size[1]}.")
@@ -215,7 +215,7 @@ def read_npz(file: Path) -> Chunk:
 
 
 def check_labels(name: str, part: str, labels: np.ndarray) -> None:
-    """Refuse labels that are not 0, 1, ... up to the number of classes, each of them present."""
+    """Raise an error for labels that are not 0, 1, ... up to the number of classes, each of them present."""
     classes, found = CLASSES[name], np.unique(labels)
     if len(found) != classes or found[0] != 0 or found[-1] != classes - 1:
         span = f"{found[0]} to {found[-1]}" if len(found) else "none"

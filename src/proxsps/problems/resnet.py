@@ -5,7 +5,7 @@ layer on the averages of the last channels. The second and third stage halve the
 
 Without batch normalisation no layer but the last has a bias, so that the output is almost homogeneous in the weights,
 of a degree that grows with the depth: doubling all weights of a ResNet110 multiplies its output by a number with tens
-of digits. This is what makes such a network hard to train, and what weight decay by itself can mend.
+of digits. This is what makes such a network hard to train, and weight decay alone can repair it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional
 
+from proxsps.problems.names import check_depth
+
 STAGES = 3
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions beside a shortcut without parameters (option A)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, batch_norm: bool) -> None:
@@ -68,7 +70,8 @@ class ResNet(nn.Module):
             raise ValueError(f"A ResNet needs width >= 1 and classes >= 2, got {width!r} and {classes!r}.")
         self.conv, self.norm = _convolution(3, width, 1), _norm(width, batch_norm)
         channels = [width] + [width * 2**stage for stage in range(STAGES) for _ in range(depth // 6)]
-        self.blocks = nn.Sequential(*(Block(a, b, 1 if a == b else 2, batch_norm) for a, b in pairwise(channels)))
+        blocks = (ResidualBlock(a, b, 1 if a == b else 2, batch_norm) for a, b in pairwise(channels))
+        self.blocks = nn.Sequential(*blocks)
         self.linear = nn.Linear(channels[-1], classes)
         for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
@@ -78,12 +81,6 @@ class ResNet(nn.Module):
         """Scores of the classes, (batch, classes), of normalised images, (batch, 3, height, width)."""
         x = functional.relu(self.norm(self.conv(images)))
         return self.linear(self.blocks(x).mean((2, 3)))
-
-
-def check_depth(depth: int) -> None:
-    """Refuse a depth that no residual network of this kind has."""
-    if depth < 8 or depth % 6 != 2:
-        raise ValueError(f"depth must be 6n + 2 for some n >= 1, for instance 20, 56 or 110; got {depth!r}.")
 
 
 def _convolution(inputs: int, outputs: int, stride: int) -> nn.Conv2d:

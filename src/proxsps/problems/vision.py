@@ -2,14 +2,12 @@
 
 Images stay in uint8 until a batch is made. A batch is cropped and mirrored as a whole: the images are surrounded by
 zeros, and one gather takes the right pixels of all of them. Draws are made on the CPU from the seed and the epoch
-alone, so that a run can be taken up again at any epoch, on any device and in any number of processes.
+alone, so that a run can continue at any epoch, on any device and in any number of processes.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,8 +21,9 @@ from torch.nn import functional
 
 from proxsps.problems.base import BASE_SEED, Problem, check_batch_size, check_choice, check_sizes
 from proxsps.problems.datasets import DataError, data_folder
-from proxsps.problems.images import CLASSES, PUBLISHED, SIZE, load_images
-from proxsps.problems.resnet import ResNet, check_depth
+from proxsps.problems.images import PUBLISHED, SIZE, load_images
+from proxsps.problems.names import CLASSES, check_depth, split_name
+from proxsps.problems.resnet import ResNet
 
 # Of ImageNet's pixels, red, green and blue, on the scale from 0 to 255.
 MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
@@ -32,8 +31,6 @@ STD = 255 * torch.tensor([0.229, 0.224, 0.225])
 
 Part = tuple[Tensor, Tensor]  # images and labels
 DEEPEST, WIDEST = 1202, 1024  # the deepest one published; wider ones do not fit into memory
-DEPTHS = (20, 32, 44, 56, 110)
-NAME = re.compile(rf"({'|'.join(CLASSES)})-resnet([0-9]{{1,9}})")
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class ImageClassification(Problem):
     weights that are the same for all runs.
 
     Args:
-        data: "cifar10", "imagenet32" or "synthetic"; `images.load_images` says where files are looked for.
+        data: "cifar10", "imagenet32" or "synthetic"; `images.load_images` says where the files must be.
         depth: of the network, 6n + 2.
         width: channels of its first stage.
         batch_norm: whether convolutions are followed by batch normalisation.
@@ -149,13 +146,7 @@ def image_problem(name: str, **options: Any) -> ImageClassification:
 
     `options` are those of `ImageClassification`.
     """
-    match = NAME.fullmatch(name)
-    if match is None:
-        known = [f"{data}-resnet{depth}" for data in CLASSES for depth in DEPTHS]
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Names are like {known[-1 - len(DEPTHS)]!r}."
-        raise ValueError(f"Unknown problem {name!r}: a data set ({', '.join(CLASSES)}) and a depth. {hint}")
-    data, depth = match[1], int(match[2])
+    data, depth = split_name(name)
     published = {"batch_norm": True, "batch_size": 512} if data == "imagenet32" else {}
     return ImageClassification(data=data, depth=depth, **{**published, **options})
 
@@ -191,7 +182,7 @@ def crop_and_mirror(images: Tensor, draws: Draws, padding: int) -> Tensor:
 
 
 def normalize(images: Tensor) -> Tensor:
-    """Pixels from 0 to 255 as the network wants them."""
+    """Pixels from 0 to 255, normalised for the network."""
     mean, std = (part.to(images.device)[:, None, None] for part in (MEAN, STD))
     return (images - mean) / std
 
@@ -213,7 +204,7 @@ def _data(name: str, folder: Path | None, size: int, *counts: int) -> tuple[Part
 
 def _part(images: np.ndarray, labels: np.ndarray, size: int, count: int, facts: str) -> tuple[Tensor, Tensor]:
     if count > len(labels):
-        raise DataError(f"{facts}, but {count} were asked for. Ask for fewer, or get the complete files.")
+        raise DataError(f"{facts}, but {count} are needed. Use fewer, or get the complete files.")
     chosen = slice(count or None)
     return torch.from_numpy(_averaged(images[chosen], SIZE // size)), torch.from_numpy(labels[chosen])
 

@@ -1,7 +1,7 @@
 """Which regularisers are the same: equality, hash and text that cover everything an object holds, arrays by content.
 
 Regularisers are static arguments of jax.jit, keys of caches, and text in checkpoints. Dataclasses compare arrays entry
-by entry, hash them not at all and print them in part, so that two objects with other results could pass for one.
+by entry, cannot hash them, and print only a part of them, so two different objects could look the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def identity(value: Any) -> Hashable:
     """A key that two values share only if they give the same results.
 
     Arrays count by dtype, shape, place and content; those that cannot be read (traced ones, for instance) and other
-    things without a hash count as themselves.
+    things without a hash are equal only to themselves.
     """
     if isinstance(value, Number):
         return value

@@ -93,7 +93,7 @@ def repeat(count: int, body: Callable[[Array], Array], start: Array) -> Array:
 
 def shape_of(constant: Any) -> tuple[int, ...]:
     """The shape of an array, () for a number."""
-    # Numbers first: torch.compile traces them, and cannot tell then which attributes they have.
+    # Numbers first: torch.compile traces them, and then does not know their attributes.
     return () if isinstance(constant, Real) else tuple(getattr(constant, "shape", ()))
 
 
@@ -145,7 +145,7 @@ _STEPS = {"prox": (0, _check_number), "prox_jvp": (2, _check_number_or_entries),
 
 
 def check_weight(owner: object, **weights: float) -> None:
-    """Refuse a weight that is negative, infinite or not a number."""
+    """Raise an error for a weight that is negative, infinite or not a number."""
     for name, weight in weights.items():
         if shape_of(weight) or not (_unseen(weight) or (math.isfinite(weight) and weight >= 0)):
             raise ValueError(
@@ -155,7 +155,7 @@ def check_weight(owner: object, **weights: float) -> None:
 
 
 def check_radius(owner: object, radius: float) -> None:
-    """Refuse a radius that is not positive and finite."""
+    """Raise an error for a radius that is not positive and finite."""
     if shape_of(radius) or not (_unseen(radius) or (math.isfinite(radius) and radius > 0)):
         raise ValueError(
             f"{type(owner).__name__}: radius must be a finite number > 0, got {radius!r}; give the size of the set."
@@ -163,7 +163,7 @@ def check_radius(owner: object, radius: float) -> None:
 
 
 def check_center(owner: object, center: Any) -> None:
-    """Refuse a centre that is no number, no array and no sequence of them."""
+    """Raise an error for a centre that is not a number, an array or a sequence of them."""
     for one in center if isinstance(center, (list, tuple)) else [center]:
         fine = math.isfinite(one) if isinstance(one, Real) else one is None or hasattr(one, "shape")
         if not fine:
@@ -174,7 +174,7 @@ def check_center(owner: object, center: Any) -> None:
 
 
 def check_bounds(owner: object, lower: float, upper: float) -> None:
-    """Refuse bounds that are no numbers, or that leave no room between them."""
+    """Raise an error for bounds that are not numbers, or that have no room between them."""
     for name, bound in (("lower", lower), ("upper", upper)):
         if shape_of(bound):
             raise ValueError(
@@ -191,6 +191,6 @@ def check_bounds(owner: object, lower: float, upper: float) -> None:
 
 
 def _unseen(constant: object) -> bool:
-    """Whether a constant is traced by JAX, and has no value to look at."""
-    jax = sys.modules.get("jax")  # who does not use it does not load it
+    """Whether a constant is traced by JAX, and has no value yet."""
+    jax = sys.modules.get("jax")  # loaded only by those who use it
     return jax is not None and isinstance(constant, jax.core.Tracer)

@@ -30,20 +30,20 @@ class Regularizer(Identified, ABC):
     Two regularisers are equal if they have the same type and hold the same numbers and arrays, down to the last bit.
     """
 
-    # Whether all tensors of a parameter group form one vector, instead of each tensor standing for itself.
+    # Whether all tensors of a parameter group form one vector, instead of acting on each tensor by itself.
     joint: bool = False
     # Whether value and prox can be traced (jax.jit, CUDA graphs): no loop or shape that depends on data.
     traceable: ClassVar[bool] = True
-    # Whether phi is a sum over single entries, so that any piece of a tensor stands for itself.
+    # Whether phi is a sum over single entries, so that it acts on any piece of a tensor by itself.
     separable: ClassVar[bool] = False
-    # Whether torch.func.vmap may apply prox and prox_jvp to several tensors of one shape at once: no look at a number,
-    # no change of an array in place. A step then takes hundreds of small tensors in a few calls.
+    # Whether torch.func.vmap may apply prox and prox_jvp to several tensors of one shape at once: it reads no
+    # number and changes no array in place. A step then takes hundreds of small tensors in a few calls.
     batches: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         with_checked_steps(cls)
-        # What is inherited of these is of another prox.
+        # What a class inherits of these belongs to the prox of another class.
         for name in ("structure", "joint_structure", "batches") if "prox" in vars(cls) else ():
             if name not in vars(cls):
                 setattr(cls, name, vars(Regularizer)[name])
@@ -92,7 +92,7 @@ class Regularizer(Identified, ABC):
         )
 
     def structure(self, shape: tuple[int, ...]) -> Structure | None:
-        """What a step may use of phi on a tensor of this shape; None where it is to be evaluated by its prox.
+        """The structure of phi on a tensor of this shape; None if a step has to call its prox.
 
         Separable regularisers act on each entry, so that a step may cut tensors into pieces and join them. A subclass
         with a prox of its own does not inherit the structure of another class.
@@ -100,7 +100,7 @@ class Regularizer(Identified, ABC):
         return Entries(self) if self.separable else None
 
     def joint_structure(self, shapes: Sequence[tuple[int, ...]]) -> Units | None:
-        """What a step may use of a joint phi on all tensors of a group, of these shapes; None for its prox alone."""
+        """The structure of a joint phi on all tensors of a group, of these shapes; None if there is only its prox."""
         return None
 
     def check(self, shape: tuple[int, ...]) -> None:
@@ -123,7 +123,7 @@ class Regularizer(Identified, ABC):
 
 
 def value_all(phi: Regularizer, xs: Sequence[Array], indices: Sequence[int] | None = None) -> Array:
-    """Value over the tensors of a group, which `indices` tells: a sum, or one value of the joint vector."""
+    """Value over the tensors of a group, given by `indices`: a sum, or one value of the joint vector."""
     if phi.joint:
         return phi.value(flatten(xs))
     return sum(phi.at(i).value(x) for i, x in zip(indices or range(len(xs)), xs, strict=True))

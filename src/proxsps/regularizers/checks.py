@@ -1,4 +1,4 @@
-"""What front ends ask of a regulariser before they take it; the errors say what to do."""
+"""Checks of a regulariser before a front end uses it; the errors say what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from proxsps.regularizers.base import Regularizer
 
 
 def check_choice(phi: Any, weight_decay: Any) -> None:
-    """Refuse a regulariser that is none, or that competes with weight decay."""
+    """Raise an error for anything that is not a regulariser, or that is given together with weight decay."""
     if not isinstance(phi, Regularizer):
         raise ValueError(f"regularizer must be a proxsps.regularizers.Regularizer, got {phi!r}.")
     if weight_decay:
@@ -19,7 +19,7 @@ def check_choice(phi: Any, weight_decay: Any) -> None:
 
 
 def check_fit(phi: Regularizer, index: int, shape: tuple[int, ...], name: str | None = None) -> None:
-    """Refuse a regulariser that does not fit the index-th tensor of its group."""
+    """Raise an error for a regulariser that does not fit the index-th tensor of its group."""
     try:
         phi.at(index).check(shape)
     except ValueError as error:
@@ -28,7 +28,7 @@ def check_fit(phi: Regularizer, index: int, shape: tuple[int, ...], name: str | 
 
 
 def check_subgradient(phi: Regularizer, owner: str, instead: str) -> None:
-    """Refuse a regulariser without subgradient where the method puts it into the loss."""
+    """Raise an error for a regulariser without subgradient where the method puts it into the loss."""
     if type(phi).subgradient is Regularizer.subgradient:
         raise ValueError(
             f"{owner} puts the regulariser into the loss and needs its subgradient, which {phi!r} "

@@ -71,7 +71,7 @@ def project_simplex(z: Array, radius: Array | float) -> Array:
     lies above it, and falls from then on. No index depends on data.
     """
     xp = array_namespace(z)
-    # The projection does not feel a common shift; with the largest entry at 0, sums have no large part to cancel.
+    # A common shift does not change the projection; with the largest entry at 0, sums have no large part to cancel.
     z = z - xp.max(z)
     ordered = xp.sort(xp.reshape(z, (-1,)), descending=True)
     if array_api_compat.is_numpy_array(ordered):
@@ -309,7 +309,7 @@ class Simplex(Regularizer):
         return project_simplex_jvp(z, y, v)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor without entries: nothing can sum to the radius."""
+        """Raise an error for a tensor without entries: its sum cannot be the radius."""
         if 0 in shape:
             raise ValueError(
                 f"Simplex: needs a tensor with at least one entry, got shape {tuple(shape)}; leave this tensor out."

@@ -159,7 +159,7 @@ class GroupLasso(Regularizer):
         return self if _leaves_whole(self.dims, ndim, dims) else None
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor that lacks one of the dims."""
+        """Raise an error for a tensor that lacks one of the dims."""
         _check_dims(self, self.dims, shape)
 
     def _weight(self, x: Array) -> float:
@@ -219,7 +219,7 @@ class SparseGroupLasso(Regularizer):
         return self if _leaves_whole(self.dims, ndim, dims) else None
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor that lacks one of the dims."""
+        """Raise an error for a tensor that lacks one of the dims."""
         _check_dims(self, self.dims, shape)
 
     def _weight(self, x: Array) -> float:

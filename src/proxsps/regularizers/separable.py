@@ -130,7 +130,7 @@ class L2(Regularizer):
             return self
         if not 0 <= index < len(self.center):
             raise ValueError(
-                f"L2: center holds {len(self.center)} arrays, but tensor number {index} of the group was asked for; "
+                f"L2: center holds {len(self.center)} arrays, but the group has a tensor number {index}; "
                 "give one center for each tensor of the group, in the order of the parameters."
             )
         return L2(self.lam, self.center[index])
@@ -141,7 +141,7 @@ class L2(Regularizer):
         return L2(self.lam, cut(center)) if shape_of(center) else self
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor whose shape is not that of the centre."""
+        """Raise an error for a tensor whose shape is not that of the centre."""
         own = shape_of(self.center)
         if own and own != tuple(shape):
             raise ValueError(

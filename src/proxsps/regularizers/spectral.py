@@ -62,7 +62,7 @@ class NuclearNorm(Regularizer):
         return self.lam * polar_factor(x)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor of fewer than two dims."""
+        """Raise an error for a tensor of fewer than two dims."""
         if len(shape) < 2:
             raise ValueError(
                 f"NuclearNorm: needs a matrix or a tensor of more dims, got shape {tuple(shape)}; "

@@ -30,7 +30,7 @@ class Prox(Protocol):
 class Scalar(NamedTuple):
     """psi(t) = l1 |t| + l2/2 t^2 on lower <= t <= upper: a convex function of one number.
 
-    The compiled kernels know this family. The constants are numbers, or arrays of the shape of t.
+    The compiled kernels support this family. The constants are numbers, or arrays of the shape of t.
     """
 
     l1: Array | float = 0.0
@@ -96,7 +96,7 @@ Structure = Quadratic | Entries | Rows
 
 
 def _is(constant: Any, value: float) -> bool:
-    """Whether a constant is known to be this number; arrays are not looked at."""
+    """Whether a constant is known to be this number; arrays are not checked."""
     return isinstance(constant, (int, float)) and constant == value
 
 

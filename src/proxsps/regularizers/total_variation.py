@@ -150,7 +150,7 @@ class TotalVariation1D(Regularizer):
         return None if ndim - 1 in dims else self
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor without a dim to run along."""
+        """Raise an error for a tensor without a dim to run along."""
         if not shape:
             raise ValueError(
                 "TotalVariation1D: needs a tensor of at least one dim, got a scalar of shape (); leave this tensor out."

@@ -122,7 +122,7 @@ class UnitLasso(Regularizer):
         return _unit_directions(x, self.lam, layout=self._layout)
 
     def at(self, index: int) -> Regularizer:
-        """A stand-in for one tensor of the group that knows the shape this tensor must have."""
+        """A stand-in for one tensor of the group, which checks the shape of this tensor."""
         return _OneTensor(self, index)
 
     @cached_property
@@ -145,7 +145,7 @@ class UnitLasso(Regularizer):
         return hash((self.lam, self._digest))
 
     def __repr__(self) -> str:
-        # Part of checkpoints, where it tells regularisers apart: short, but different for different contents.
+        # Checkpoints hold this text to compare regularisers: it is short, but different for different contents.
         return f"UnitLasso(lam={self.lam!r}, {self.units} units of {len(self.tensors)} tensors, digest {self._digest})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -159,7 +159,7 @@ class _OneTensor(Regularizer):
         self._owner, self._index = owner, index
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor that is not the one the units were made for."""
+        """Raise an error for a tensor that is not the one the units were made for."""
         tensors = self._owner.tensors
         wanted = tensors[self._index].shape if self._index < len(tensors) else None
         if wanted != tuple(shape):

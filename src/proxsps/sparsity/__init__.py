@@ -1,15 +1,15 @@
 """Networks that become smaller: exact zeros, from groups of parameters to a smaller model.
 
 Everything here works with torch alone, except what finds out which channels belong together (`torch-pruning`), writes
-safetensors files, or hands out data frames: the extra `sparsity`.
+safetensors files, or returns data frames: the extra `sparsity`.
 """
 
 from proxsps.regularizers.units import UnitLasso, UnitTensor
+from proxsps.sparsity.counts import SparsityReport, sparsity_report
 from proxsps.sparsity.export import load_sparse, save_sparse, to_csr
 from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
 from proxsps.sparsity.inputs import TraceError
 from proxsps.sparsity.path import PathError, StrengthPath, strength_path
-from proxsps.sparsity.report import SparsityReport, sparsity_report
 from proxsps.sparsity.shrinking import ShrinkError, ShrinkReport, load_shrunk, shrink
 from proxsps.sparsity.units import Units, clear_dead, find_units, unit_groups
 

@@ -87,7 +87,7 @@ def load_sparse(path: str | Path) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file, or is damaged: {error}.") from None
     if about.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by save_sparse; read it by safetensors.torch.load_file.")
+        raise ValueError(f"{path} was not written by save_sparse; read it with safetensors.torch.load_file.")
     for name, shape in json.loads(about["sparse"]).items():
         rows, columns, values = (tensors.pop(f"{name}:{key}") for key in ("rows", "columns", "values"))
         tensors[name] = _expanded(shape, rows, columns, values)
@@ -99,9 +99,7 @@ def load_safetensors() -> ModuleType:
     try:
         import safetensors.torch
     except ImportError:
-        raise ImportError(
-            f"Files of sparse tensors are written by safetensors: {_install.extra('sparsity')}."
-        ) from None
+        raise ImportError(f"Writing files of sparse tensors needs safetensors: {_install.extra('sparsity')}.") from None
     return safetensors.torch
 
 

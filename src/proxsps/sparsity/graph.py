@@ -57,7 +57,7 @@ class UnitSet:
 
 @dataclass(frozen=True)
 class Left:
-    """Layers whose units are left alone, and why."""
+    """Layers whose units are not removed, and why."""
 
     layers: tuple[str, ...]
     reason: str
@@ -77,7 +77,7 @@ def load_torch_pruning() -> ModuleType:
         import torch_pruning
     except ImportError:
         raise ImportError(
-            f"Which channels belong together is found out by torch-pruning: {_install.extra('sparsity')}."
+            f"Finding the channels that belong together needs torch-pruning: {_install.extra('sparsity')}."
         ) from None
     return torch_pruning
 
@@ -111,7 +111,7 @@ class Graph:
         self._guard = Guard(self.graph)
 
     def _note(self, output: Any) -> list[Any]:
-        """Remember where the model ends; output that no gradient flows through is not traced."""
+        """Record where the model ends; output that no gradient flows through is not traced."""
         found = [tensor for tensor in tensors_of(output) if tensor.grad_fn is not None]
         if not found:
             raise TraceError(
@@ -182,7 +182,7 @@ class Graph:
         return names
 
     def _reason_against(self, group: Any) -> str | None:
-        """Why the channels of a group can never be removed; None where a trial shall decide."""
+        """Why the channels of a group can never be removed; None if a trial has to find out."""
         targets = [item.dep.target for item in group]
         passing = [item.dep.target for item in group if self.graph.is_out_channel_pruning_fn(item.dep.handler)]
         if any(target.grad_fn in self._ends or isinstance(target.module, self.tp.ops._OutputOp) for target in passing):

@@ -23,7 +23,7 @@ Scale = Literal["group-size", "fan-in"] | Callable[[str, Tensor], float] | None
 
 
 class ParameterGroups(list[dict[str, Any]]):
-    """Groups for an optimizer, of which `print` shows what gets what; `units` are those of a `UnitLasso`."""
+    """Groups for an optimizer, which `print` shows as a table; `units` are those of a `UnitLasso`."""
 
     units: Any = None
 
@@ -33,7 +33,7 @@ class ParameterGroups(list[dict[str, Any]]):
         rows = [
             [name, "x".join(map(str, param.shape)) or "1", param.numel(), _describe(group["regularizer"])]
             for group in self
-            for name, param in group["params"]
+            for name, param in _named(group)
         ]
         return Table(["parameter", "shape", "entries", "regularizer"], rows)
 
@@ -112,11 +112,11 @@ def rows(lam: float, *, scale_by_size: bool = True) -> Callable[[Tensor], Regula
 
 
 def check_strength(phi: Regularizer) -> None:
-    """Refuse a regulariser whose strength is zero: it makes no zeros."""
+    """Raise an error for a regulariser whose strength is zero, which gives no zeros."""
     strengths = {name: getattr(phi, name) for name in STRENGTHS if hasattr(phi, name)}
     if strengths and not any(strengths.values()):
         raise ValueError(
-            f"{phi!r} has strength 0 and makes no zeros; give a strength > 0, or groups without a regularizer."
+            f"{phi!r} has strength 0 and gives no zeros; give a strength > 0, or groups without a regularizer."
         )
 
 
@@ -205,6 +205,12 @@ def _root_group_size(phi: Regularizer, param: Tensor) -> float:
     if phi.scale_by_size:
         raise ValueError(f"{phi!r} scales by the size of its groups already; use scale=None.")
     return math.sqrt(param.numel() if phi.dims is None else math.prod(param.shape[d] for d in phi.dims))
+
+
+def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """Names and parameters, also of a group in which an optimizer of torch has replaced the pairs."""
+    names = group.get("param_names")
+    return group["params"] if names is None else list(zip(names, group["params"], strict=True))
 
 
 def _describe(phi: Regularizer | None) -> str:

@@ -1,4 +1,4 @@
-"""How a model is called: example inputs, outputs as a list of tensors, copies that leave the model alone."""
+"""How a model is called: example inputs, outputs as a list of tensors, copies, so that the model does not change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def tensors_of(output: Any) -> list[Tensor]:
-    """All floating-point tensors of an output, whatever it is nested in."""
+    """All floating-point tensors of an output, also in nested containers."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
@@ -67,7 +67,7 @@ def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
 
 
 def in_double(model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
-    """A copy of a model and its inputs in double precision; in their own where the model does not run so."""
+    """A copy of a model and its inputs in double precision; in their own if the model does not run in double."""
     copied = duplicate(model).eval()
     wide = converted(inputs, torch.float64)
     try:

@@ -22,7 +22,7 @@ class Cost(NamedTuple):
 
 
 def costs(models: list[nn.Module], inputs: Any, seconds: float = 1.0) -> list[Cost]:
-    """Costs of several models, timed in turns, for about so many seconds in all; 0 for no timing."""
+    """Costs of several models, timed in turns, for about so many seconds in total; 0 for no timing."""
     times = _timed(models, inputs, seconds)
     return [
         Cost(sum(p.numel() for p in model.parameters()), multiply_adds(model, inputs), milliseconds)
@@ -54,7 +54,7 @@ def _timed(models: list[nn.Module], inputs: Any, seconds: float) -> list[float]:
             model.eval()
             call(model, inputs)  # the first call sets things up
         end = time.perf_counter() + seconds
-        # In turns, so that what else the machine does meets all of them.
+        # In turns, so that other work of the machine slows down all of them alike.
         while time.perf_counter() < end or len(times[0]) < 5:
             for model, taken in zip(models, times, strict=True):
                 start = time.perf_counter()
@@ -65,7 +65,7 @@ def _timed(models: list[nn.Module], inputs: Any, seconds: float) -> list[float]:
         for mode in modes:
             for module, training in mode:
                 module.training = training
-    # The lower quartile: what else the machine does only ever makes a call slower.
+    # The lower quartile: other work of the machine can only make a call slower.
     return [statistics.quantiles(taken, n=4)[0] for taken in times]
 
 

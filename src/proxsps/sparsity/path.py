@@ -1,6 +1,6 @@
 """From dense to sparse: a path over the strength, each point started from the one before it.
 
-The first point is trained without a regulariser. A finished point is written to disk, so that the same call goes on
+The first point is trained without a regulariser. A finished point is written to disk, so that the same call continues
 where an interrupted one stopped. Files hold tensors and plain data, and nothing is unpickled when they are read.
 """
 
@@ -11,28 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import nn
 
-from proxsps.regularizers import L1
-from proxsps.regularizers.base import value_all
-from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
-from proxsps.sparsity.inputs import outputs
+from proxsps.sparsity.path_run import Evaluate, Kind, Run, Train
 from proxsps.sparsity.points import Folder, PathError, Point
-from proxsps.sparsity.report import sparsity_report
-from proxsps.sparsity.shrinking import shrink
 from proxsps.sparsity.tables import Table
-from proxsps.sparsity.units import Units, clear_dead, find_units, unit_groups
+from proxsps.sparsity.units import find_units
 
 FORMAT = 1
-# Times the strength at which the penalty of the dense weights is 1.
-DEFAULT_STEPS = (0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6)
-
-Train = Callable[[nn.Module, ParameterGroups], None]
-Evaluate = Callable[[nn.Module], float]
-Kind = Literal["units", "weights", "rows"] | Callable[[nn.Module, float], ParameterGroups]
+# Times the strength at which the penalty of the dense weights is 1. Steps of a factor of two are too coarse: units die
+# slowly, and a network that is given time to lose them at a lower strength is both smaller and better.
+DEFAULT_STEPS = tuple(0.8 * 2 ** (step / 2) for step in range(11))
 
 
 @dataclass
@@ -86,6 +77,7 @@ def strength_path(
     strengths: Sequence[float] | None = None,
     keep: float | None = None,
     max_drop: float = 0.01,
+    patience: int = 2,
     refine: int = 2,
     folder: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -93,43 +85,43 @@ def strength_path(
 ) -> StrengthPath:
     """Train along growing strengths, and leave the model as the smallest network that is good enough.
 
-    The path ends where the network is as small as `keep`, where its accuracy has fallen by more than `max_drop`, where
-    everything is dead, or with the last strength.
+    The path ends where the network is as small as `keep`, where its accuracy has stayed below the best by more than
+    `max_drop`, where everything is dead, or with the last strength.
 
     Args:
         model: the network with its starting weights; afterwards it has those of the chosen point.
         train: `train(model, groups)` trains the model as it is, with an optimizer made for these groups.
-        evaluate: `evaluate(model)` returns the accuracy, or any number of which more is better.
+        evaluate: `evaluate(model)` returns the accuracy, or any number of which more is better. The network is chosen
+            by it, so score the chosen one on other data.
         example_inputs: what the model is called with, at least two samples.
         kind: what is to become zero: "units" (`UnitLasso`), "weights" (`L1`), "rows" (`GroupLasso` of rows), or a
             function of model and strength that returns groups.
-        strengths: growing and positive; by default doubled from 0.4 to 25.6 times the strength at which the penalty of
-            the dense weights is 1.
+        strengths: growing and positive; by default from 0.8 to 25.6 times the strength at which the penalty of the
+            dense weights is 1, each the square root of two times the one before.
         keep: wanted size: the share of parameters that the shrunk model has, or for weights and rows the share of
-            weights that are not zero. None to go on as long as the accuracy allows.
+            weights that are not zero. None to continue as long as the accuracy allows.
         max_drop: how much accuracy may be lost against the best network of the path so far.
-        refine: how many strengths to try between the last good one and the first that lost too much accuracy.
-        folder: where to keep a checkpoint of each point, and to go on from.
-        settings: plain data that the training depends on, such as epochs and seed: a folder of a path with others is
-            not gone on from.
+        patience: after how many strengths in a row that lost too much accuracy the path ends. An accuracy on few
+            samples is noisy, so that a single one says little.
+        refine: how many strengths to try between the last good one and the next that lost too much accuracy.
+        folder: where to keep a checkpoint of each point, and to continue from.
+        settings: plain data that the training depends on, such as epochs and seed: a folder with
+            other settings gives an error.
         watch: called with each finished point.
 
     Raises:
-        ValueError: strengths that do not grow, or are zero or infinite; a size outside (0, 1).
+        ValueError: strengths that do not grow, or are zero or infinite; a size outside (0, 1); a dense network whose
+            accuracy is not finite.
         PathError: the folder belongs to another path.
     """
-    _check(strengths, keep, max_drop, refine)
+    _check(strengths, keep, max_drop, patience, refine)
     units = find_units(model, example_inputs)
-    run = _Run(model, train, evaluate, example_inputs, units, kind)
+    run = Run(model, train, evaluate, example_inputs, units, kind)
     store = Folder(folder, _facts(model, kind, settings))
     walk = _Walk(run, store, keep, max_drop, watch)
     walk.start()
     wanted = [factor * run.reference() for factor in DEFAULT_STEPS] if strengths is None else list(strengths)
-    for strength in wanted:
-        if walk.ended or not walk.take(strength):
-            break
-    else:
-        walk.end(f"The last strength {wanted[-1]:.3g} was reached; larger ones may give a smaller network.")
+    walk.climb(wanted, patience)
     for _ in range(refine):
         if walk.ended:
             break
@@ -141,23 +133,23 @@ def strength_path(
 
 
 class _Walk:
-    """The points so far, the weights of the last good one, and the strength that was too much."""
+    """The points so far, the weights of the last good one, and the point at which the strength was too much."""
 
     def __init__(
-        self, run: _Run, store: Folder, keep: float | None, max_drop: float, watch: Callable[[Point], None]
+        self, run: Run, store: Folder, keep: float | None, max_drop: float, watch: Callable[[Point], None]
     ) -> None:
         self.run, self.store, self.keep, self.max_drop, self.watch = run, store, keep, max_drop, watch
         self.path = StrengthPath()
         self.good: dict[str, Any] = {}
         self.failed: Point | None = None
-        self.dead = False
+        self.dead = False  # whether everything was dead at the failed point
 
     @property
     def ended(self) -> bool:
         return bool(self.path.reason)
 
     def end(self, reason: str) -> None:
-        """Say why the path ends, unless that was said before."""
+        """Store why the path ends, unless there is a reason already."""
         self.path.reason = self.path.reason or reason
 
     def start(self) -> None:
@@ -165,15 +157,30 @@ class _Walk:
         self._add(0.0)
         self.good = self.run.state()
 
+    def climb(self, strengths: Sequence[float], patience: int) -> None:
+        """Go up until so many strengths in a row were too much, or everything is dead."""
+        missed = []
+        for strength in strengths:
+            if self.take(strength):
+                missed.clear()
+            else:
+                missed.append((self.failed, self.dead))
+            if self.ended or self.dead or len(missed) == patience:
+                break
+        if not missed:
+            self.end(f"The last strength {strengths[-1]:.3g} was reached; larger ones may give a smaller network.")
+            return
+        self.failed, self.dead = missed[0]
+        if self.dead:
+            self.end(self.advice())
+
     def take(self, strength: float) -> bool:
         """Train at a strength from where the model is; whether it is good enough."""
         point = self._add(strength)
-        self.dead = self.run.everything_dead()
-        best = max(one.accuracy for one in self.path.points)  # warm starts go on training, so this may not be the first
-        if self.dead or not point.accuracy >= best - self.max_drop:
-            self.failed = point
-            if self.dead:
-                self.end(self.advice())
+        dead = self.run.everything_dead()
+        best = max(one.accuracy for one in self.path.points)  # not always the first: warm starts continue training
+        if dead or not point.accuracy >= best - self.max_drop:
+            self.failed, self.dead = point, dead
             return False
         self.good, self.path.chosen = self.run.state(), len(self.path.points) - 1
         if self.keep is not None and point.size <= self.keep:
@@ -210,74 +217,6 @@ class _Walk:
         return f"{happened}. {kept}size {best.size:.1%}.{missed} {hint}."
 
 
-class _Run:
-    """Training, measuring and the state of the network along a path."""
-
-    def __init__(
-        self, model: nn.Module, train: Train, evaluate: Evaluate, inputs: Any, units: Units, kind: Kind
-    ) -> None:
-        self.model, self.train, self.evaluate, self.inputs, self.units = model, train, evaluate, inputs, units
-        self.kind = kind
-        self.structured = kind == "units" or callable(kind)
-        self.total = sum(param.numel() for param in model.parameters())
-        if kind == "units" and not units.sets:
-            unit_groups(model, inputs, 1.0, units=units)  # raises, and says why
-
-    def groups(self, strength: float) -> ParameterGroups:
-        if not strength:
-            return ParameterGroups([{"params": _trained(self.model), "regularizer": None}])
-        if self.kind == "units":
-            return unit_groups(self.model, self.inputs, strength, units=self.units)
-        if self.kind == "weights":
-            return sparse_groups(self.model, L1(strength))
-        if self.kind == "rows":
-            return sparse_groups(self.model, rows(strength))
-        return self.kind(self.model, strength)
-
-    def reference(self) -> float:
-        """The strength at which the penalty of the present weights is 1."""
-        with torch.no_grad():
-            values = [
-                float(value_all(group["regularizer"], [param.detach() for _, param in group["params"]]))
-                for group in self.groups(1.0)
-                if group["regularizer"] is not None
-            ]
-        return 1 / max(sum(values), 1e-12)
-
-    def point(self, strength: float, store: Folder, index: int) -> Point:
-        """Train at a strength, or take the point from the folder."""
-        saved = store.load(index, strength)
-        if saved is not None:
-            self.model.load_state_dict(saved["model"])
-            return Point(**saved["point"])
-        self.train(self.model, self.groups(strength))
-        clear_dead(self.model, self.units)
-        found = self._measured(strength)
-        store.save(index, strength, found, self.state())
-        return found
-
-    def _measured(self, strength: float) -> Point:
-        report = sparsity_report(self.model, self.units)
-        accuracy = float(self.evaluate(self.model))
-        small = shrink(self.model, self.inputs, units=self.units, timing_seconds=0).report.after.parameters
-        size = small / self.total if self.structured else 1 - report.zeros
-        return Point(strength, accuracy, size, report.zeros, small, report.dead_units, report.units)
-
-    def state(self) -> dict[str, Any]:
-        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-
-    def everything_dead(self) -> bool:
-        """Whether the output no longer depends on the input."""
-        found = outputs(self.model, self.inputs)
-        return all(bool((one == one[:1]).all()) for one in found if one.ndim and len(one) > 1) and any(
-            one.ndim and len(one) > 1 for one in found
-        )
-
-
-def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-
-
 def _facts(model: nn.Module, kind: Kind, settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """What a folder and a path must have in common."""
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -285,7 +224,7 @@ def _facts(model: nn.Module, kind: Kind, settings: Mapping[str, Any] | None) -> 
     return {"format": FORMAT, "kind": name, "tensors": shapes, **dict(settings or {})}
 
 
-def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: float, refine: int) -> None:
+def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: float, patience: int, refine: int) -> None:
     if strengths is not None:
         values = list(strengths)
         growing = all(a < b for a, b in pairwise(values))
@@ -298,6 +237,8 @@ def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: floa
         raise ValueError(f"keep must be a share between 0 and 1, got {keep!r}; None to let the accuracy decide.")
     if not 0 <= max_drop < math.inf:
         raise ValueError(f"max_drop must be a number >= 0, got {max_drop!r}.")
+    if patience < 1:
+        raise ValueError(f"patience must be a number >= 1, got {patience!r}.")
     if refine < 0:
         raise ValueError(f"refine must be a number >= 0, got {refine!r}.")
 

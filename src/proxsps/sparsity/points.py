@@ -14,7 +14,7 @@ from proxsps.sparsity.inputs import first_line
 
 
 class PathError(ValueError):
-    """A folder that this path cannot go on from. It was not changed."""
+    """A folder that this path cannot continue from. It was not changed."""
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ class ShrinkError(RuntimeError):
 
 @dataclass(frozen=True)
 class ShrinkReport:
-    """What was removed, what was left, and what it brings.
+    """What was removed, what was left, and the costs before and after.
 
     Attributes:
         before: cost of the large model.
         after: cost of the small one.
         removed: for each set of units, how many were removed and how many there were.
-        left: layers whose units were left alone, and why.
+        left: layers whose units were not removed, and why.
         difference: largest difference of the outputs for the example inputs, relative to the largest output.
     """
 
@@ -52,7 +52,7 @@ class ShrinkReport:
 
     def __str__(self) -> str:
         lines = [str(self.table), f"Outputs differ by {self.difference:.1e} of the largest."]
-        return "\n".join([*lines, *(f"Left alone: {one}." for one in self.left)])
+        return "\n".join([*lines, *(f"Not removed: {one}." for one in self.left)])
 
 
 class Shrunk(NamedTuple):

@@ -3,7 +3,7 @@
 torch-pruning says which layers belong together. Whether units can really be removed without a change is tried out: on
 a copy with random weights half of the units are set to zero and removed, then the other half, and the output must stay
 as it is. So what is not a plain product of channels (a padded shortcut, a normalisation over channels, an activation
-that does not keep zero) is found without rules about it, and left alone.
+that does not keep zero) is found without special rules, and is not changed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Units:
         """One row for each set, and one for layers without units."""
         rows: list[list[Any]] = [[one.name, len(one), shortened(one.layers), ""] for one in self.sets]
         rows += [["-", 0, shortened(left.layers), left.reason] for left in self.left]
-        return Table(["set", "units", "layers", "left alone because"], rows)
+        return Table(["set", "units", "layers", "not removed because"], rows)
 
     def __str__(self) -> str:
         return str(self.table)
@@ -87,14 +87,14 @@ def find_units(
         model: a model in plain torch; it is not changed.
         example_inputs: what it is called with: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
             One or two samples are enough.
-        exclude: names of layers, as in the shell, whose units are to be left alone.
+        exclude: names of layers, with wildcards, whose units are not to be removed.
         frozen: whether to take units with parameters that are not trained, too.
 
     Raises:
         TraceError: the model cannot be called or traced.
         ValueError: a pattern matches no layer.
     """
-    outputs(model, example_inputs)  # so that an error of the call is not taken for one of tracing
+    outputs(model, example_inputs)  # so that an error of the call is not reported as one of tracing
     sets, left = Graph(duplicate(model), example_inputs).sets()
     places = {name: place for place, (name, _) in enumerate(model.named_modules())}
     sets.sort(key=lambda one: min(places.get(layer, len(places)) for layer in one.layers))

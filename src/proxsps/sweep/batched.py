@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,16 +18,15 @@ from torch.func import vmap
 
 from proxsps import runs
 from proxsps.core.estimate import coupled_value
-from proxsps.core.rules import Decision, Memory, Model, dec_sps, linear, sps_max, start_memory, truncated
+from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, linear, start_memory
 from proxsps.core.step import prox_coefficients
+from proxsps.methods import load
+from proxsps.sweep.penalties import Penalties
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.saved import SavedBatch, State
+from proxsps.sweep.single import extra_columns, finished
 from proxsps.sweep.spec import RunSpec
 
-COUPLED = ("sps", "sgd", "dec-sps")  # the regulariser is part of the loss
-BOUNDED = ("prox-sps", "sps", "dec-sps")  # a step with a loss below its bound is left out
-RULES = {"prox-sps": truncated, "sps": sps_max}  # DecSPS has a memory besides; all others step by their cap
-GUARDED = ("prox-sps", "sps", "dec-sps", "prox-sgd")  # a step with a loss or gradient that is not finite is left out
 SAMPLES = 32_768  # of all runs together that are evaluated at a time: intermediate arrays stay in the cache
 LARGE = 200_000  # entries of all runs together from which several threads share the work of an operation
 BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
@@ -36,13 +35,8 @@ BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
 def run_batched(
     specs: Sequence[RunSpec], advance: Callable[[int], None] = lambda runs: None, saved: SavedBatch | None = None
 ) -> list[RunResult]:
-    """Run all specs, which share problem and epochs, together; `advance` hears of every finished epoch of all runs."""
-    with closing(batched_epochs(specs, saved)) as epochs:
-        while True:
-            try:
-                advance(next(epochs))
-            except StopIteration as end:
-                return end.value
+    """Run all specs, which share problem and epochs, together; `advance` is called after every epoch of all runs."""
+    return finished(batched_epochs(specs, saved), advance)
 
 
 def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) -> Generator[int, None, list[RunResult]]:
@@ -99,10 +93,15 @@ class _Program:
         self.x = torch.cat([x.flatten() for x in start.values()]).repeat(count, 1)  # (runs, parameters)
         self.grad = torch.empty_like(self.x)
         self.dtype = self.x.dtype
-        self.lam = self._column([spec.weight_decay for spec in specs])
-        self.is_method = {method: self._mask((method,)) for method in {spec.method for spec in specs}}
-        self.coupled, self.bounded, self.guarded = (self._mask(methods) for methods in (COUPLED, BOUNDED, GUARDED))
-        self.adam_rows = self._mask(("adamw",))
+        # Strengths of the squared l2 norm; other regularisers are those of `penalties`.
+        self.lam = self._column([spec.weight_decay if spec.regularizer is None else 0.0 for spec in specs])
+        self.penalties = Penalties(specs)
+        self.is_method = {name: self._mask(partial(_has_method, name)) for name in _names(specs)}
+        self.rules = {spec.method: _rule(spec) for spec in specs if spec.method not in ("adamw", "dec-sps")}
+        self.coupled = self._mask(lambda spec: spec.definition.coupled)
+        self.bounded = self._mask(lambda spec: spec.definition.bounded)
+        self.guarded = self._mask(lambda spec: spec.definition.guarded)
+        self.adam_rows = self._mask(partial(_has_method, "adamw"))
         self.coupled_lam, self.any_coupled = torch.where(self.coupled, self.lam, 0.0), bool(self.coupled.any())
         self.seeds = sorted({spec.seed for spec in specs})
         self.seed_of = torch.tensor([self.seeds.index(spec.seed) for spec in specs])
@@ -110,15 +109,15 @@ class _Program:
         self.validation = [torch.stack(arrays)[self.seed_of] for arrays in validation]
         self.memory = start_memory(self.lam[:, None])  # of DecSPS
         self.adam = _Adam(self) if "adamw" in self.is_method else None
-        self.metrics = np.full((epochs, count, len(METRICS)), np.nan)
+        self.metrics = np.full((epochs, count, len(METRICS) + 1), np.nan)  # and the share of entries that are not 0
         self.zetas = np.full((epochs, steps, count), np.nan, dtype=np.float32)
 
     def _column(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype)
 
-    def _mask(self, methods: Sequence[str]) -> Tensor:
-        """Which runs use one of the methods."""
-        return torch.tensor([spec.method in methods for spec in self.specs])
+    def _mask(self, holds: Callable[[RunSpec], bool]) -> Tensor:
+        """For which runs this holds."""
+        return torch.tensor([holds(spec) for spec in self.specs])
 
     def state(self, epoch: int, step: int) -> State:
         """All that later steps and results depend on, after so many epochs and steps of the next one."""
@@ -139,7 +138,7 @@ class _Program:
             return 0, 0
         epoch, step = state["epoch"], state["step"]
         self.x.copy_(state["x"])
-        self.memory = Memory(*(state[f"memory.{name}"] for name in Memory._fields))
+        self.memory = StepMemory(*(state[f"memory.{name}"] for name in StepMemory._fields))
         if self.adam is not None:
             self.adam.first.copy_(state["adam.first"])
             self.adam.second.copy_(state["adam.second"])
@@ -166,8 +165,8 @@ class _Program:
             self.adam.update(x, d, alpha)
         lam = self.coupled_lam
         d.addcmul_(lam[:, None], x)
+        gap = self.penalties.couple(x, d, values - self.problem.lower_bound)
         d_sq, d_dot_x = inner(d, d), inner(d, x)
-        gap = values - self.problem.lower_bound
         if self.any_coupled:
             gap = coupled_value(gap, inner(x, x)[:, None], lam[:, None])
         bad = self.guarded & ~torch.isfinite(gap + d_sq) | self.bounded & (gap < 0)
@@ -177,7 +176,12 @@ class _Program:
         keep, move = torch.where(ok, keep, 1.0), torch.where(ok, move, 0.0)
         if bad.any():
             d.masked_fill_(bad[:, None], 0.0)  # 0 * NaN would be NaN
+        moves = self.penalties.steps(x, gap.masked_fill(bad, 0.0), d, alpha, self.rules)
         x.mul_(keep[:, None]).addcmul_(move[:, None], d)
+        for rows, points, roots in moves:
+            fine = ok[rows]
+            x[rows] = torch.where(fine[:, None], points, x[rows])
+            root[rows] = torch.where(fine, roots, root[rows])
         return torch.where(ok & self.bounded, alpha * root.clamp_min(0.0), torch.nan)
 
     def _value_and_grad(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -189,12 +193,15 @@ class _Program:
 
     def _named(self, x: Tensor) -> dict[str, Tensor]:
         """Views of the rows as named parameters with a leading axis of runs."""
-        parts = x.split([shape.numel() for shape in self.shapes.values()], dim=1)
-        return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        parts = torch.split(x, [shape.numel() for shape in self.shapes.values()], dim=1)
+        return {
+            name: part.reshape(len(part), *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def _decide(self, model: Model, ok: Tensor) -> Decision:
         """The decision of every run by the rule of its own method: those without a lower bound step by their cap."""
-        decisions = {method: rule(model) for method, rule in RULES.items() if method in self.is_method}
+        decisions = {method: rule(model) for method, rule in self.rules.items() if rule is not linear}
         if "dec-sps" in self.is_method:
             decisions["dec-sps"], self.memory = dec_sps(model, self.memory, ok)
         return runs.select([self.is_method[method] for method in decisions], list(decisions.values()), linear(model))
@@ -206,9 +213,10 @@ class _Program:
         train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)), chunk_size=chunk)(params, *data)
         error = vmap(self.problem.validation_error, chunk_size=chunk)(params, *self.validation)
         square = inner(x, x)
-        objective = coupled_value(train, square[:, None], self.lam[:, None])
-        zeta = median_zeta(self.zetas[epoch])
-        rows = np.stack([*(t.double().numpy() for t in (objective, train, error, square.sqrt())), zeta], axis=1)
+        objective = self.penalties.add(x, coupled_value(train, square[:, None], self.lam[:, None]))
+        found = [t.double().numpy() for t in (objective, train, error, square.sqrt())]
+        nonzeros = torch.count_nonzero(x, dim=1).numpy() / x.shape[1]
+        rows = np.stack([*found, median_zeta(self.zetas[epoch]), nonzeros], axis=1)
         gone = ~np.isfinite(rows[:, 0])
         if epoch:
             gone |= ~np.isfinite(self.metrics[epoch - 1, :, 0])
@@ -216,8 +224,25 @@ class _Program:
         self.metrics[epoch] = rows
 
     def results(self) -> list[RunResult]:
-        """One result a run, in order."""
-        return [RunResult(spec, self.metrics[:, i], self.zetas[:, :, i]) for i, spec in enumerate(self.specs)]
+        """One result for each run, in order."""
+        return [
+            RunResult(spec, self.metrics[:, i, :-1], self.zetas[:, :, i], extra_columns(spec, self.metrics[:, i, -1]))
+            for i, spec in enumerate(self.specs)
+        ]
+
+
+def _has_method(name: str, spec: RunSpec) -> bool:
+    return spec.method == name
+
+
+def _names(specs: Sequence[RunSpec]) -> list[str]:
+    return list(dict.fromkeys(spec.method for spec in specs))
+
+
+def _rule(spec: RunSpec) -> runs.Rule:
+    rule = spec.definition.rule
+    loaded: runs.Rule = load(rule) if isinstance(rule, str) else rule
+    return loaded
 
 
 class _Adam:
@@ -243,4 +268,5 @@ class _Adam:
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Inner product of the rows of two matrices."""
-    return torch.linalg.vecdot(a, b)
+    products: Tensor = torch.linalg.vecdot(a, b)
+    return products

@@ -13,6 +13,7 @@ from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.tables import StoreError
 
 SETTING = ["method", "schedule", "lr", "weight_decay", "seed"]
+DEFAULT = "L2"  # the regulariser of runs that name none
 TEXTS = {"run", "experiment", "method", "schedule", "status"}
 WHOLE = {"seed", "epoch", "step"}
 RUNS = ["run", "experiment", *SETTING, "epoch", *METRICS, "alpha", "status"]
@@ -69,7 +70,8 @@ def check_against(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path) ->
 
 def check_whole(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path, command: str, by_id: bool) -> None:
     """All settings of a grid once, and no others; if `by_id`, under the ids that their specs have now."""
-    settings = runs.drop_duplicates("run")[SETTING]
+    names = [*SETTING, *(["regularizer"] if "regularizer" in runs.columns else [])]
+    settings = runs.drop_duplicates("run")[names]
     twice = settings[settings.duplicated()]
     if len(twice):
         raise StoreError(
@@ -77,7 +79,7 @@ def check_whole(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path, comm
             f"folder away and run `{command}`, or choose another with --out."
         )
     found = set(settings.itertuples(index=False, name=None))
-    wanted = {tuple(spec.columns()[name] for name in SETTING) for spec in specs}
+    wanted = {tuple(spec.columns().get(name, DEFAULT) for name in names) for spec in specs}
     if missing := len(wanted - found):
         raise StoreError(f"{missing} of {len(wanted)} runs are missing in {folder}: run `{command}`.")
     if others := len(found - wanted):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,7 @@ from typing import Protocol
 import torch
 
 from proxsps.sweep.batched import is_large, run_batched
+from proxsps.sweep.penalties import is_uniform
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
 from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
@@ -24,7 +26,8 @@ from proxsps.sweep.saved import EVERY, SavedBatch
 from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import RunSpec
 
-Advance = Callable[[int], None]  # hears how many epochs of single runs were finished
+Results = Generator[list["RunResult"], None, None]  # as they are finished; closing it ends what it has started
+Advance = Callable[[int], None]  # called with the number of epochs of single runs that were finished
 
 BATCH = 300  # runs; more of them hardly run faster
 LONG = 5_000  # steps of a large batch from which a process of its own pays for its start
@@ -34,12 +37,14 @@ MEMORY = 512 * 2**20  # bytes of parameters and data that the runs of a batch ma
 class Engine(Protocol):
     """Runs specs."""
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """Results of the specs whose id is not in `done`, as they are finished."""
 
 
 class Batched:
-    """Hundreds of runs as one tensor program.
+    """Hundreds of runs as one tensor program. Runs that cannot share one are run one by one, after the others.
+
+    Those are runs of a method of your own without a rule, and of regularisers that need the shapes of parameters.
 
     Args:
         size: runs in a batch, at most.
@@ -59,7 +64,7 @@ class Batched:
         """The same engine, which saves the state of running batches beside the store in `folder`."""
         return Batched(self.size, folder / "batches", self.every, self.processes)
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """One batch after the other, but for those that processes take."""
         batches = list(self.batches(specs))
         cores, long = torch.get_num_threads(), [batch for batch in batches if _is_long(batch)]
@@ -70,13 +75,13 @@ class Batched:
         for batch in batches:
             saved = self._saved(batch)
             if _is_missing(batch, done):
-                yield [result for result in run_batched(batch, advance, saved) if result.spec.id not in done]
+                yield [result for result in run_batch(batch, advance, saved) if result.spec.id not in done]
             if saved:
                 saved.remove()  # the consumer has kept the results by now
 
     def _side_by_side(
         self, batches: Sequence[list[RunSpec]], cores: int, done: Collection[str], advance: Advance
-    ) -> Iterator[list[RunResult]]:
+    ) -> Results:
         missing = [batch for batch in batches if _is_missing(batch, done)]
         tasks = [((batch, self._saved(batch)), f"a batch of {len(batch)} runs") for batch in missing]
         with closing(run_tasks(_run_batch, tasks, min(cores, len(tasks)), advance)) as finished:
@@ -87,7 +92,7 @@ class Batched:
                 saved.remove()
 
     def _saved(self, batch: Sequence[RunSpec]) -> SavedBatch | None:
-        return SavedBatch(self.folder, batch, self.every) if self.folder else None
+        return SavedBatch(self.folder, batch, self.every) if self.folder and is_batched(batch[0]) else None
 
     def missing(self, specs: Sequence[RunSpec], done: Collection[str]) -> Iterator[list[RunSpec]]:
         """The batches that are not done, each as a whole."""
@@ -95,7 +100,8 @@ class Batched:
 
     def batches(self, specs: Sequence[RunSpec]) -> Iterator[list[RunSpec]]:
         """Runs that share problem and epochs, in order, as many at a time as memory allows."""
-        for _, group in itertools.groupby(specs, key=lambda spec: (spec.problem, spec.epochs)):
+        together = [spec for spec in specs if is_batched(spec)]
+        for _, group in itertools.groupby(together, key=lambda spec: (spec.problem, spec.epochs)):
             same = list(group)
             size = max(1, min(self.size, MEMORY // _footprint(same[0])))
             count = math.ceil(len(same) / size)
@@ -103,6 +109,21 @@ class Batched:
                 count = min(2, len(same))  # half of them fit the cache better, and two cores take one half each
             size = math.ceil(len(same) / count)  # batches of equal size rather than a small rest
             yield from (same[i : i + size] for i in range(0, len(same), size))
+        yield from ([spec] for spec in specs if not is_batched(spec))
+
+
+def is_batched(spec: RunSpec) -> bool:
+    """Whether a run can share a tensor program with others."""
+    if spec.method != "adamw" and not spec.definition.rule:
+        return False
+    return spec.regularizer is None or (spec.lr > 0 and is_uniform(spec.phi))
+
+
+def run_batch(
+    batch: Sequence[RunSpec], advance: Advance = lambda epochs: None, saved: SavedBatch | None = None
+) -> list[RunResult]:
+    """Run a batch, which is one run or one tensor program."""
+    return run_batched(batch, advance, saved) if is_batched(batch[0]) else [run_single(batch[0], advance)]
 
 
 def _footprint(spec: RunSpec) -> int:
@@ -114,7 +135,7 @@ def _footprint(spec: RunSpec) -> int:
 class Single:
     """One run after the other, through the optimizers."""
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """One run after the other."""
         for spec in specs:
             if spec.id not in done:
@@ -127,9 +148,10 @@ class Processes:
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or os.cpu_count() or 1
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """Runs in the order in which they finish; an interrupt keeps what was finished."""
         tasks = [(spec, run_name(spec)) for spec in specs if spec.id not in done]
+        check_sendable([spec for spec, _ in tasks])
         # Leaving the block, by an error or an interrupt too, ends the processes at once.
         with closing(run_tasks(_run_single, tasks, self.workers, advance)) as results:
             for result in results:
@@ -143,13 +165,34 @@ def _is_missing(batch: Sequence[RunSpec], done: Collection[str]) -> bool:
 def _is_long(batch: Sequence[RunSpec]) -> bool:
     first = batch[0]
     own = first.problem.fingerprint(first.seed) is not None  # may have parts that cannot be sent to a process
+    own = own or any(spec.own is not None or spec.regularizer is not None for spec in batch) or not is_batched(first)
     return not own and is_large(batch) and first.epochs * first.problem.steps_per_epoch >= LONG
+
+
+def check_sendable(specs: Sequence[RunSpec]) -> None:
+    """Raise an error that names what cannot be sent to a process: functions inside of functions, for instance."""
+    parts: dict[int, tuple[str, object]] = {}
+    for spec in specs:
+        parts[id(spec.problem)] = (f"problem {spec.problem.name!r}", spec.problem)
+        if spec.own is not None:
+            parts[id(spec.own)] = (f"method {spec.method!r}", spec.own)
+        if spec.regularizer is not None:
+            parts[id(spec.regularizer)] = (f"regularizer of the runs of {spec.method!r}", spec.regularizer)
+    for name, part in parts.values():
+        try:
+            pickle.dumps(part)
+        except Exception as error:  # of many kinds: each object has its own reasons
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise EngineError(
+                f"The {name} cannot be sent to a process ({reason}). Define its functions and classes at the top of a "
+                "module instead of inside a function or as a lambda, or use the engine batched or single."
+            ) from None
 
 
 def _run_batch(task: tuple[list[RunSpec], SavedBatch | None], tell: Tell) -> list[RunResult]:
     torch.set_num_threads(1)
     batch, saved = task
-    return run_batched(batch, tell, saved)
+    return run_batch(batch, tell, saved)
 
 
 def _run_single(spec: RunSpec, tell: Tell) -> RunResult:

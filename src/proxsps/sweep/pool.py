@@ -1,7 +1,7 @@
 """Tasks in processes that notice each other's death.
 
-The parent knows which task each process has. If a process dies, its task is given to a new one, once; after that an
-`EngineError` names it. A process whose parent is gone ends by itself, whatever it is computing. This module imports
+The parent keeps track of the task of each process. If a process dies, its task is given to a new one, once. After that
+an `EngineError` names it. A process whose parent is gone ends by itself, whatever it is computing. This module imports
 nothing large, so that a process watches its parent before it loads what its tasks need.
 """
 
@@ -23,11 +23,11 @@ from typing import Any
 Tell = Callable[[int], None]  # takes the number of epochs that were finished
 
 ATTEMPTS = 2  # of a task whose process dies
-PATIENCE = 1.0  # seconds that a process has to end after it was told to
+PATIENCE = 1.0  # seconds that a process has to end after the parent ends it
 
 
 class EngineError(RuntimeError):
-    """An engine cannot run, or cannot go on. The message is one line that says what to do."""
+    """An engine cannot run, or cannot continue. The message is one line that says what to do."""
 
 
 class RemoteError(Exception):
@@ -39,8 +39,8 @@ class _Task:
     content: Any
     name: str
     attempts: int = 0
-    told: int = 0  # epochs that the caller knows of
-    repeated: int = 0  # epochs told by this attempt
+    told: int = 0  # epochs that were reported to the caller
+    repeated: int = 0  # epochs reported by this attempt
 
 
 class _Worker:
@@ -53,6 +53,12 @@ class _Worker:
         other.close()  # so that the death of the process ends the connection
         self.task: _Task | None = None
         self._send(work)
+
+    @property
+    def busy_with(self) -> _Task:
+        if self.task is None:
+            raise RuntimeError("A process of the pool has no task.")
+        return self.task
 
     def give(self, task: _Task) -> None:
         self.task = task
@@ -98,7 +104,7 @@ def run_tasks(
         work: a function of a module; what it raises is raised here. `tell` counts finished epochs.
         tasks: what `work` is called with, and a name for messages, each.
         workers: number of processes.
-        advance: receives the numbers that tasks tell, without those that a second attempt repeats.
+        advance: receives the numbers that tasks report, without those that a second attempt repeats.
     """
     context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
     waiting = deque(_Task(*task) for task in tasks)
@@ -112,9 +118,9 @@ def run_tasks(
             for worker in busy:
                 if not worker.has_news():
                     continue
-                message, task = worker.receive(), worker.task
+                message, task = worker.receive(), worker.busy_with
                 if message is None:
-                    pool[pool.index(worker)] = _replace(context, work, worker)
+                    pool[pool.index(worker)] = _replace(context, work, worker, task)
                 elif message[0] == "told":
                     _pass_on(task, message[1], advance)
                 else:
@@ -129,15 +135,15 @@ def run_tasks(
             worker.wait()
 
 
-def _replace(context: Any, work: Callable[[Any, Tell], Any], worker: _Worker) -> _Worker:
+def _replace(context: Any, work: Callable[[Any, Tell], Any], worker: _Worker, task: _Task) -> _Worker:
     """A new process with the task of a dead one."""
     worker.process.join(PATIENCE)
-    code, task = worker.process.exitcode, worker.task
+    code = worker.process.exitcode
     reason = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     if task.attempts == ATTEMPTS:
         raise EngineError(
-            f"The process of {task.name} died {ATTEMPTS} times ({reason}), maybe for want of memory. What was finished "
-            "is kept; the same command goes on from there."
+            f"The process of {task.name} died {ATTEMPTS} times ({reason}), maybe because of too little memory. "
+            "What was finished is kept; the same command continues from there."
         )
     worker.end()
     worker.wait()
@@ -164,15 +170,16 @@ def _unpack(kind: str, content: Any) -> Any:
 
 
 def _serve(connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     watch_parent()
     work = connection.recv()
     while True:
         try:
-            task = connection.recv()
+            content = connection.recv_bytes()
         except (EOFError, OSError):
             return
         try:
+            task = pickle.loads(content)  # raises where this process cannot import what the task is made of
             answer = ("done", work(task, lambda count: connection.send(("told", count))))
         except Exception as error:
             answer = ("failed", (sendable(error), traceback.format_exc()))

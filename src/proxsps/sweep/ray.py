@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import socket
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Sequence
@@ -22,9 +24,11 @@ from torch import Tensor
 
 from proxsps._install import extra
 from proxsps.problems.base import Problem
+from proxsps.problems.fingerprint import is_installed
 from proxsps.sweep.batched import batched_epochs, is_large
-from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError
+from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, Results, is_batched
 from proxsps.sweep.result import RunResult
+from proxsps.sweep.single import single_epochs
 from proxsps.sweep.spec import RunSpec
 
 RETRIES = 3  # of a batch whose worker was lost
@@ -32,7 +36,7 @@ RETRIES = 3  # of a batch whose worker was lost
 # no usage reports.
 PRIVATE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
-Found = list[tuple[np.ndarray, np.ndarray]]  # metrics and zetas of every run
+Found = list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]  # metrics, zetas and extra columns of every run
 
 
 class Ray:
@@ -47,15 +51,16 @@ class Ray:
     def __init__(self, address: str | None = None, size: int = BATCH) -> None:
         self.address, self.batched = address, Batched(size)
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """Batches in the order in which they finish; a worker that is lost costs no more than the time of its batch."""
         batches = list(self.batched.missing(specs, done))
         if not batches:
             return
         carried = _carry(batches)
         with _cluster(self.address) as ray:
-            problems = {problem: ray.put(data) for problem, data in carried.items()}
-            pending = {_submit(ray, problems[batch[0].problem], batch): batch for batch in batches}
+            with _sent_whole(ray, specs):
+                problems = {problem: ray.put(data) for problem, data in carried.items()}
+                pending = {_submit(ray, problems[batch[0].problem], batch): batch for batch in batches}
             try:
                 while pending:
                     (task,), _ = ray.wait(list(pending), num_returns=1)
@@ -65,27 +70,26 @@ class Ray:
                         continue
                     found = zip(pending.pop(task), news, strict=True)
                     # Ray's arrays live in its shared memory, which goes with the cluster.
-                    results = [RunResult(spec, metrics.copy(), zetas.copy()) for spec, (metrics, zetas) in found]
+                    results = [
+                        RunResult(spec, metrics.copy(), zetas.copy(), {key: part.copy() for key, part in extra.items()})
+                        for spec, (metrics, zetas, extra) in found
+                    ]
                     yield [result for result in results if result.spec.id not in done]
             finally:
                 for task in pending:
                     ray.cancel(task, force=True)
 
 
-# What a worker is given and gives back
+# What a worker receives and returns
 
 
 class _Carried(Problem):
     """A problem together with its data, which a worker need not have."""
 
-    name: str
-    lower_bound: float
-    drop_last: bool
-    reentrant: bool
-
     def __init__(self, problem: Problem, seeds: Collection[int]) -> None:
-        self.problem, self.name, self.batch_size = problem, problem.name, problem.batch_size
-        self.lower_bound, self.drop_last, self.reentrant = problem.lower_bound, problem.drop_last, problem.reentrant
+        self.problem = problem
+        facts = ("name", "batch_size", "lower_bound", "drop_last", "reentrant", "pace")
+        vars(self).update({fact: getattr(problem, fact) for fact in facts})
         self._start, self._train = problem.start(), problem.train_data()
         self._validation = {seed: problem.validation_data(seed) for seed in seeds}
 
@@ -106,7 +110,7 @@ class _Carried(Problem):
 
 
 def _carry(batches: list[list[RunSpec]]) -> dict[Problem, _Carried]:
-    seeds = defaultdict(set)
+    seeds: defaultdict[Problem, set[int]] = defaultdict(set)
     for batch in batches:
         seeds[batch[0].problem].update(spec.seed for spec in batch)
     return {problem: _Carried(problem, wanted) for problem, wanted in seeds.items()}
@@ -115,8 +119,12 @@ def _carry(batches: list[list[RunSpec]]) -> dict[Problem, _Carried]:
 def _work(problem: Problem, options: list[dict[str, Any]], threads: int) -> Generator[int | Found, None, None]:
     """The task: the number of runs after each epoch, at last what was found."""
     torch.set_num_threads(threads)
-    results = yield from batched_epochs([RunSpec(problem, **constants) for constants in options])
-    yield [(result.metrics, result.zetas) for result in results]
+    specs = [RunSpec(problem, **fields) for fields in options]
+    if is_batched(specs[0]):
+        results = yield from batched_epochs(specs)
+    else:
+        results = [(yield from single_epochs(specs[0]))]
+    yield [(result.metrics, result.zetas, dict(result.extra)) for result in results]
 
 
 def _submit(ray: ModuleType, problem: Any, batch: list[RunSpec]) -> Any:
@@ -128,12 +136,34 @@ def _submit(ray: ModuleType, problem: Any, batch: list[RunSpec]) -> Any:
         num_returns="streaming",
         max_retries=RETRIES,
     )
-    return work.remote(problem, [{**spec.columns(), "epochs": spec.epochs} for spec in batch], threads)
+    return work.remote(problem, [spec.options() for spec in batch], threads)
+
+
+@contextmanager
+def _sent_whole(ray: ModuleType, specs: Sequence[RunSpec]) -> Iterator[None]:
+    """Send modules of your own with what they define, as workers may not have them; name what cannot be sent."""
+    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    own = [name for name, file in files.items() if file and name != "__main__" and not is_installed(name, file)]
+    modules = [sys.modules[name] for name in own if sys.modules[name].__name__ == name]
+    for module in modules:
+        ray.cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        names = sorted({f"method {spec.method!r}" for spec in specs if spec.own})
+        names += sorted({f"problem {spec.problem.name!r}" for spec in specs})
+        raise EngineError(
+            f"A part of {' or '.join(names)} cannot be sent to a worker ({_first_line(error)}). Leave out of it what "
+            "belongs to this process alone, such as locks, files and connections."
+        ) from None
+    finally:
+        for module in modules:
+            ray.cloudpickle.unregister_pickle_by_value(module)
 
 
 def _receive(ray: ModuleType, task: Any) -> int | Found:
     try:
-        return ray.get(next(task))
+        news: int | Found = ray.get(next(task))
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
@@ -141,6 +171,7 @@ def _receive(ray: ModuleType, task: Any) -> int | Found:
             f"A batch was given up after {RETRIES + 1} attempts ({_first_line(error)}). What was finished is kept; if "
             "memory is short, give fewer runs to a batch (--runs-per-batch)."
         ) from None
+    return news
 
 
 # The cluster

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a row an epoch and, of some runs, the step size at every iteration."""
+"""What a run leaves behind: one row per epoch and, for some runs, the step size at every iteration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunResult:
 
 
 def alpha_of_epoch(spec: RunSpec, epoch: int, zetas: Iterable[np.ndarray] = ()) -> float:
-    """alpha_k throughout an epoch, which counts from 0; the adaptive schedule looks at the zetas before it."""
+    """alpha_k throughout an epoch, which counts from 0; the adaptive schedule uses the zetas before it."""
     match spec.schedule:
         case "constant":
             return schedules.constant(epoch, spec.lr)
@@ -57,4 +57,5 @@ def batches(problem: Problem, seed: int, epoch: int) -> list[np.ndarray]:
 def median_zeta(zetas: np.ndarray) -> np.ndarray:
     """Median over the steps of an epoch, the first axis; steps that were left out (NaN) do not count."""
     ordered = np.ma.masked_invalid(zetas)
-    return np.ma.filled(np.ma.median(ordered, axis=0), np.nan)
+    middle: np.ndarray = np.ma.filled(np.ma.median(ordered, axis=0), np.nan)
+    return middle

@@ -16,7 +16,7 @@ from proxsps.sweep.files import replace_file
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.tables import StoreError
 
-FORMAT = 1
+FORMAT = 2
 EVERY = 30.0  # seconds between two saves
 DIGITS = 64  # of the digest at the head of a file
 
@@ -60,10 +60,11 @@ class SavedBatch:
         digest, payload = content[:DIGITS], content[DIGITS:]
         if hashlib.sha256(payload).hexdigest().encode() != digest:
             return None
-        return torch.load(io.BytesIO(payload), weights_only=True)
+        state: State = torch.load(io.BytesIO(payload), weights_only=True)
+        return state
 
     def remove(self) -> None:
-        """Forget the batch; its results are in the store."""
+        """Delete the batch; its results are in the store."""
         try:
             self.file.unlink(missing_ok=True)
             self.file.parent.rmdir()

@@ -6,40 +6,59 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from proxsps import methods
+from proxsps.methods import Method
+
 if TYPE_CHECKING:
     from proxsps.problems.base import Problem
+    from proxsps.regularizers import Regularizer
 
-METHODS = ("prox-sps", "sps", "sgd", "prox-sgd", "dec-sps", "adamw")
+METHODS = methods.RUNNABLE
 SCHEDULES = ("constant", "sqrt", "adaptive")
-ADAPTIVE = ("prox-sps", "sps")  # methods with an adaptive step for the schedule of this name to follow
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: a method with its constants on a problem, over some epochs, with a seed for shuffling and validation."""
+    """One run: a method with its constants on a problem, over some epochs, with a seed for shuffling and validation.
+
+    Args:
+        problem: what is minimised, together with the regulariser.
+        method: the name of a method, or a `Method` of your own; of the latter, the field keeps the name.
+        schedule: `constant`, `sqrt` or `adaptive`.
+        lr: alpha_0.
+        weight_decay: lambda, the strength of the regulariser.
+        seed: of shuffling and validation.
+        epochs: passes over the data.
+        regularizer: the regulariser as a function of its strength, such as `L1`; None for lambda/2 ||x||^2.
+        own: the method of your own that `method` names; found by itself.
+    """
 
     problem: Problem
-    method: str
+    method: str  # or a `Method`, of which the name is kept
     schedule: str
     lr: float
     weight_decay: float
     seed: int
     epochs: int
+    regularizer: Callable[[float], Regularizer] | None = None
+    own: Method | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"Unknown method {self.method!r}. Known are {', '.join(METHODS)}.")
+        definition = _definition(self.method, self.own)
+        object.__setattr__(self, "method", definition.name)
+        object.__setattr__(self, "own", None if definition.name in METHODS else definition)
         if self.schedule not in SCHEDULES:
             raise ValueError(f"Unknown schedule {self.schedule!r}. Known are {', '.join(SCHEDULES)}.")
-        if self.schedule == "adaptive" and self.method not in ADAPTIVE:
+        if self.schedule == "adaptive" and not definition.followed:
+            followed = [method.name for method in methods.METHODS.values() if method.followed]
             raise ValueError(
                 f"The schedule 'adaptive' follows the adaptive step zeta, which {self.method!r} does not have. "
-                f"Use it with {' or '.join(ADAPTIVE)}."
+                f"Use it with {' or '.join(followed)}."
             )
         if self.epochs < 1:
             raise ValueError(f"A run needs at least one epoch, got {self.epochs}.")
@@ -47,29 +66,104 @@ class RunSpec:
             raise ValueError(f"A run needs lr >= 0 and weight_decay >= 0, got {self.lr} and {self.weight_decay}.")
         if self.method == "adamw" and self.lr == 0:
             raise ValueError("AdamW needs lr > 0: its decay is given relative to it. Got 0.")
+        if self.regularizer is not None:
+            self._check_regularizer(definition)
+
+    def _check_regularizer(self, definition: Method) -> None:
+        from proxsps.regularizers import Regularizer
+        from proxsps.regularizers.checks import check_subgradient
+
+        if not isinstance(self.phi, Regularizer):
+            raise ValueError(
+                f"regularizer must make a Regularizer of a strength, as L1 or lambda lam: ElasticNet(lam, 0.1) do; got "
+                f"{self.phi!r} for the strength {self.weight_decay:g}."
+            )
+        if definition.name == "adamw":
+            raise ValueError(
+                f"AdamW has weight decay and no other regulariser, got {self.phi!r}. Use prox-sps, or a method of your "
+                "own that puts it into the loss."
+            )
+        if definition.coupled:
+            check_subgradient(self.phi, definition.label or definition.name, "prox-sps or prox-sgd")
+
+    @property
+    def definition(self) -> Method:
+        """The method, as the table of methods has it."""
+        return self.own or methods.METHODS[self.method]
+
+    @cached_property
+    def phi(self) -> Regularizer:
+        """The regulariser with its strength."""
+        from proxsps.regularizers import L2
+
+        return L2(self.weight_decay) if self.regularizer is None else self.regularizer(self.weight_decay)
 
     @cached_property
     def id(self) -> str:
         """Sixteen digits that stand for all of the above, equal on every machine.
 
-        For models and data of your own they stand for their content, and depend on the minor version of Python.
+        For methods, regularisers, models and data of your own they stand for their content, and depend on the minor
+        version of Python.
         """
         facts = {**self.columns(), "epochs": self.epochs, "problem": describe(self.problem)}
         content = self.problem.fingerprint(self.seed)
         if content is not None:
             facts["content"] = content
+        facts |= self._own_facts()
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def _own_facts(self) -> dict[str, str]:
+        """Digests of the method and the regulariser, where they are not those of the table."""
+        if self.own is None and self.regularizer is None:
+            return {}
+        from proxsps.problems.fingerprint import fingerprint
+
+        facts = {}
+        if self.own is not None:
+            flags = (self.own.coupled, self.own.bounded, self.own.guarded)
+            facts["own method"] = fingerprint(self.own.make, self.own.rule, flags)
+        if self.regularizer is not None:
+            facts["regularizer"] = fingerprint(self.phi)
+        return facts
+
     def columns(self) -> dict[str, Any]:
-        """The constants of the run, as columns of a table."""
+        """The constants of the run, as columns of a table; the regulariser only where it is not the squared l2 norm."""
+        named = {} if self.regularizer is None else {"regularizer": type(self.phi).__name__}
         return {
             "method": self.method,
             "schedule": self.schedule,
             "lr": float(self.lr),
             "weight_decay": float(self.weight_decay),
             "seed": self.seed,
+            **named,
         }
+
+    def options(self) -> dict[str, Any]:
+        """All fields but the problem, for a copy with another one."""
+        return {field.name: getattr(self, field.name) for field in fields(RunSpec) if field.name != "problem"}
+
+
+def _name(method: str | Method) -> str:
+    return method.name if isinstance(method, Method) else method
+
+
+def _own(method: str | Method) -> Method | None:
+    return method if isinstance(method, Method) else None
+
+
+def _definition(method: str | Method, own: Method | None) -> Method:
+    """The method that a spec names or holds."""
+    given = own if own is not None and method == own.name else method
+    if not isinstance(given, Method):
+        return methods.find(given)
+    if given.name in methods.OWN_TABLE and given is not methods.METHODS[given.name]:
+        raise ValueError(f"{given.name!r} is a method of this package. Choose another name for yours.")
+    if not given.runs:
+        raise ValueError(
+            f"The method {given.name!r} has no optimizer: give it `make`, a function of parameters and run."
+        )
+    return given
 
 
 def describe(problem: Problem) -> dict[str, Any]:
@@ -89,15 +183,30 @@ def _typed(problem: Problem, name: str, kind: Any) -> Any:
 
 def grid(
     problem: Problem,
-    lrs: Mapping[str, Iterable[float]],
+    lrs: Mapping[str | Method, Iterable[float]],
     weight_decays: Iterable[float],
     schedules: Iterable[str],
     seeds: int,
     epochs: int,
+    regularizer: Callable[[float], Regularizer] | None = None,
 ) -> list[RunSpec]:
-    """Every method with each of its step sizes, schedule, strength and seed."""
+    """Every method with each of its step sizes, schedule, strength and seed.
+
+    Args:
+        problem: of all runs.
+        lrs: the step sizes alpha_0 of each method. A method is a name, or a `Method` of your own, which is added to the
+            table of methods.
+        weight_decays: strengths lambda of the regulariser.
+        schedules: of all methods.
+        seeds: number of runs of each setting.
+        epochs: of each run.
+        regularizer: as in `RunSpec`.
+    """
+    for method in lrs:
+        if isinstance(method, Method) and method.name not in methods.OWN_TABLE:
+            methods.add(method)
     specs = [
-        RunSpec(problem, method, schedule, lr, decay, seed, epochs)
+        RunSpec(problem, _name(method), schedule, lr, decay, seed, epochs, regularizer, _own(method))
         for schedule, decay, (method, values) in itertools.product(schedules, weight_decays, lrs.items())
         for lr, seed in itertools.product(values, range(seeds))
     ]

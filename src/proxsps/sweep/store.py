@@ -7,13 +7,15 @@
 | run | id of the run: the hash of its spec |
 | experiment, method, schedule, lr, weight_decay, seed | what was run; lr is alpha_0, weight_decay lambda |
 | epoch | 1, 2, ... |
-| objective | training loss + lambda/2 ||x||^2 after the epoch |
+| objective | training loss + regulariser after the epoch |
 | train_loss, val_error, model_norm | its parts, the problem's validation error, and ||x|| |
 | zeta_median | median over the epoch of the adaptive step zeta_k; NaN for methods without |
 | alpha | alpha_k throughout the epoch |
 | status | "ok", or "diverged" from the first epoch whose objective is not finite (metrics are then NaN) |
 
-Experiments on images have columns of their own before alpha: the validation accuracy and more on zeta_k.
+Experiments on images have columns of their own before alpha: the validation accuracy and more on zeta_k. Runs with
+another regulariser than lambda/2 ||x||^2 have its name as `regularizer`, which is part of their objective, and
+`nonzeros`, the share of entries that are not zero.
 
 `steps.parquet`, a row per iteration of the runs with seed 0: run, method, schedule, lr, weight_decay, seed, step,
 epoch, zeta, alpha. Files are replaced as a whole, so that a kill leaves the old or the new ones, never a torn one.
@@ -25,22 +27,18 @@ is damaged, incomplete within a run or of another experiment is not opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from filelock import FileLock, Timeout
 
-from proxsps.sweep.checks import check_against, check_runs, check_steps, check_whole
-from proxsps.sweep.files import PARTIAL
+from proxsps.sweep.checks import DEFAULT, check_against, check_runs, check_steps, check_whole
+from proxsps.sweep.lock import locked
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.tables import StoreError as StoreError  # part of this module's interface
 from proxsps.sweep.tables import read_table, write_table
-
-PATIENCE = 60.0  # seconds to wait for another command that is writing
 
 
 class Store:
@@ -48,6 +46,8 @@ class Store:
 
     def __init__(self, folder: Path, experiment: str) -> None:
         self.folder, self.experiment = folder, experiment
+        self._stamps: list[tuple[int, ...] | None] = []
+        self.runs = self.steps = pd.DataFrame()
         self._read()
 
     @property
@@ -77,7 +77,7 @@ class Store:
         results = list(results)
         if not results:
             return
-        with self._locked():
+        with locked(self.folder):
             if self._stamps != self._look():
                 self._read()
             done = self.done
@@ -99,13 +99,13 @@ class Store:
         steps = read_table(self._path("steps"))
         if len(self.runs):
             check_runs(self.runs, self._path("runs"), self.experiment)
-        # runs.parquet is written last: steps of a run that it does not know are from a write that was cut short.
+        # runs.parquet is written last: steps of a run that is not in it are from an interrupted write.
         self.steps = steps[steps["run"].isin(self.done)] if "run" in steps.columns else steps
         if len(self.runs):
             check_steps(self.steps, self.runs, self._path("steps"))
 
     def _look(self) -> list[tuple[int, ...] | None]:
-        """What tells whether another command has replaced a file."""
+        """Shows whether another command has replaced a file."""
         stamps: list[tuple[int, ...] | None] = []
         for name in ("runs", "steps"):
             try:
@@ -115,32 +115,14 @@ class Store:
                 stamps.append(None)
         return stamps
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """The store for this command alone."""
-        lock = FileLock(self.folder / ".lock", timeout=PATIENCE)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise StoreError(
-                f"Another command has been writing to {self.folder} for {PATIENCE:.0f} seconds. What is in the store "
-                "is kept; run the same command again when the other one is done."
-            ) from None
-        except (OSError, NotImplementedError) as error:  # the latter where a file system has no locks
-            reason = getattr(error, "strerror", None) or error
-            raise StoreError(f"Cannot write to {self.folder}: {reason}. Choose another folder with --out.") from None
-        try:
-            for left in self.folder.glob(f"*.parquet.*{PARTIAL}"):  # of a command that was killed
-                with suppress(OSError):
-                    left.unlink()
-            yield
-        finally:
-            lock.release()
-
 
 def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat([part for part in (old, *parts) if len(part)], ignore_index=True) if parts else old
+    if not parts:
+        return old
+    table = pd.concat([part for part in (old, *parts) if len(part)], ignore_index=True)
+    if "regularizer" in table.columns:
+        table["regularizer"] = table["regularizer"].fillna(DEFAULT)
+    return table
 
 
 def _epoch_rows(result: RunResult, experiment: str) -> pd.DataFrame:
@@ -154,7 +136,7 @@ def _epoch_rows(result: RunResult, experiment: str) -> pd.DataFrame:
             "epoch": epochs,
             **dict(zip(METRICS, result.metrics.T, strict=True)),
             **result.extra,
-            "alpha": [alpha_of_epoch(spec, epoch - 1, result.zetas) for epoch in epochs],
+            "alpha": [alpha_of_epoch(spec, int(epoch) - 1, result.zetas) for epoch in epochs],
             "status": np.where(epochs < diverged, "ok", "diverged"),
         }
     )

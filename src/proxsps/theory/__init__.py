@@ -1,7 +1,7 @@
 """The paper's theory as functions: envelopes, one-step inequalities, rates, and the results it is compared with.
 
-Nothing here knows runs: constants go in by name, numbers come out, and an assumption that does not hold is an
-`AssumptionError` that names it. `proxsps theory verify` holds measured runs against all of it.
+Nothing here depends on runs: functions take constants by name and return numbers. If an assumption does not hold, they
+raise an `AssumptionError` that names it. `proxsps theory verify` compares measured runs with all of it.
 """
 
 from proxsps.theory.advice import Advice, Known, advise

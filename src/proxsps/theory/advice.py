@@ -1,4 +1,4 @@
-"""Which steps does the theory allow for a problem with these constants, and what does it then promise?"""
+"""Which steps the theory allows for a problem with these constants, and what it then promises."""
 
 from __future__ import annotations
 
@@ -46,14 +46,20 @@ class Known:
         return self.eta or (1 / (2 * self.rho) if self.rho else 1 / self.L if self.L else 1.0)
 
     @property
+    def _smoothness(self) -> float:
+        if self.L is None:
+            raise ValueError("The theorems on smooth losses need L, the Lipschitz constant of their gradients.")
+        return self.L
+
+    @property
     def alpha(self) -> float:
         """Largest step of the smooth convex theorem."""
-        return smooth_alpha(L=self.L, theta=self.theta)
+        return smooth_alpha(L=self._smoothness, theta=self.theta)
 
     @property
     def envelope_alpha(self) -> float:
         """Largest step of the smooth weakly convex theorem."""
-        return envelope_alpha(L=self.L, theta=self.theta, eta=self.envelope, lam=self.lam, rho=self.rho)
+        return envelope_alpha(L=self._smoothness, theta=self.theta, eta=self.envelope, lam=self.lam, rho=self.rho)
 
     @property
     def k_0(self) -> float:
@@ -78,7 +84,7 @@ class Advice(NamedTuple):
 class _Rule(NamedTuple):
     theorem: str
     convex: bool | None  # the losses it is for; None for both
-    basis: str  # the constant without which it says nothing
+    basis: str  # the constant that it needs
     needs: str  # further ones, for the bound
     steps: Callable[[Known], str]
     bound: Callable[[Known], float]
@@ -90,9 +96,9 @@ def _strong(known: Known) -> float:
 
 
 def _bounded_alpha(known: Known) -> str:
-    if known.Delta is None:
+    if known.Delta is None or known.G is None:
         return f"1/(2 rho + sqrt(4 rho G^2 K/Delta)), below {1 / (2 * known.rho):.4g}"
-    return f"{bounds.bounded_weakly_convex_alpha(**known.pick('K rho G Delta')):.4g}"
+    return f"{bounds.bounded_weakly_convex_alpha(K=known.K, rho=known.rho, G=known.G, Delta=known.Delta):.4g}"
 
 
 def _decay(known: Known) -> float:
@@ -166,7 +172,7 @@ _RULES = (
 
 
 def advise(known: Known) -> list[Advice]:
-    """What each theorem that fits says; the bound is taken at the largest step it allows."""
+    """The result of each theorem that applies; the bound is that of the largest step it allows."""
     if known.L is None and known.G is None:
         raise AssumptionError("Give L (a smooth loss) or G (bounded subgradients), or both.")
     rules = [

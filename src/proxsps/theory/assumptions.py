@@ -1,4 +1,4 @@
-"""What the theorems ask for, and errors that say which of it is missing.
+"""The assumptions of the theorems, and errors that name the one that does not hold.
 
 Symbols are the paper's: alpha_k steps, lam strong convexity of phi, L smoothness, mu strong and rho weak convexity of
 f, beta bound on the gradient noise, G on the subgradients, eta parameter of the envelope, theta > 1 of the proofs.
@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
-ROUNDING = 1e-12  # relative; a step that was calculated from the limit itself is not refused
+ROUNDING = 1e-12  # relative; a step that was calculated from the limit itself is allowed
 
 
 class AssumptionError(ValueError):
-    """An assumption of a theorem does not hold; the message names it and says what would do."""
+    """An assumption of a theorem does not hold; the message names it and says what is allowed."""
 
 
 def check_positive(meaning: str, **values: float) -> None:
-    """Refuse a constant that has to be positive and finite, for instance lam in a strongly convex case."""
+    """Raise an error for a constant that has to be positive and finite, for instance lam in a strongly convex case."""
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise AssumptionError(f"{meaning}: needs 0 < {name} < inf, got {name} = {value:g}.")
 
 
 def check_nonnegative(meaning: str, **values: float) -> None:
-    """Refuse a constant that is negative, infinite or not a number."""
+    """Raise an error for a constant that is negative, infinite or not a number."""
     for name, value in values.items():
         if not 0 <= value < math.inf:
             raise AssumptionError(f"{meaning}: needs a finite {name} >= 0, got {name} = {value:g}.")
@@ -41,7 +41,7 @@ def check_count(K: Any) -> np.ndarray:
 
 
 def check_step(alpha: float, allowed: float, condition: str) -> None:
-    """Refuse a step size above the largest allowed one."""
+    """Raise an error for a step size above the largest allowed one."""
     check_positive("Step size", alpha=alpha)
     if alpha > allowed * (1 + ROUNDING):
         raise AssumptionError(
@@ -50,7 +50,7 @@ def check_step(alpha: float, allowed: float, condition: str) -> None:
 
 
 def check_envelope(eta: float, rho: float, lam: float) -> None:
-    """Refuse an envelope parameter for which psi + ||.||^2 / (2 eta) need not be strongly convex."""
+    """Raise an error for an envelope parameter for which psi + ||.||^2 / (2 eta) need not be strongly convex."""
     check_positive("Moreau envelope", eta=eta)
     check_nonnegative("Weak convexity of f", rho=rho)
     check_nonnegative("Strong convexity of phi", lam=lam)

@@ -1,4 +1,4 @@
-"""The rates of the paper as functions of named constants. Each says which steps it needs and refuses others.
+"""The rates of the paper as functions of named constants. Each raises an error for steps that it does not allow.
 
     bounded subgradients   bounded_weakly_convex     constant alpha             E ||grad env(drawn x)||^2
                            bounded_strongly_convex   2 / (lam (k + 1))          E psi((k+1)-weighted mean) - psi*
@@ -16,8 +16,8 @@ One step of the paper's proof of the weakly convex theorem is not right for lam 
 estimates 1 - alpha r / (1 + alpha lam) by 1 - alpha r from above. The prox inequality that the proof uses holds with
 r/2 ||x^{k+1} - prox(x^k)||^2 more, which gives 1 - 2 alpha r / (1 + alpha (lam + r)) instead; that is at most
 1 - alpha r if alpha (lam + r) <= 1. So the theorem holds under this further condition, alpha <= 1/(1/eta + 2 lam -
-rho), which is no restriction if 2 lam <= L + rho. Without it it is false: for f = 0, phi = lam/2 x^2 and a constant
-alpha, with t = alpha lam, the two sides have the quotient (1 + t)^2 / (2 + t) as K grows, which is above 1 for
+rho), which is no restriction if 2 lam <= L + rho. Without this condition it is false: for f = 0, phi = lam/2 x^2 and a
+constant alpha, with t = alpha lam, the two sides have the quotient (1 + t)^2 / (2 + t) as K grows, which is above 1 for
 t > (sqrt(5) - 1)/2 = 0.618 (and t itself for K = 1). Under the further condition, t is below 1/2.
 """
 
@@ -206,7 +206,7 @@ def envelope_horizon(
 
 
 def _convex_theta(largest: float, L: float, theta: float | None) -> float:
-    """Check the largest step against (1 - 1/theta) / L, and give theta."""
+    """Check the largest step against (1 - 1/theta) / L, and return theta."""
     check_nonnegative("Smoothness of f", L=L)
     check_positive("Step size", alpha=largest)
     if theta is None:
@@ -216,7 +216,7 @@ def _convex_theta(largest: float, L: float, theta: float | None) -> float:
 
 
 def _envelope_theta(largest: float, L: float, rho: float, lam: float, eta: float, theta: float | None) -> float:
-    """Check the largest step against both parts of `envelope_alpha`, and give theta."""
+    """Check the largest step against both parts of `envelope_alpha`, and return theta."""
     check_nonnegative("Smoothness of f", L=L)
     check_envelope(eta, rho, lam)
     check_positive("Step size", alpha=largest)

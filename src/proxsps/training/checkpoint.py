@@ -1,9 +1,9 @@
 """A run on disk: weights, optimizer and what was measured after its last complete epoch.
 
-Random numbers are drawn from the seed and the epoch, so that no state of a generator is needed to go on. A file is
-written beside its place and renamed: a kill leaves the last complete one. It is one of `torch.save`, which is a zip
-archive, and its comment holds the sha256 of all bytes before it. That is checked before anything is read, and then
-only tensors and plain data are.
+Random numbers are drawn from the seed and the epoch, so that no state of a generator is needed to continue. A file is
+written beside its place and renamed: a kill leaves the last complete one. `torch.save` writes a zip archive;
+its comment holds the sha256 of all bytes before it. The sha256 is checked first, and then only tensors and plain data
+are read.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LENGTH = len(MARK) + 2 * hashlib.sha256().digest_size
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that this run cannot go on from. It was not changed."""
+    """A checkpoint that this run cannot continue from. It was not changed."""
 
 
 def prepare(path: Path) -> None:
-    """Make the folder of a checkpoint and write a file there, so that a run finds out at once if it cannot."""
+    """Make the folder of a checkpoint and write a file there, so that a run fails at once if it cannot."""
     beside = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,12 +83,12 @@ def load(path: Path, spec: TrainingSpec, device: torch.device) -> dict[str, Any]
     if MARK not in data[-LENGTH:]:
         raise CheckpointError(
             f"{path} is not a checkpoint of a training run, is damaged, or was written by another version. "
-            "Delete it to start the run anew, or choose another place."
+            "Delete it to start the run again, or choose another place."
         )
     if _seal(data[:-LENGTH]) != data[-LENGTH:]:
         raise CheckpointError(
             f"The checkpoint {path} is damaged: its content does not have the digest it was written with. "
-            "Delete it to start the run anew, or restore it from a copy."
+            "Delete it to start the run again, or restore it from a copy."
         )
     content = _read(path, data, device)
     wanted, saved = spec.facts(), content["run"]
@@ -98,14 +98,14 @@ def load(path: Path, spec: TrainingSpec, device: torch.device) -> dict[str, Any]
         raise CheckpointError(f"{path} is of another run: it has {pairs}. Choose another place, or those options.")
     done = len(content["history"]["metrics"])
     if done > spec.epochs:
-        raise CheckpointError(f"{path} has {done} epochs already, more than {spec.epochs}. Ask for more epochs.")
+        raise CheckpointError(f"{path} has {done} epochs already, more than {spec.epochs}. Choose more epochs.")
     return content
 
 
 def incomplete(path: Path) -> CheckpointError:
     """For a checkpoint with other parts than those of a run."""
     return CheckpointError(
-        f"The checkpoint {path} lacks parts of a run. Delete it to start the run anew, or choose another place."
+        f"The checkpoint {path} lacks parts of a run. Delete it to start the run again, or choose another place."
     )
 
 
@@ -113,7 +113,7 @@ def _read(path: Path, data: bytes, device: torch.device) -> dict[str, Any]:
     try:
         content = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
         known = content["format"] == FORMAT
-    except Exception:  # of many kinds: bytes that are no checkpoint lead torch's reader astray in many ways
+    except Exception:  # of many kinds: torch's reader fails in many ways on bytes that are not a checkpoint
         raise incomplete(path) from None
     if not known:
         raise CheckpointError(f"{path} was written by another version. Delete it, or choose another place.")

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import torch
 
-from proxsps.sweep.engines import Advance, run_name
+from proxsps.sweep.engines import Advance, Results, run_name
 from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.spec import RunSpec
 from proxsps.training.identity import identify
 from proxsps.training.loop import Watch, train
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 
 class Training:
-    """Runs specs through `train`, with a checkpoint each in `folder` until a run is finished and taken in.
+    """Runs specs through `train`, with one checkpoint per run in `folder` until the run is finished and stored.
 
-    Small networks gain little from a second thread: on a CPU as many processes as cores take runs, a thread each.
+    Small networks gain little from a second thread: on a CPU there is one process per core, with one thread each.
     """
 
     def __init__(self, folder: Path, workers: int | None = None) -> None:
@@ -30,11 +30,11 @@ class Training:
 
     def identified(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
         """The runs that this engine makes of specs: their ids depend on the data, which is read, and on the device."""
-        ranks = Ranks(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        ranks = TrainingRanks(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return [identify(spec, ranks) for spec in specs]
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Iterator[list[RunResult]]:
-        """Results as they are finished. A run that was cut off goes on from its last epoch."""
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
+        """Results as they are finished. An interrupted run continues from its last epoch."""
         missing = [spec for spec in self.identified(specs) if spec.id not in done]
         for problem in {spec.problem for spec in missing}:
             problem.train_data()  # decoded once, and an error is raised here rather than in a process
@@ -48,7 +48,7 @@ class Training:
         return self.folder / "checkpoints" / f"{spec.id}.pt"
 
     def _on_gpu(self, missing: Sequence[RunSpec], advance: Advance) -> Generator[RunResult, None, None]:
-        ranks = Ranks(torch.device("cuda"))
+        ranks = TrainingRanks(torch.device("cuda"))
         return (train(spec, self._file(spec), ranks, watch=_Count(advance)) for spec in missing)
 
     def _in_processes(self, missing: Sequence[RunSpec], advance: Advance) -> Generator[RunResult, None, None]:

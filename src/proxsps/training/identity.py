@@ -10,14 +10,14 @@ from typing import Any
 
 from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.spec import RunSpec, describe
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 PRECISIONS = {False: "float32", True: "bfloat16"}  # by `amp`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingSpec(RunSpec):
-    """A run together with what it is computed in, on and from."""
+    """A run together with its precision, device and data."""
 
     precision: str
     device: str  # its type: GPUs of one machine do not differ
@@ -26,12 +26,12 @@ class TrainingSpec(RunSpec):
 
     @cached_property
     def id(self) -> str:
-        """Sixteen digits that stand for all of the above and for those of the spec."""
+        """Sixteen digits: a hash of all of the above and of the spec."""
         text = json.dumps([super().id, self.conditions()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def conditions(self) -> dict[str, Any]:
-        """What a run has and a spec has not."""
+        """What a run has in addition to its spec."""
         return {
             "precision": self.precision,
             "device": self.device,
@@ -42,10 +42,10 @@ class TrainingSpec(RunSpec):
     def facts(self) -> dict[str, Any]:
         """What a checkpoint and a run must have in common; the number of epochs may differ."""
         problem = {f"problem {key}": value for key, value in describe(self.problem).items()}
-        return {**self.columns(), **problem, **self.conditions()}
+        return {**self.columns(), **self._own_facts(), **problem, **self.conditions()}
 
 
-def identify(spec: RunSpec, ranks: Ranks, amp: bool = False) -> TrainingSpec:
+def identify(spec: RunSpec, ranks: TrainingRanks, amp: bool = False) -> TrainingSpec:
     """The run that `train` makes of a spec on this device, by these processes; its data is read."""
     if not isinstance(spec.problem, ImageClassification):
         raise ValueError(f"Only image classification is trained here, got the problem {spec.problem.name!r}.")

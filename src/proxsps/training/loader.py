@@ -9,16 +9,16 @@ from torch import Tensor
 
 from proxsps.problems.vision import ImageClassification, crop_and_mirror, draw, normalize
 from proxsps.sweep.result import batches
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 Batch = tuple[Tensor, Tensor]  # normalised images (B, 3, S, S), channels last in memory, and labels (B,)
 
 
-def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: Ranks) -> Iterator[Batch]:
+def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: TrainingRanks) -> Iterator[Batch]:
     """This process's part of every batch of an epoch.
 
     Order and augmentation are drawn for the whole batch from the seed and the epoch: they do not depend on the number
-    of processes, nor on where a run was taken up again. Pixels travel to the device as bytes.
+    of processes, nor on where a run was resumed. Pixels travel to the device as bytes.
     """
     images, labels = problem.train_data()
     order = batches(problem, seed, epoch)
@@ -33,7 +33,7 @@ def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: Ra
         yield prepared(pixels), to_device(labels[chosen], ranks.device)
 
 
-def plain_batches(data: Batch, size: int, ranks: Ranks) -> Iterator[Batch]:
+def plain_batches(data: Batch, size: int, ranks: TrainingRanks) -> Iterator[Batch]:
     """This process's part of a data set, as it is, in batches of at most `size`."""
     images, labels = data
     for first in range(ranks.rank * size, len(labels), ranks.size * size):
@@ -42,7 +42,7 @@ def plain_batches(data: Batch, size: int, ranks: Ranks) -> Iterator[Batch]:
 
 
 def prepared(pixels: Tensor) -> Tensor:
-    """Normalised pixels with the channels last in memory, which convolutions are quickest on."""
+    """Normalised pixels with the channels last in memory, which is fastest for convolutions."""
     return normalize(pixels).contiguous(memory_format=torch.channels_last)
 
 

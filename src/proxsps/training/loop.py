@@ -21,12 +21,12 @@ from torch.optim import Optimizer
 from proxsps.optim import ProxSGD
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, median_zeta
-from proxsps.sweep.single import make_optimizer
+from proxsps.sweep.single import couple, couples, make_optimizer, nonzero_share, penalty, stepping
 from proxsps.sweep.spec import RunSpec
 from proxsps.training import checkpoint as checkpoints
 from proxsps.training.identity import identify
 from proxsps.training.loader import Batch, epoch_batches, plain_batches
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 MEASURED = 2_500  # training images on which the loss after an epoch is measured
 EVALUATED = 500  # images in a batch of an evaluation
@@ -34,10 +34,10 @@ EXTRA = ("val_accuracy", "zeta_low", "zeta_high", "truncated")
 
 
 class Watch:
-    """Hears how a run goes; the default is deaf. Tensors are on the run's device: reading them waits for it."""
+    """Is called during a run; the default does nothing. Tensors are on the run's device: reading them waits for it."""
 
     def start(self, epochs: int, steps: int) -> None:
-        """A run begins, or goes on, after so many epochs; an epoch has so many steps."""
+        """Called when a run begins, or continues, after so many epochs; an epoch has so many steps."""
 
     def step(self, epoch: int, loss: Tensor, optimizer: Optimizer) -> None:
         """A step of an epoch, which counts from 0, was taken at this loss."""
@@ -49,15 +49,17 @@ class Watch:
 class Run:
     """A network in training: its optimizer, and what was measured so far."""
 
-    def __init__(self, spec: RunSpec, ranks: Ranks, amp: bool = False) -> None:
+    def __init__(self, spec: RunSpec, ranks: TrainingRanks, amp: bool = False) -> None:
         self.spec = identify(spec, ranks, amp)
         self.problem, self.ranks, self.amp = spec.problem, ranks, amp
         self.model = self.problem.network().to(ranks.device, memory_format=torch.channels_last)
         self.wrapped = ranks.wrap(self.model)
         self.optimizer = make_optimizer(spec, self.model)
+        self._step_by = stepping(self.optimizer)
         self.zetas = np.full((spec.epochs, self.problem.steps_per_epoch), np.nan, dtype=np.float32)
         self.metrics = np.full((spec.epochs, len(METRICS)), np.nan)
-        self.extra = np.full((spec.epochs, len(EXTRA)), np.nan)
+        self.columns = EXTRA if spec.regularizer is None else (*EXTRA, "nonzeros")
+        self.extra = np.full((spec.epochs, len(self.columns)), np.nan)
         self.done = 0
 
     def epoch(self, watch: Watch) -> None:
@@ -66,7 +68,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = alpha
         self.wrapped.train()
-        # On the device: a step must not wait for a number that is only looked at later.
+        # On the device: a step must not wait for a number that is only read later.
         zetas = torch.full(self.zetas.shape[1:], math.nan, device=self.ranks.device)
         for step, batch in enumerate(epoch_batches(self.problem, self.spec.seed, self.done, self.ranks)):
             loss = self.step(batch)
@@ -81,18 +83,21 @@ class Run:
     def step(self, batch: Batch) -> Tensor:
         """One step; the loss of this process's part of the batch before it. The optimizer takes the mean over all."""
         images, labels = batch
-        self.optimizer.zero_grad()
-        with self._precision():
-            loss = cross_entropy(self.wrapped(images), labels)
-        loss.backward()
-        if isinstance(self.optimizer, PolyakOptimizer):
-            self.optimizer.step(loss=loss)
-        else:
-            self.optimizer.step()
-        return loss.detach()
+        losses: list[Tensor] = []
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            with self._precision():
+                loss = cross_entropy(self.wrapped(images), labels)
+            loss.backward()
+            losses.append(loss.detach())
+            return couple(self.spec, list(self.model.parameters()), loss) if couples(self.spec) else loss
+
+        self._step_by(closure)
+        return losses[0]
 
     def _precision(self) -> AbstractContextManager[Any]:
-        """bfloat16 where it is asked for: a network without normalisation starts with losses that float16 lacks."""
+        """bfloat16 if it is selected: a network without normalisation starts with losses too large for float16."""
         return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.amp)
 
     def last_zeta(self) -> Tensor | None:
@@ -104,17 +109,19 @@ class Run:
 
     @torch.no_grad()
     def measure(self, zetas: np.ndarray) -> tuple[list[float], list[float]]:
-        """The metrics after an epoch, and those that only images have, in the orders of METRICS and EXTRA."""
+        """The metrics after an epoch, and those that only images have, in the orders of METRICS and `columns`."""
         images, labels = self.problem.train_data()
         loss, _ = self.evaluate((images[:MEASURED], labels[:MEASURED]))
         _, accuracy = self.evaluate(self.problem.validation_data(self.spec.seed))
         square = sum(float(param.double().square().sum()) for param in self.model.parameters())
-        objective = loss + self.spec.weight_decay / 2 * square
+        params = [param.detach() for param in self.model.parameters()]
+        objective = loss + float(penalty(self.spec, params, square))
         seen = zetas[~np.isnan(zetas)]
         low, high = np.quantile(seen, (0.25, 0.75)) if len(seen) else (math.nan, math.nan)
         truncated = float(np.mean(seen == 0)) if len(seen) else math.nan
         metrics = [objective, loss, 1 - accuracy, math.sqrt(square), float(median_zeta(zetas))]
-        return metrics, [accuracy, float(low), float(high), truncated]
+        sparse = [] if self.spec.regularizer is None else [nonzero_share(params)]
+        return metrics, [accuracy, float(low), float(high), truncated, *sparse]
 
     def evaluate(self, data: Batch) -> tuple[float, float]:
         """Mean loss and accuracy of a data set, with running statistics where there are any."""
@@ -131,14 +138,14 @@ class Run:
     def row(self) -> dict[str, float]:
         """What was measured after the last epoch, by name."""
         values = (*self.metrics[self.done - 1], *self.extra[self.done - 1])
-        return dict(zip((*METRICS, *EXTRA), map(float, values), strict=True))
+        return dict(zip((*METRICS, *self.columns), map(float, values), strict=True))
 
     def result(self) -> RunResult:
-        """What goes into the store; after a divergence, nothing is left of the metrics."""
+        """What goes into the store; after a divergence, the metrics are NaN."""
         bad = np.flatnonzero(~np.isfinite(self.metrics[: self.done, 0]))
         if len(bad):
             self.metrics[bad[0] :] = self.extra[bad[0] :] = np.nan
-        return RunResult(self.spec, self.metrics, self.zetas, dict(zip(EXTRA, self.extra.T, strict=True)))
+        return RunResult(self.spec, self.metrics, self.zetas, dict(zip(self.columns, self.extra.T, strict=True)))
 
     def save(self, path: Path) -> None:
         """Write a checkpoint."""
@@ -147,7 +154,7 @@ class Run:
         checkpoints.save(path, self.spec, self.model, self.optimizer, history)
 
     def resume(self, path: Path) -> None:
-        """Take the run up where a checkpoint ends."""
+        """Continue the run where a checkpoint ends."""
         content = checkpoints.load(path, self.spec, self.ranks.device)
         try:
             history = {name: value.cpu().numpy() for name, value in content["history"].items()}
@@ -163,20 +170,20 @@ class Run:
 def train(
     spec: RunSpec,
     checkpoint: Path | None = None,
-    ranks: Ranks | None = None,
+    ranks: TrainingRanks | None = None,
     amp: bool = False,
     watch: Watch | None = None,
 ) -> RunResult:
     """Run one spec of an `ImageClassification` problem.
 
     Args:
-        spec: what to run. That of the result says how it was run as well, and has its own id.
-        checkpoint: file that is written after every epoch, and gone on from if it is there.
-        ranks: device and processes, as `ranks.joined` gives them; by default this process on the CPU.
+        spec: what to run. The spec of the result also says how it was run, and has its own id.
+        checkpoint: file that is written after every epoch, and that the run continues from if it is there.
+        ranks: device and processes, as `ranks.joined` returns them; by default this process on the CPU.
         amp: bfloat16 in the network's forward and backward passes; weights and steps stay in float32.
-        watch: hears how it goes.
+        watch: is called during the run.
     """
-    ranks, watch = ranks or Ranks(torch.device("cpu")), watch or Watch()
+    ranks, watch = ranks or TrainingRanks(torch.device("cpu")), watch or Watch()
     if checkpoint is not None:
         checkpoints.prepare(checkpoint)
     run = Run(spec, ranks, amp)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass(frozen=True)
-class Ranks:
+class TrainingRanks:
     """This process among those that train together, and its device."""
 
     device: torch.device
@@ -23,7 +23,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def share(self, count: int) -> slice:
@@ -43,7 +43,7 @@ class Ranks:
         return DistributedDataParallel(model, [self.device] if self.device.type == "cuda" else None)
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over the processes, in a tensor of its own."""
+        """The sum over the processes, in a new tensor."""
         if self.size == 1:
             return value
         value = value.detach().clone()
@@ -52,8 +52,8 @@ class Ranks:
 
 
 @contextmanager
-def joined(device: str | None = None) -> Iterator[Ranks]:
-    """The processes that `torchrun` has started, or this one alone; a GPU each where there are any."""
+def joined(device: str | None = None) -> Iterator[TrainingRanks]:
+    """The processes that `torchrun` has started, or only this one; one GPU per process if there are any."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(kind)
@@ -63,13 +63,13 @@ def joined(device: str | None = None) -> Iterator[Ranks]:
         raise ValueError(f"The device {kind!r} cannot be used here ({reason}). Try --device cpu.") from None
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield Ranks(place)
+        yield TrainingRanks(place)
         return
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(place)
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
-        yield Ranks(place, dist.get_rank(), size)
+        yield TrainingRanks(place, dist.get_rank(), size)
     finally:
         dist.destroy_process_group()

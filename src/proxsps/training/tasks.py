@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -13,15 +13,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
+from proxsps import _install
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.problems.base import BASE_SEED
 from proxsps.problems.datasets import DataError
 from proxsps.problems.vision import ImageClassification, image_problem
 from proxsps.training.loader import epoch_batches, plain_batches, prepared
-from proxsps.training.ranks import Ranks
+from proxsps.training.ranks import TrainingRanks
 
 DIGITS = "digits-mlp"
-TRAINING_DIGITS = 1347  # of 1797; the others are for validation
+PARTS = (1047, 300, 450)  # of 1797 digits: for training, for choosing a network, and for scoring the chosen one
 EVALUATED = 500  # samples in a batch of an evaluation
 
 
@@ -41,7 +42,10 @@ class Task(Protocol):
         """Inputs and labels of one epoch, which depend on nothing but seed and epoch."""
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels of the validation set."""
+        """Inputs and labels by which networks are chosen."""
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and labels by which a chosen network is scored; nothing is chosen by them."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Digits:
 
     def settings(self) -> dict[str, Any]:
         """The options of the task."""
-        return {"task": DIGITS, "hidden": list(self.hidden), "batch_size": self.batch_size}
+        return {"task": DIGITS, "hidden": list(self.hidden), "batch_size": self.batch_size, "parts": list(PARTS)}
 
     def network(self, seed: int) -> nn.Module:
         """Two hidden layers with ReLU."""
@@ -64,11 +68,11 @@ class Digits:
 
     def example_inputs(self) -> Tensor:
         """Four digits."""
-        return _digits()[0][0][:4]
+        return digits()[0][0][:4]
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All digits in a new order; an incomplete last batch is dropped."""
-        x, labels = _digits()[0]
+        x, labels = digits()[0]
         order = np.random.default_rng((seed, epoch)).permutation(len(labels))
         for first in range(0, len(order) - self.batch_size + 1, self.batch_size):
             chosen = torch.from_numpy(order[first : first + self.batch_size])
@@ -76,19 +80,30 @@ class Digits:
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All at once."""
-        yield _digits()[1]
+        yield digits()[1]
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All at once."""
+        yield digits()[2]
 
 
 @dataclass(frozen=True)
 class Images:
-    """An image problem of `proxsps train`."""
+    """An image problem of `proxsps train`, whose validation images are shared between validation and test."""
 
     problem: ImageClassification
-    ranks: Ranks
+    ranks: TrainingRanks
+
+    def __post_init__(self) -> None:
+        if self.problem.validation_images == 1:
+            raise ValueError(
+                "validation_images must be 0 (all) or at least 2, got 1: half are to choose a network by, half to "
+                "score it by."
+            )
 
     def settings(self) -> dict[str, Any]:
         """The options of the problem."""
-        return {"task": self.problem.name, **asdict(self.problem)}
+        return {"task": self.problem.name, **asdict(self.problem), "validation": "every second image"}
 
     def network(self, seed: int) -> nn.Module:
         """The residual network; seed 0 gives the weights that `proxsps train` starts with."""
@@ -104,8 +119,16 @@ class Images:
         return epoch_batches(self.problem, seed, epoch, self.ranks)
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images as they are."""
-        return plain_batches(self.problem.validation_data(0), EVALUATED, self.ranks)
+        """Every second validation image, as it is."""
+        return self._every_second(0)
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The other validation images, as they are."""
+        return self._every_second(1)
+
+    def _every_second(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        images, labels = self.problem.validation_data(0)
+        return plain_batches((images[first::2], labels[first::2]), EVALUATED, self.ranks)
 
 
 def task_named(name: str, device: torch.device | None = None, **options: Any) -> Task:
@@ -119,7 +142,7 @@ def task_named(name: str, device: torch.device | None = None, **options: Any) ->
         problem = image_problem(name, **options)
     except ValueError as error:
         raise ValueError(f"{error} Or {DIGITS!r}.") from None
-    return Images(problem, Ranks(device or torch.device("cpu")))
+    return Images(problem, TrainingRanks(device or torch.device("cpu")))
 
 
 def fit(
@@ -161,12 +184,12 @@ def fit(
 
 
 @torch.no_grad()
-def accuracy(task: Task, model: nn.Module) -> float:
-    """Share of right answers on the validation set, in evaluation mode."""
+def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Share of right answers on `task.validation()` or `task.test()`, in evaluation mode."""
     training = model.training
     model.eval()
     right = count = 0
-    for x, labels in task.validation():
+    for x, labels in batches:
         right += int((model(x).argmax(1) == labels).sum())
         count += len(labels)
     model.train(training)
@@ -174,16 +197,17 @@ def accuracy(task: Task, model: nn.Module) -> float:
 
 
 @lru_cache(maxsize=1)
-def _digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def digits() -> list[tuple[Tensor, Tensor]]:
+    """Pixels between 0 and 1, (n, 64), and labels (n,), of the training, the validation and the test digits."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise DataError("The digits come with scikit-learn: pip install scikit-learn.") from None
+        raise DataError(f"The digits come with scikit-learn: {_install.extra('experiments')}.") from None
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
-    x = torch.from_numpy(data.data[order] / 16).float()
-    labels = torch.from_numpy(data.target[order]).long()
-    return (x[:TRAINING_DIGITS], labels[:TRAINING_DIGITS]), (x[TRAINING_DIGITS:], labels[TRAINING_DIGITS:])
+    x = torch.from_numpy(data.data[order] / 16).float().split(PARTS)
+    labels = torch.from_numpy(data.target[order]).long().split(PARTS)
+    return list(zip(x, labels, strict=True))
 
 
-__all__ = ["DIGITS", "Digits", "Images", "Task", "accuracy", "fit", "task_named"]
+__all__ = ["DIGITS", "Digits", "Images", "Task", "accuracy", "digits", "fit", "task_named"]

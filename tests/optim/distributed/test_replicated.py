@@ -147,4 +147,4 @@ def test_loss_and_gradients_are_checked_over_all_ranks(replicated):
     one, other = replicated.of("loss_checked")
     assert one["factors"] == other["factors"] == pytest.approx((1, 1), rel=1e-6)
     assert one["scaled"] == other["scaled"]
-    assert "The loss handed over is" in one["scaled"][0]
+    assert "The loss that was passed is" in one["scaled"][0]

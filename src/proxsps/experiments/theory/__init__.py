@@ -1,4 +1,4 @@
-"""The paper's theory held against runs: every bound, the floor of SPS_max, and the robustness of three models."""
+"""The paper's theory compared with runs: every bound, the floor of SPS_max, and the robustness of three models."""
 
 from __future__ import annotations
 

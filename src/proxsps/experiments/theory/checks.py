@@ -234,7 +234,7 @@ CHECKS: dict[str, Check] = {
 
 
 def find_check(name: str, others: Iterable[str] = ()) -> Check:
-    """The check of this name; a near miss is told what it may have meant, of these or of other names."""
+    """The check of this name; for a near miss with the name that was probably meant."""
     if name in CHECKS:
         return CHECKS[name]
     known = [*CHECKS, *others]

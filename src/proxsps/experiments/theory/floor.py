@@ -71,7 +71,7 @@ def _last_gaps(problem: Composite, step: Step, schedule: Schedule, seeds: int) -
 
 
 def through_the_floor(frames: Frames) -> Claim:
-    """Constant steps stall, decreasing ones go on."""
+    """Constant steps stall, decreasing ones do not."""
     curves = frames["curves"].set_index(["method", "steps", "K"])["gap"].sort_index()
     ends = {key: curves.loc[key].iloc[-1] for key in (("sps", "constant"), ("prox-sps", "decreasing"))}
     before = curves.loc["sps", "constant"]

@@ -99,7 +99,7 @@ class DecSPS:
 
     def __init__(self, problem: Composite) -> None:
         self._problem = problem
-        self._memory: rules.Memory | None = None
+        self._memory: rules.StepMemory | None = None
 
     def __call__(self, x: np.ndarray, i: np.ndarray, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One step."""

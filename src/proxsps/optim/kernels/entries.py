@@ -1,4 +1,4 @@
-"""Passes for blocks whose prox acts on each entry for itself: h and its slope at several u, and one write.
+"""Passes for blocks whose prox acts on each entry by itself: h and its slope at several u, and one write.
 
 With z = x - s d, s = u alpha, the new point is y = prox(z) entry by entry, and h = <d, y - x>. Entries where the prox
 moves with z are called inside. There y - x is computed without y, which may agree with x in all its digits but a few:

@@ -229,7 +229,7 @@ def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float =
         while waiting:
             try:
                 share = waiting.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread was faster
                 return
             kernel(*args, *share)
 

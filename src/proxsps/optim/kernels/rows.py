@@ -2,7 +2,7 @@
 
 A row is a group of entries that are normed together: a row of a matrix, a filter, a column, a whole tensor. With
 z = x - s d, s = u alpha, the new row is y = c z with c = prox(||z||) / ||z||. The sums ||x||^2, <x, d>, ||d||^2 of each
-row tell ||z|| and <d, y - x> for every u. Products and sums are doubles: the search takes differences of them.
+row give ||z|| and <d, y - x> for every u. Products and sums are doubles: the search takes differences of them.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _dense(block: Block) -> bool:
 
 
 def block_sums(block: Block, points: bool, exact: bool) -> list[float]:
-    """The sums of a block with the averages that the step would make, 0 for what nobody asks for; in f64 if `exact`."""
+    """The sums of a block with the averages that the step would make, 0 for what is not needed; in f64 if `exact`."""
     own, total = block.moments, [0.0] * SUMS
     scratch = _scratch(block, exact)
     for members, squares in _members(own):
@@ -116,7 +116,7 @@ def _members(own: Moments) -> Iterator[tuple[Sequence[int], Weights | None]]:
 def _vector_sums(
     vectors: Sequence[Tensor], own: Moments, weights: Weights | None, points: bool, scratch: Sequence[Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
-    """The sums that are asked for, each with its row."""
+    """The sums that are needed, each with its row."""
     x, g, d, *v = vectors
     room = [buffer[: len(x)] for buffer in scratch]
     slope = torch.lerp(d, g, own.weights.new, out=room[0])

@@ -1,4 +1,4 @@
-"""A part of a step: all blocks of one kind, which answer h and h' at several u and are written in one go."""
+"""A part of a step: all blocks of one kind, which compute h and h' at several u and are written in one go."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sums(NamedTuple):
 
     d_sq: Array  # ||d||^2
     d_dot_x: Array  # <d, x - center>
-    x_sq: Array  # ||x - center||^2; only where asked for
+    x_sq: Array  # ||x - center||^2; only where needed
 
 
 class Part(ABC):
@@ -88,7 +88,7 @@ class Curve(Part):
     def ray_heights(self, s: Array) -> Array:
         """sum <d, x+(s) - x> on the ray of the matched cap, where step and prox have the size s times `alpha`.
 
-        Points on it are those at u = 1 with other caps. Every point is a pass of its own, unless a subclass knows
+        Points on it are those at u = 1 with other caps. Every point is a pass of its own, unless a subclass has
         better.
         """
         before, one, found = self.reach, self.numbers.vector([1.0]), []
@@ -104,7 +104,7 @@ class Curve(Part):
 
     @abstractmethod
     def products_sq(self) -> Array:
-        """||d * x||^2, which tells how much h is rounded."""
+        """||d * x||^2, from which the rounding error of h follows."""
 
     @abstractmethod
     def moves_sq(self, u: Array) -> Array:

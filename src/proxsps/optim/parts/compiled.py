@@ -141,7 +141,7 @@ class CompiledEntries(Curve):
         self.entries = sum(x.numel() for block in blocks for x in block.params)
 
     def sums(self, points: bool) -> Array:
-        """One pass, which answers h at the points of `ahead` as well."""
+        """One pass, which also computes h at the points of `ahead`."""
         sums, h, slope = self.pass_over(self.ahead)
         self.answered = (self.ahead, h, slope)
         self._products = sums[2].sum()
@@ -239,7 +239,7 @@ class CompiledRows(Curve):
 def compiled_rows(
     numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], structures: Sequence[Sequence[Rows]]
 ) -> CompiledRows | None:
-    """The rows of blocks, each for itself; None where the kernels do not apply."""
+    """The rows of blocks, each by itself; None where the kernels do not apply."""
     kernels = load_kernels()
     if kernels is None:
         return None

@@ -15,7 +15,7 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_moves_sq, row_values
 from proxsps.optim.blocks import Block
-from proxsps.optim.lists import spread
+from proxsps.optim.lists import join, spread, spread_all
 from proxsps.optim.numbers import Device
 from proxsps.optim.parts.base import Curve, masked, relaxed, resting, stepping
 from proxsps.optim.parts.entries import Bucket, buckets
@@ -50,7 +50,7 @@ class DeviceEntries(Curve):
         # Seven operations over a piece that has to be joined first, four over one that is there.
         self._keeps = self._piece > 0 and math.ceil(entries / self._piece) <= 2 * math.ceil(entries / loose)
         size = entries if self._keeps else loose
-        self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, size)]
+        self._buckets = [b for i, block in enumerate(blocks) for b in buckets(block.params, block.slopes, i, size)]
         self._kept: list[tuple[Tensor, Tensor]] = []
         self._factors: tuple[Array | float, list[Array]] | None = None
         self._psi = [
@@ -196,17 +196,16 @@ class Stack:
 
     def _matrix(self, tensors: list[Tensor]) -> Tensor:
         if self.order is None:
-            return widened(torch.cat([x.reshape(-1, self.length) for x in tensors]))
+            return widened(join(tensors).view(-1, self.length))
         return widened(torch.stack(tensors).permute(self.order).reshape(-1, self.length))
 
-    def tensors(self, matrix: Tensor) -> list[Tensor]:
-        """The rows in the shapes of the parameters."""
+    def vector(self, matrix: Tensor) -> Tensor:
+        """The entries of a matrix in the order of the parameters."""
         if self.order is None:
-            parts = matrix.split([x.numel() // self.length for x in self.params])
-            return [part.view(x.shape) for part, x in zip(parts, self.params, strict=True)]
+            return matrix.reshape(-1)
         shape = (len(self.params), *self.params[0].shape)
         moved = matrix.view([shape[d] for d in self.order])
-        return list(moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).unbind())
+        return moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).reshape(-1)
 
 
 def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Stack]:
@@ -218,7 +217,7 @@ def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Sta
         ndim = x.dim()
         normed = range(ndim) if rows.dims is None else sorted(dim % ndim for dim in rows.dims)
         counted = [dim for dim in range(ndim) if dim not in normed]
-        length = math.prod(x.shape[dim] for dim in normed)
+        length = math.prod([x.shape[dim] for dim in normed])  # a list, which compilers can trace
         ordered = [*counted, *normed] == list(range(ndim))
         order = None if ordered else (0, *(dim + 1 for dim in counted), *(dim + 1 for dim in normed))
         key = (length, x.dtype, d.dtype, rows.psi, None if ordered else (order, x.shape))
@@ -230,7 +229,7 @@ def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Sta
 
 
 class DeviceRows(Curve):
-    """Blocks whose regulariser sees rows only through their norms: three sums per row tell everything."""
+    """Blocks whose regulariser depends on rows only through their norms: three sums per row are enough."""
 
     def __init__(
         self, numbers: Device, blocks: Sequence[Block], places: Sequence[int], structures: Sequence[Sequence[Rows]]
@@ -302,10 +301,8 @@ class DeviceRows(Curve):
         norm = torch.cat(norms).clamp(torch.finfo(self.numbers.dtype).tiny)
         factors = self._psi.prox(norm, stepping(self.scaled(self._alpha))) / norm
         factors = factors.to(xs[0].dtype).split(self._counts)
-        params, points = [], []
+        vectors = []
         for stack, x, z, c in zip(self._stacks, xs, zs, factors, strict=True):
             y = relaxed(x, z * c.to(z.dtype)[:, None], s)
-            y = masked(y, x, ok, self.cap(stack.block))
-            params += stack.params
-            points += stack.tensors(y)
-        torch._foreach_copy_(params, points)
+            vectors.append(stack.vector(masked(y, x, ok, self.cap(stack.block))))
+        spread_all(vectors, [stack.params for stack in self._stacks])

@@ -22,9 +22,11 @@ from proxsps.optim.parts.base import Curve, relaxed
 from proxsps.optim.passes import widened
 from proxsps.regularizers.structure import Entries, Prox, Scalar
 
-BUCKET = 1 << 16  # entries
+BUCKET = 1 << 18  # entries: few enough for the cache, and many enough that calls do not count
 MANY = 1 << 20  # entries from which on only the first evaluation of a search has a slope: secants do for the others
-SAMPLE = 16  # one bucket in so many tells how large the products of entries are
+KEPT = 16  # buckets of joined tensors that are kept from pass to pass: 32 MB in f32
+SHORT = 1 << 10  # entries below which a tensor is left out of a sample
+SAMPLE = 16  # one bucket in so many shows how large the products of entries are
 
 
 class Bucket(NamedTuple):
@@ -39,25 +41,46 @@ class Bucket(NamedTuple):
         return widened(join(self.xs)), widened(join(self.ds))
 
 
-def buckets(block: Block, place: int, size: int) -> Iterator[Bucket]:
+def buckets(params: Sequence[Tensor], slopes: Sequence[Tensor], place: int, size: int) -> Iterator[Bucket]:
     """The tensors of a block in buckets of at most `size` entries, each of one dtype."""
     xs: list[Tensor] = []
     ds: list[Tensor] = []
     room = size
-    for x, d in zip(block.params, block.slopes, strict=True):
+    for x, d in zip(params, slopes, strict=True):
         length = x.numel()
         if xs and (length > room or x.dtype != xs[0].dtype or d.dtype != ds[0].dtype):
             yield Bucket(place, xs, ds)
             xs, ds, room = [], [], size
         if length > size:
-            for pair in zip(x.reshape(-1).split(size), d.reshape(-1).split(size), strict=True):
-                yield Bucket(place, *([part] for part in pair))
+            yield from (Bucket(place, [x_part], [d_part]) for x_part, d_part in _cut(x, d, size))
         elif length:
             xs.append(x)
             ds.append(d)
             room -= length
     if xs:
         yield Bucket(place, xs, ds)
+
+
+def _cut(x: Tensor, d: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of two long tensors, cut alike into parts of at most `size` entries."""
+    if x.is_contiguous() and d.is_contiguous():
+        yield from zip(x.view(-1).split(size), d.view(-1).split(size), strict=True)
+        return
+    # As a vector, such a tensor may be a copy, and what is written to that is lost.
+    dim = max(range(x.dim()), key=x.shape.__getitem__)
+    length = max(1, size * x.shape[dim] // x.numel())
+    for pair in zip(x.split(length, dim), d.split(length, dim), strict=True):
+        if pair[0].numel() > size:
+            yield from _cut(*pair, size)
+        else:
+            yield pair
+
+
+def _sample(block: Block, place: int, every: int) -> Iterator[Bucket]:
+    """The first part of each tensor of a block that is not short."""
+    chosen = [i for i, x in enumerate(block.params) if x.numel() >= SHORT]
+    parts = ([ts[i].reshape(-1)[: ts[i].numel() // every] for i in chosen] for ts in (block.params, block.slopes))
+    yield from buckets(*parts, place, BUCKET)
 
 
 class EntriesOfTensors(Curve):
@@ -82,14 +105,19 @@ class EntriesOfTensors(Curve):
         super().__init__(numbers, blocks, places)
         self._exact = exact
         self.entries = sum(x.numel() for block in blocks for x in block.params)
-        self._buckets = [bucket for i, block in enumerate(blocks) for bucket in buckets(block, i, BUCKET)]
+        self._buckets = [b for i, block in enumerate(blocks) for b in buckets(block.params, block.slopes, i, BUCKET)]
         self._psi = [own.psi for own in structures]
         self._evaluated = False
+        self._sample: list[Bucket] | None = None
+        self._known_dots: dict[int, tuple[float, float]] = {}
+        self._joined: dict[int, tuple[Tensor, Tensor]] = {}
         self._memory: dict[torch.dtype, list[Tensor]] = {}
 
-    def _vectors(self, every: int = 1) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
-        for bucket in self._buckets[::every]:
-            x, d = bucket.vectors()
+    def _vectors(self, chosen: Sequence[Bucket] | None = None) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
+        for bucket in self._buckets if chosen is None else chosen:
+            x, d = self._joined.get(id(bucket)) or bucket.vectors()
+            if len(bucket.xs) > 1 and len(self._joined) < KEPT:
+                self._joined[id(bucket)] = x, d
             yield (bucket, x.double(), d.double()) if self._exact else (bucket, x, d)
 
     def _room(self, x: Tensor) -> list[Tensor]:
@@ -99,13 +127,12 @@ class EntriesOfTensors(Curve):
         return [part if part.numel() == x.numel() else part[: x.numel()] for part in self._memory[x.dtype]]
 
     def sums(self, points: bool) -> Array:
-        """One pass, which answers h at the points of `ahead` as well."""
+        """One pass, which also computes h at the points of `ahead`."""
         sums, heights, slopes = np.zeros((3, len(self.blocks))), *np.zeros((2, len(self.ahead)))
         self._products = 0.0
         seen = range(0, len(self._buckets), min(SAMPLE, len(self._buckets)))
         for i, (bucket, x, d) in enumerate(self._vectors()):
-            # Two dots read d once from memory; longer ones than a bucket would lose digits of f32.
-            sums[1::-1, bucket.block] += torch.dot(d, x).item(), torch.dot(d, d).item()
+            sums[1::-1, bucket.block] += self._dots(bucket, x, d)  # longer ones would lose digits of f32
             if i in seen:
                 self._products += len(self._buckets) / len(seen) * (d * x).square().sum(dtype=torch.float64).item()
             self._add(bucket, x, d, self.ahead.tolist(), heights, slopes)
@@ -119,29 +146,42 @@ class EntriesOfTensors(Curve):
         return self._pass(u, slopes)
 
     def sampled(self, u: Array, every: int) -> tuple[Array, Array]:
-        """Some of the buckets."""
-        return self._pass(u, np.zeros_like(u), every)
+        """From the first entries of each tensor that is not short."""
+        if self._sample is None:
+            self._sample = [b for i, block in enumerate(self.blocks) for b in _sample(block, i, every)]
+        if not self._sample:
+            return self._pass(u, np.zeros_like(u))
+        h, slope = self._pass(u, np.zeros_like(u), self._sample)
+        share = self.entries / sum(x.numel() for bucket in self._sample for x in bucket.xs)
+        return share * h, share * slope
 
-    def _pass(self, u: Array, slopes: Array | None, every: int = 1) -> tuple[Array, Array]:
-        """h and its slope at the points, from every so-manieth bucket, scaled up to all."""
+    def _pass(self, u: Array, slopes: Array | None, chosen: Sequence[Bucket] | None = None) -> tuple[Array, Array]:
+        """h and its slope at the points, from all buckets or some."""
         heights = np.zeros_like(u)
-        for bucket, x, d in self._vectors(every):
+        for bucket, x, d in self._vectors(chosen):
             self._add(bucket, x, d, u.tolist(), heights, slopes)
-        seen = sum(x.numel() for bucket in self._buckets[::every] for x in bucket.xs)
-        share = self.entries / seen if every > 1 else 1.0
-        return share * heights, np.full_like(u, math.nan) if slopes is None else share * slopes
+        return heights, np.full_like(u, math.nan) if slopes is None else slopes
 
     def _add(
         self, bucket: Bucket, x: Tensor, d: Tensor, points: list[float], heights: Array, slopes: Array | None
     ) -> None:
         """Add to h and h' at the points what a bucket contributes."""
         alpha, psi = self.cap(bucket.block), self._psi[bucket.block]
+        evaluate, dots = _plain, ()
+        if isinstance(psi, Scalar):
+            evaluate, dots = (_bounded, ()) if psi.bounded else (_shrunk, self._dots(bucket, x, d)[:1])
         for i, u in enumerate(points):
-            evaluate = _known if isinstance(psi, Scalar) else _plain
-            h, bend = evaluate(x, d, u * alpha, psi, alpha, slopes is not None, *self._room(x))
+            h, bend = evaluate(x, d, u * alpha, psi, alpha, slopes is not None, *self._room(x), *dots)
             heights[i] += h
             if slopes is not None:
                 slopes[i] -= alpha * bend
+
+    def _dots(self, bucket: Bucket, x: Tensor, d: Tensor) -> tuple[float, float]:
+        """<d, x> and ||d||^2 of a bucket, calculated once."""
+        key = id(bucket)
+        if key not in self._known_dots:  # two dots read d once from memory
+            self._known_dots[key] = torch.dot(d, x).item(), torch.dot(d, d).item()
+        return self._known_dots[key]
 
     def products_sq(self) -> Array:
         """From some of the buckets."""
@@ -182,25 +222,49 @@ def _plain(
     return torch.dot(d, torch.sub(y, x, out=room)).item(), bend
 
 
-def _known(
+def _bounded(
     x: Tensor, d: Tensor, tau: float, psi: Scalar, alpha: float, sloped: bool, z: Tensor, room: Tensor
 ) -> tuple[float, float]:
-    """The same for the family of functions that we know."""
+    """The same for functions of the family `Scalar`, with bounds."""
     torch.add(x, d, alpha=-tau, out=z)
-    keep = 1 / (1 + alpha * psi.l2)
-    bend = keep * torch.dot(_tangent(z, d, psi, alpha), d).item() if sloped else 0.0
+    bend = torch.dot(_tangent(z, d, psi, alpha, room), d).item() / (1 + alpha * psi.l2) if sloped else 0.0
     return torch.dot(d, torch.sub(_prox(z, psi, alpha, room), x, out=room)).item(), bend
 
 
-def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float) -> Tensor:
+def _shrunk(
+    x: Tensor,
+    d: Tensor,
+    tau: float,
+    psi: Scalar,
+    alpha: float,
+    sloped: bool,
+    z: Tensor,
+    room: Tensor,
+    d_dot_x: float,
+) -> tuple[float, float]:
+    """The same without bounds.
+
+    Then y = k s, s being z with the threshold taken off, so that y - x = k (s - x) - (1 - k) x. Each difference is
+    taken entry by entry: an entry that the l1 norm holds at 0 adds nothing, however large its slope is.
+    """
+    torch.add(x, d, alpha=-tau, out=z)
+    keep, threshold = 1 / (1 + alpha * psi.l2), alpha * psi.l1
+    bend = keep * torch.dot(_tangent(z, d, psi, alpha, room), d).item() if sloped else 0.0
+    s = torch.ops.aten.softshrink.out(z, threshold, out=room)
+    return keep * torch.dot(d, torch.sub(s, x, out=room)).item() - (1 - keep) * d_dot_x, bend
+
+
+def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
     """d where the prox moves with z, else 0; torch's own backward passes choose entries in one go."""
+    if psi.l1 or not psi.bounded:
+        d = torch.ops.aten.softshrink_backward.grad_input(d, z, alpha * psi.l1, grad_input=out)
     if not psi.bounded:
-        return torch.ops.aten.softshrink_backward(d, z, alpha * psi.l1)
+        return d
     if psi.l1:
-        d = torch.ops.aten.softshrink_backward(d, z, alpha * psi.l1)
         z = torch.nn.functional.softshrink(z, alpha * psi.l1)
     scale = 1 + alpha * psi.l2
-    return torch.ops.aten.hardtanh_backward(d, z, psi.lower * scale, psi.upper * scale)
+    low, high = psi.lower * scale, psi.upper * scale
+    return torch.ops.aten.hardtanh_backward.grad_input(d, z, low, high, grad_input=out)
 
 
 def _prox(z: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:

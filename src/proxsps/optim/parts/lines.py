@@ -8,9 +8,11 @@ from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.core.step import Affine
-from proxsps.optim.blocks import Block, stored
+from proxsps.optim.blocks import Block, plain, stored
+from proxsps.optim.lists import spread
 from proxsps.optim.numbers import Device
 from proxsps.optim.parts.base import Part
+from proxsps.optim.parts.entries import buckets
 from proxsps.optim.passes import (
     COPIES,
     LAUNCHES,
@@ -82,5 +84,10 @@ class Lines(Part):
         fuses = not block.centered and block.aligned and not block.double and not torch.compiler.is_compiling()
         if fuses and stored(block.along):
             update_masked(block, keep.float(), move.float(), ok)
+        elif not block.centered and plain(block.params, block.along):
+            for bucket in buckets(block.params, block.along, 0, LAUNCHES[1]):
+                x, d = bucket.vectors()
+                y = self.numbers.masked(x, keep * x + move * d, ok)
+                spread(y.to(bucket.xs[0].dtype), bucket.xs)
         else:
             self.numbers.assign(block.params, list(combined(block, keep, move, pull)), ok)

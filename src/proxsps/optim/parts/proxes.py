@@ -83,7 +83,7 @@ def piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterato
 
 
 def _metric_piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterator[Pile]:
-    """The piles of a block in a metric: all tensors of one dtype as one vector where each entry stands for itself."""
+    """The piles of a block in a metric: all tensors of one dtype as one vector where each entry is independent."""
     phi, parts = block.phi, (block.params, block.slopes, block.directions, block.metrics)
     own = [phi.at(i) for i in block.indices]
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)

@@ -144,8 +144,11 @@ class RowsOfTensors(Curve):
             for x, d in zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True):
                 z = torch.add(x.double() if self._exact else x, d, alpha=-float(u) * alpha)
                 norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
-                z.mul_(stack.psi.prox(norm, alpha).div_(norm))
-                x.copy_(relaxed(x, z, s))
+                factor = stack.psi.prox(norm, alpha).div_(norm)
+                if s == 1 and z.dtype == x.dtype:
+                    torch.mul(z, factor, out=x)
+                else:
+                    x.copy_(relaxed(x, z.mul_(factor), s))
             if xs.data_ptr() != stack.params[0].data_ptr():  # a copy, not a view
                 torch._foreach_copy_(stack.params, list(stack.tensors(xs)))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from proxsps.core.outcome import BRANCHES
 from proxsps.optim.base import PolyakOptimizer
-from proxsps.sparsity.report import sparsity_report
+from proxsps.sparsity.counts import sparsity_report
 from proxsps.sparsity.units import Units
 
 

@@ -1,0 +1,92 @@
+"""Training without a learning rate: the final metric against lr, over six decades, on nine tasks.
+
+Not of the paper: ProxSPS with momentum, the matched cap and the distance cap, which leave no number to choose, beside
+optimizers whose lr is tuned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from proxsps import figures
+from proxsps.experiments.base import Drawing, Experiment
+from proxsps.experiments.no_lr.claims import CLAIMS, no_lr_table
+from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, METHODS
+from proxsps.experiments.no_lr.tasks import DigitsTask, ImagesTask, MatrixTask, SparseTask
+from proxsps.experiments.no_lr.text import TextTask
+from proxsps.training.trials import Task, Trial
+
+# From the quickest to the slowest.
+TASKS: tuple[Task, ...] = (
+    DigitsTask("digits", "digits, no weight decay: accuracy"),
+    DigitsTask("digits-1e-4", "digits, weight decay 1e-4: objective", weight_decay=1e-4),
+    DigitsTask("digits-1e-3", "digits, weight decay 1e-3: objective", weight_decay=1e-3),
+    MatrixTask("matrix", "matrix factorisation: objective"),
+    SparseTask("l1", "l1 logistic regression: gap"),
+    ImagesTask("fine-tuning", "fine-tuning a ResNet8: accuracy", steps=150, tuned=250),
+    TextTask("transformer", "transformer: validation loss"),
+    ImagesTask("resnet", "ResNet8 without batch norm: accuracy"),
+    ImagesTask("resnet-bn", "ResNet8 with batch norm: accuracy", batch_norm=True),
+)
+OPTIONAL = frozenset(task.name for task in TASKS if isinstance(task, ImagesTask))  # where CIFAR-10 is there
+LONGER = 4  # times the steps, in the long version
+LONG_TEXT = TextTask("transformer-10000", "transformer, 10,000 steps: validation loss", steps=10_000)
+LONG_LRS = (1e-3, 3e-3)  # AdamW's, for the run of 10,000 steps
+
+
+def trials(tasks: tuple[Task, ...], seeds: int) -> list[Trial]:
+    """Every method with each lr and seed on every task; the endings for our methods without an lr."""
+    found = []
+    for task in tasks:
+        for method in METHODS.values():
+            if method.name != ADAM_L2 or task.weight_decay:
+                found += [Trial(task, method, lr, seed) for lr in method.lrs for seed in range(seeds)]
+        for name in (IDENTITY, ADAM):
+            endings = [(ending, seed) for ending in ("cool-down", "average") for seed in range(seeds)]
+            found += [Trial(task, METHODS[name], None, seed, ending) for ending, seed in endings]
+    return found
+
+
+def long_trials(seeds: int) -> list[Trial]:
+    """The same with more steps, and one long run of the transformer."""
+    tasks = tuple(replace(task, steps=LONGER * task.steps) for task in TASKS)  # type: ignore[type-var]
+    ends = ("none", "cool-down", "average")
+    ours = [Trial(LONG_TEXT, METHODS[ADAM], None, 0, ending) for ending in ends]
+    theirs = [Trial(LONG_TEXT, METHODS["adamw"], lr, 0, ending) for lr in LONG_LRS for ending in ends]
+    return ours + theirs + trials(tasks, seeds)
+
+
+DRAWING = Drawing(
+    "over-lr",
+    "The metric after training over lr, mean and range of {runs}. Lines without a marker: our methods with lr not set. "
+    "Crosses on the edge: a run diverged, or the value is outside of the panel.",
+    lambda frames: figures.over_lr(frames["trials"]),
+)
+
+NO_LR = Experiment(
+    "no-lr",
+    "Training without a learning rate",
+    "Final metric against lr for SGD, SGD with momentum, AdamW, schedule-free AdamW, Prodigy, ProxSPS, and ProxSPS "
+    "with momentum, the matched cap and the distance cap, in the identity metric and in Adam's. Baselines have a finer "
+    "grid where their best lr is. Three seeds of weights and batches; short runs at constant lr.",
+    (DRAWING,),
+    CLAIMS,
+    trials=partial(trials, TASKS),
+    optional=OPTIONAL,
+    table=no_lr_table,
+    seeds=3,
+    seconds=1500,
+)
+
+NO_LR_LONG = replace(
+    NO_LR,
+    name="no-lr-long",
+    title="Training without a learning rate, longer runs",
+    description=f"As no-lr, with {LONGER} times the steps, and a transformer over 10,000 steps with one seed.",
+    trials=long_trials,
+    seconds=LONGER * 1500 + 1500,
+    hardware="two cores, hours",
+)
+
+EXPERIMENTS = (NO_LR, NO_LR_LONG)

@@ -1,0 +1,255 @@
+"""What is said of training without a learning rate, checked by numbers.
+
+"Level with" means: at most 1.5 points of accuracy below, at most 1 % of the loss above, or at most 1 % of the smallest
+objective above. Values are means over seeds; a setting of which a run diverged has none. A task counts only where the
+lr matters to the baseline: where its worst lr is not far from its best one, nothing was learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pandas as pd
+
+from proxsps.experiments.base import Claim, Frames
+from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, DEFAULTS, IDENTITY, RIVALS
+
+TASK_NAMES = (
+    "digits",
+    "digits-1e-4",
+    "digits-1e-3",
+    "matrix",
+    "l1",
+    "fine-tuning",
+    "transformer",
+    "resnet",
+    "resnet-bn",
+)
+POINTS, PERCENT = 0.015, 0.01
+FAR = 10  # times what counts as level
+LONG_RUN = "transformer-10000"  # of the long version
+LARGE = {IDENTITY: 10.0, ADAM: 0.1}  # from here on lr should not matter
+NAMES = {
+    "sgd": "SGD",
+    "sgd-momentum": "SGD with momentum",
+    "adamw": "AdamW",
+    "schedule-free": "schedule-free AdamW",
+    "prodigy": "Prodigy",
+    "prox-sps": "ProxSPS",
+    IDENTITY: "ours, identity",
+    ADAM: "ours, Adam's metric",
+    ADAM_L2: "ours, Adam's metric, Euclidean l2",
+}
+
+
+def plain(trials: pd.DataFrame) -> pd.DataFrame:
+    """The trials over the whole grid of lr, without a cool-down or an average at the end."""
+    return trials[(trials["ending"] == "none") & trials["task"].isin(TASK_NAMES)]
+
+
+def losses(trials: pd.DataFrame) -> pd.DataFrame:
+    """Mean and spread over seeds of each setting, as something to be made small: an accuracy counts as its negative.
+
+    Columns task, method, lr (NaN: not set), metric, loss, spread; the loss is infinite where a run diverged.
+    """
+    signed = trials.assign(loss=trials["value"].where(trials["metric"] != "accuracy", -trials["value"]))
+    signed["loss"] = signed["loss"].fillna(math.inf)
+    groups = signed.groupby(["task", "method", "lr", "metric"], dropna=False, sort=False)["loss"]
+    return groups.agg(loss="mean", spread=_spread).reset_index()
+
+
+def _spread(values: pd.Series) -> float:
+    low, high = float(values.min()), float(values.max())
+    return high - low if math.isfinite(high) else 0.0
+
+
+def allowance(metric: str, loss: float) -> float:
+    """How much more than `loss` counts as level with it."""
+    return {"accuracy": POINTS, "gap": PERCENT}.get(metric, PERCENT * abs(loss))
+
+
+def shown(metric: str, loss: float) -> str:
+    """A loss as the metric that it came from."""
+    if not math.isfinite(loss):
+        return "diverged"
+    return f"{-loss:.1%}" if metric == "accuracy" else f"{loss:.4g}"
+
+
+def _best(rows: pd.DataFrame) -> pd.Series:
+    return rows.loc[rows["loss"].idxmin()]
+
+
+def _without_lr(rows: pd.DataFrame, method: str) -> pd.Series:
+    return rows[(rows["method"] == method) & rows["lr"].isna()].iloc[0]
+
+
+def _is_decisive(rows: pd.DataFrame, method: str) -> bool:
+    """Whether a method without lr is far better than the worst lr of its rival, on one task."""
+    ours, worst = _without_lr(rows, method), float(rows.loc[rows["method"] == RIVALS[method], "loss"].max())
+    return bool(ours["loss"] + FAR * allowance(str(ours["metric"]), float(ours["loss"])) < worst)
+
+
+def level_with_tuned(task: str, method: str, frames: Frames) -> Claim | None:
+    """A method without lr against the best lr of the baseline of its family, on one task."""
+    table = losses(plain(frames["trials"]))
+    rows = table[table["task"] == task]
+    if rows.empty:
+        return None  # its data was not there
+    ours, theirs = _without_lr(rows, method), _best(rows[rows["method"] == RIVALS[method]])
+    metric = str(ours["metric"])
+    limit = theirs["loss"] + allowance(metric, theirs["loss"])
+    rule = {"accuracy": "at most 1.5 points below", "gap": "at most 0.01 above"}.get(metric, "at most 1 % above")
+    return Claim(
+        f"level-{'identity' if method == IDENTITY else 'adam'}-{task}",
+        f"{task}: {NAMES[method]}, without lr, is level with {NAMES[RIVALS[method]]} at its best lr.",
+        "metric at the end of training, mean over seeds, lr not set",
+        f"{rule} {NAMES[RIVALS[method]]} at the best lr of its grid, and far from its worst",
+        f"{shown(metric, ours['loss'])}; {NAMES[RIVALS[method]]} {shown(metric, theirs['loss'])} at lr "
+        f"{theirs['lr']:g}",
+        bool(ours["loss"] <= limit) and _is_decisive(rows, method),
+    )
+
+
+def same_for_large_lr(method: str, frames: Frames) -> Claim:
+    """Nothing depends on lr from some size on, up to 1e6, on any task."""
+    table = losses(plain(frames["trials"]))
+    worst, where, decisive = 0.0, "none", True
+    for task, group in table.groupby("task", sort=False):
+        decisive &= _is_decisive(group, method)
+        large = group[(group["method"] == method) & ~(group["lr"] < LARGE[method])]
+        # Rounding may change a last digit, and one seed has no range: a thousandth of the value is no dependence.
+        noise = max(float(large["spread"].max()), 1e-3 * abs(float(large["loss"].median())), 1e-12)
+        apart = _spread(large["loss"])
+        ratio = apart / noise if math.isfinite(large["loss"].max()) else math.inf
+        if ratio >= worst:
+            worst, where = ratio, str(task)
+    return Claim(
+        f"same-for-large-lr-{'identity' if method == IDENTITY else 'adam'}",
+        f"{NAMES[method]}: from lr = {LARGE[method]:g} to 1e6, and without lr, the result is the same.",
+        "difference of the largest and the smallest mean over these lr, over the range of seeds; largest of all tasks",
+        f"at most 1, and far better than {NAMES[RIVALS[method]]} at its worst lr",
+        f"{worst:.2g} on {where}",
+        bool(worst <= 1) and decisive,
+    )
+
+
+def good_range(rows: pd.DataFrame, least: float = math.inf) -> float:
+    """Decades of lr around the best one of a method on a task that are level with it, or with a loss of `least`."""
+    rows = rows[rows["lr"].notna()].sort_values("lr")
+    if rows.empty or not rows["loss"].map(math.isfinite).any():
+        return 0.0
+    best = _best(rows)
+    least = min(least, float(best["loss"]))
+    good = (rows["loss"] <= least + allowance(str(best["metric"]), least)).tolist()
+    first = last = rows.index.get_loc(best.name)
+    if not good[first]:
+        return 0.0
+    while first > 0 and good[first - 1]:
+        first -= 1
+    while last + 1 < len(good) and good[last + 1]:
+        last += 1
+    lrs = rows["lr"].tolist()
+    return math.log10(lrs[last] / lrs[first])
+
+
+def wider_range(method: str, frames: Frames) -> Claim:
+    """The range of good lr, against the baseline of the same family, on every task."""
+    table = losses(plain(frames["trials"]))
+    both = table[table["method"].isin([method, RIVALS[method]])]
+    least = both.groupby("task")["loss"].min()
+    groups = both.groupby(["task", "method"])
+    widths = {(task, name): good_range(rows, least[task]) for (task, name), rows in groups}
+    tasks = list(dict.fromkeys(table["task"]))
+    decisive = all(_is_decisive(rows, method) for _, rows in table.groupby("task"))
+    ours, theirs = ([widths[task, name] for task in tasks] for name in (method, RIVALS[method]))
+    wider = sum(own >= other + 2 for own, other in zip(ours, theirs, strict=True))
+    return Claim(
+        f"wider-{'identity' if method == IDENTITY else 'adam'}",
+        f"{NAMES[method]} has a wider range of good lr than {NAMES[RIVALS[method]]}.",
+        "decades of lr around a method's best one that are level with the best of both methods",
+        "at least two decades more on every task, and the lr matters",
+        f"on {wider} of {len(tasks)} tasks; {min(ours):.1f} to {max(ours):.1f} decades against {min(theirs):.1f} to "
+        f"{max(theirs):.1f}",
+        wider == len(tasks) and decisive,
+    )
+
+
+def better_than_prodigy(frames: Frames) -> Claim:
+    """Two optimizers that need no lr, in the same metric."""
+    table = losses(plain(frames["trials"]))
+    counts = {"better": 0, "level": 0, "worse": 0}
+    for _, rows in table.groupby("task", sort=False):
+        ours = _without_lr(rows, ADAM)
+        theirs = rows[(rows["method"] == "prodigy") & (rows["lr"] == DEFAULTS["prodigy"])].iloc[0]
+        few = allowance(str(ours["metric"]), float(theirs["loss"]))
+        # Two runs that diverge are equally bad.
+        apart = 0.0 if ours["loss"] == theirs["loss"] else float(ours["loss"] - theirs["loss"])
+        counts["better" if apart < -few else "worse" if apart > few else "level"] += 1
+    return Claim(
+        "better-than-prodigy",
+        "ours, Adam's metric, without lr, is better than Prodigy, which needs no lr either.",
+        "metric at the end of training, Prodigy at its default lr of 1",
+        "better on more than half of the tasks",
+        ", ".join(f"{kind} on {count}" for kind, count in counts.items()),
+        counts["better"] > sum(counts.values()) / 2,
+    )
+
+
+def level_over_long_run(ending: str, frames: Frames) -> Claim | None:
+    """Our method in Adam's metric against AdamW over 10,000 steps, one seed, with the same ending."""
+    trials = frames["trials"]
+    rows = losses(trials[(trials["task"] == LONG_RUN) & (trials["ending"] == ending)])
+    if rows.empty:
+        return None
+    ours, theirs = _without_lr(rows, ADAM), _best(rows[rows["method"] == "adamw"])
+    return Claim(
+        f"long-run-{ending}",
+        f"Over 10,000 steps of the transformer {NAMES[ADAM]}, without lr, is level with AdamW (ending: {ending}).",
+        "validation loss, one seed, lr not set",
+        "at most 1 % above AdamW at the better one of two lr",
+        f"{ours['loss']:.4g}; AdamW {theirs['loss']:.4g} at lr {theirs['lr']:g}",
+        bool(ours["loss"] <= theirs["loss"] + allowance("loss", theirs["loss"])),
+    )
+
+
+def no_lr_table(frames: Frames) -> pd.DataFrame:
+    """One row per task and method: best lr, its value, the width of the good range, and the value with lr not set."""
+    table = losses(plain(frames["trials"]))
+    lines = []
+    for (task, method), rows in table.groupby(["task", "method"], sort=False):
+        metric = str(rows["metric"].iloc[0])
+        tuned = rows[rows["lr"].notna()]
+        best = _best(tuned) if len(tuned) else None
+        default = rows[rows["lr"] == DEFAULTS[method] if method in DEFAULTS else rows["lr"].isna()]
+        lines.append(
+            {
+                "task": task,
+                "method": NAMES[method],
+                "best": "" if best is None else shown(metric, float(best["loss"])),
+                "at lr": "" if best is None else f"{best['lr']:g}",
+                "good range, decades": "" if best is None else f"{good_range(tuned):.1f}",
+                "lr not set": shown(metric, float(default["loss"].iloc[0])),
+                **({} if method not in RIVALS else _endings(frames["trials"], str(task), str(method), metric)),
+            }
+        )
+    return pd.DataFrame(lines).fillna("")
+
+
+def _endings(trials: pd.DataFrame, task: str, method: str, metric: str) -> dict[str, str]:
+    own = trials[(trials["task"] == task) & (trials["method"] == method)]
+    found = {}
+    for ending in ("cool-down", "average"):
+        rows = own[own["ending"] == ending]
+        found[ending] = shown(metric, float(losses(rows)["loss"].iloc[0])) if len(rows) else ""
+    return found
+
+
+CLAIMS: tuple[Callable[[Frames], Claim | None], ...] = (
+    *(partial(level_with_tuned, task, method) for method in RIVALS for task in TASK_NAMES),
+    *(partial(same_for_large_lr, method) for method in RIVALS),
+    *(partial(wider_range, method) for method in RIVALS),
+    better_than_prodigy,
+    *(partial(level_over_long_run, ending) for ending in ("none", "cool-down", "average")),
+)

@@ -1,0 +1,210 @@
+"""What a step keeps of the steps before: averages of the model, Adam's metric, and how far the run has come.
+
+The formulas are those of `proxsps.core.estimate` and `proxsps.core.distance`. Here they are applied to all tensors of a
+step, and the sums over them are added up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from proxsps.core.array import Array
+from proxsps.core.distance import Travel, distance_cap, sampled_square, start_travel, update_travel
+from proxsps.core.estimate import (
+    Averages,
+    Weights,
+    averaged,
+    averaged_value,
+    corrected_weights,
+    metric,
+    momentum_weights,
+    start_averages,
+    update_averages,
+)
+from proxsps.jax.groups import TreeBlock, is_parameter, parameters
+from proxsps.jax.passes import SHORT, dot, flat_sample
+from proxsps.regularizers._support import wide
+
+
+class Kind(NamedTuple):
+    """Which of these things a method keeps."""
+
+    averages: bool = False  # momentum
+    metric: bool = False  # Adam's
+    distance: bool = False  # the distance cap
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to keep."""
+        return self.averages or self.metric or self.distance
+
+
+class Moments(NamedTuple):
+    """What `prox_sps` and `prox_sps_adam` keep; fields that a variant has no use for are empty.
+
+    Trees have the structure of the parameters and f32 entries at least.
+    """
+
+    average: Any = ()  # d, the average gradient, a tree
+    averages: Averages | tuple[()] = ()  # the numbers of the averaged model
+    square: Any = ()  # v, the average square of the gradient, a tree
+    steps: Array | tuple[()] = ()  # how many gradients each parameter has had, for the weights of v
+    start: Array | tuple[()] = ()  # every 17th entry of each parameter at the start, in one vector, sizes together
+    travel: Travel | tuple[()] = ()  # the numbers of the distance cap
+
+
+def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
+    """Before the first step, which the parameters at hand start from."""
+    zeros = jax.tree.map(lambda x: jnp.zeros_like(wide(jnp.asarray(x))) if is_parameter(x) else None, params)
+    xs, zero = [wide(jnp.asarray(x)) for x in parameters(params)], jnp.zeros((), dtype)
+    out = Moments()
+    if kind.averages:
+        out = out._replace(average=zeros, averages=start_averages(zero))
+    if kind.metric:
+        out = out._replace(square=zeros, steps=jnp.zeros(len(xs), dtype))
+    if kind.distance:
+        samples = _samples(xs)
+        x_sq = sum((sampled_square(part, n).astype(dtype) for part, n in samples), zero)
+        start = jnp.concatenate([jnp.zeros(0, dtype), *(part.astype(dtype) for part, _ in samples)])
+        out = out._replace(start=start, travel=start_travel(x_sq))
+    # Each with a buffer of its own, so that a jitted step may be given the state to overwrite.
+    return cast(Moments, jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), out))
+
+
+class Estimate(NamedTuple):
+    """The model of a step, and what is remembered once the step was taken."""
+
+    blocks: Sequence[TreeBlock]  # with its slopes and its metric
+    value: Array  # m
+    farthest: Array | None = None  # the distance cap
+    sound: Array | None = None  # whether loss, gradients and all new numbers may be used; None where nobody looked
+    after: Moments = Moments()  # with lists for trees
+
+
+def take_in(
+    kind: Kind,
+    numbers: Mapping[str, Any],
+    before: Moments,
+    blocks: Sequence[TreeBlock],
+    rest: Sequence[tuple[int, Array]],
+    value: Array,
+) -> Estimate:
+    """The model from a loss and its gradients.
+
+    A parameter without a gradient stays where it is. The model has a slope there as before, which decays.
+
+    Args:
+        kind: what is remembered.
+        numbers: the constants of the averages: b1, and b2 and eps of a metric.
+        before: what was remembered, with lists for trees.
+        blocks: parameters with their gradients.
+        rest: parameters without one, each after its place among all.
+        value: the loss.
+    """
+    made, after, checked = list(blocks), before, [value]
+    farthest = None
+    if kind.metric:
+        made, after = _with_metric(numbers, after, made)
+    if kind.distance:
+        after = _with_travel(after, made, rest)
+        travel = cast(Travel, after.travel)
+        farthest = distance_cap(travel)
+        checked += [*travel]
+    if kind.averages:
+        made, value, after = _with_averages(kind, numbers, after, made, rest, value)
+        checked += [value, *after.averages]
+    return Estimate(made, value, farthest, jnp.all(jnp.isfinite(jnp.stack(checked))), after)
+
+
+def kept(ok: Array, after: Moments, before: Moments) -> Moments:
+    """What is remembered: everything new if the step was taken, else all as it was."""
+    chosen: Moments = jax.tree.map(lambda new, old: jnp.where(ok, new, old), after, before)
+    return chosen
+
+
+def _with_metric(
+    numbers: Mapping[str, Any], before: Moments, blocks: Sequence[TreeBlock]
+) -> tuple[list[TreeBlock], Moments]:
+    """Blocks in Adam's metric, and moments with the new squares."""
+    weights = corrected_weights(before.steps, numbers["b2"])
+    squares, steps, out = list(before.square), cast(Array, before.steps), []
+    for block in blocks:
+        for g, place in zip(block.ds, block.places, strict=True):
+            squares[place] = averaged(squares[place], g * g, _like(Weights(*(w[place] for w in weights)), g))
+            steps = steps.at[place].add(1)
+        out.append(block._replace(metric=[_usable(metric(squares[place], numbers["eps"])) for place in block.places]))
+    return out, before._replace(square=squares, steps=steps)
+
+
+def _usable(D: Array) -> Array:
+    """The metric, 1 where there never was a gradient and eps = 0, and NaN where a square was too large.
+
+    NaN reaches the sums of the model, so that the step is skipped; infinity would not, and v would keep it for ever.
+    """
+    return jnp.where(D > 0, jnp.where(jnp.isfinite(D), D, jnp.nan), jnp.ones_like(D))
+
+
+def _with_travel(before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tuple[int, Array]]) -> Moments:
+    """Moments that know where the run is now."""
+    travel, origin = cast(Travel, before.travel), cast(Array, before.start)
+    dtype = travel.reach.dtype
+    xs = dict(rest) | {place: x for block in blocks for x, place in zip(block.xs, block.places, strict=True)}
+    moved_sq, offset = jnp.zeros((), dtype), 0
+    for part, n in _samples([wide(jnp.asarray(xs[place])) for place in sorted(xs)]):
+        start = origin[offset : offset + part.size].astype(part.dtype)
+        moved_sq = moved_sq + sampled_square(part, n, start).astype(dtype)
+        offset += part.size
+    g_sq = jnp.zeros((), dtype)
+    for block in blocks:
+        directions = block.directions(block.ds)
+        g_sq = g_sq + dot(directions, directions, dtype)
+    return before._replace(travel=update_travel(travel, moved_sq, g_sq))
+
+
+def _samples(xs: Sequence[Array]) -> list[tuple[Array, int]]:
+    """The sampled entries of all tensors, each part with how many entries it stands for.
+
+    Short tensors of one size are one part, as if they were one tensor: a sum for each of hundreds would cost more.
+    """
+    parts: dict[Any, list[Array]] = defaultdict(list)
+    for i, x in enumerate(xs):
+        parts[(x.size, x.dtype) if x.size <= SHORT else i].append(x)
+    joined = [(members, [flat_sample(x) for x in members]) for members in parts.values()]
+    return [(jnp.concatenate(own) if len(own) > 1 else own[0], sum(x.size for x in xs)) for xs, own in joined]
+
+
+def _with_averages(
+    kind: Kind,
+    numbers: Mapping[str, Any],
+    before: Moments,
+    blocks: Sequence[TreeBlock],
+    rest: Sequence[tuple[int, Array]],
+    value: Array,
+) -> tuple[list[TreeBlock], Array, Moments]:
+    """Blocks with averaged slopes, the value of the averaged model, and moments with the new averages."""
+    weigh = corrected_weights if kind.metric else momentum_weights
+    numbers_before = cast(Averages, before.averages)
+    weights = weigh(numbers_before.taken, numbers["b1"])
+    slopes, out = list(before.average), []
+    g_dot_x, d_dot_x = jnp.zeros_like(value), jnp.zeros_like(value)
+    for block in blocks:
+        for g, place in zip(block.ds, block.places, strict=True):
+            slopes[place] = averaged(slopes[place], g, _like(weights, g))
+        ds = [slopes[place] for place in block.places]
+        g_dot_x = g_dot_x + dot(block.ds, block.xs, value.dtype)
+        d_dot_x = d_dot_x + dot(ds, block.xs, value.dtype)
+        out.append(block._replace(ds=ds))
+    for place, x in rest:
+        slopes[place] = averaged(slopes[place], jnp.zeros_like(slopes[place]), _like(weights, slopes[place]))
+        d_dot_x = d_dot_x + dot([slopes[place]], [wide(jnp.asarray(x))], value.dtype)
+    averages = update_averages(numbers_before, value, g_dot_x, weights)
+    return out, averaged_value(value, averages, d_dot_x), before._replace(average=slopes, averages=averages)
+
+
+def _like(weights: Weights, x: Array) -> Weights:
+    return Weights(*(w.astype(x.dtype) for w in weights))

@@ -1,0 +1,97 @@
+"""From a method to an optax transformation: gather, solve, scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from proxsps.core import rules
+from proxsps.core.array import Array
+from proxsps.core.outcome import Report, Solution, report
+from proxsps.jax.checks import check_lower_bound, check_update
+from proxsps.jax.groups import Gathered, Groups
+from proxsps.jax.moments import Moments, start_moments
+from proxsps.jax.solve import JaxMethod, settled, solve
+
+LastStep = Report
+Number = Any  # a Python number or a 0-d array, traced or not
+Schedule = Number | Callable[[Array], Array]
+
+
+class PolyakState(NamedTuple):
+    """State of the transformations here: a few numbers, and moments where a method has them."""
+
+    count: Array  # updates so far, which are passed to schedules
+    last_step: LastStep  # what the last update did
+    memory: rules.StepMemory | Moments | tuple[()] = ()  # state from the steps before
+
+
+def transformation(
+    method: JaxMethod, groups: Groups, bound: Number | None = None, constants: Mapping[str, Number] | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """The method with its options, its lower bound and its constants."""
+    blocks_count = len(groups.options)
+
+    def init(params: Any) -> PolyakState:
+        groups.check(params)
+        dtype = groups.dtype(params)
+        nothing = report(jnp.zeros(blocks_count, dtype), Solution.skipped(jnp.nan))
+        memory: Any = ()
+        if method.remembers:
+            memory = rules.start_memory(jnp.zeros(blocks_count, dtype))
+        elif method.moments.any:
+            memory = start_moments(method.moments, params, dtype)
+        return PolyakState(jnp.zeros((), jnp.int32), settled(nothing, dtype), memory)
+
+    def update(
+        updates: Any,
+        state: PolyakState,
+        params: Any = None,
+        *,
+        value: Number | None = None,
+        lower_bound: Number | None = None,
+        **extra: Any,
+    ) -> tuple[Any, PolyakState]:
+        if value is None and not method.bounded:
+            value = 0.0
+        check_update(method.name, params, value)
+        check_lower_bound(method.name, lower_bound, method.bounded)
+        dtype = groups.dtype(params)
+        gathered = groups.gather(updates, params, state.count)
+        C = 0.0 if bound is None else bound if lower_bound is None else lower_bound
+        loss, least = (jnp.asarray(x, dtype).reshape(()) for x in (value, C))
+        memory = _listed(state.memory, gathered)
+        moved, last, memory = solve(method, gathered, loss, least, memory, constants or {})
+        after = PolyakState(optax.safe_increment(state.count), last, _restored(memory, state.memory))
+        return gathered.scatter(moved), after
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _listed(memory: Any, gathered: Gathered) -> Any:
+    """Memory with lists, in the order of the parameters, for trees."""
+    if not isinstance(memory, Moments):
+        return memory
+    count = sum(len(block.xs) for block in gathered.blocks) + len(gathered.rest)
+    out = memory._replace(average=jax.tree.leaves(memory.average), square=jax.tree.leaves(memory.square))
+    for moments in (out.average, out.square):
+        if moments and len(moments) != count:
+            raise ValueError(
+                f"The state has moments of {len(moments)} parameters, got {count} parameters. Call init with those "
+                "that are passed to update."
+            )
+    return out
+
+
+def _restored(memory: Any, like: Any) -> Any:
+    """Memory with trees for lists."""
+    if not isinstance(memory, Moments):
+        return memory
+    average, square = (jax.tree.structure(tree) for tree in (like.average, like.square))
+    return memory._replace(
+        average=jax.tree.unflatten(average, memory.average), square=jax.tree.unflatten(square, memory.square)
+    )

@@ -1,0 +1,211 @@
+"""The one table of methods: how each is called, drawn, built in torch and JAX, and stepped by a sweep.
+
+The command line, sweeps, figures and the documentation read it. It is plain data: classes and functions are named by
+"module:name" and loaded when a run needs them. `add` puts a method of your own beside the others.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+# Those of Okabe and Ito are taken by the methods of this package; these keep their distance from them.
+SPARE_COLOURS = ("#FF4FD8", "#8C5A2B", "#B22A5B", "#3E7F86", "#A3A82B", "#1F2A6B", "#F08A8A", "#4F8F2F")
+SPARE_MARKERS = ("X", "*", "h", "<", ">", "d", "8", "H")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a sweep.
+
+    For a method of your own, `name` and `make` are enough.
+
+    Args:
+        name: what results are filed under, and what the command line takes.
+        make: make(parameters, run) returns the optimizer of a run, any `torch.optim.Optimizer`. `run` is the `RunSpec`:
+            `run.lr`, `run.weight_decay`, `run.phi` (the regulariser) and `run.problem.lower_bound` are there. The
+            sweep calls `step(loss=loss)` where the optimizer takes a loss, else `step(closure)`.
+        label: in figures and tables; default: the name.
+        colour: of its lines; default: one that no other method has.
+        marker: of its points, one of matplotlib's; default as for colours.
+        rule: a rule as those of `proxsps.core.rules`, from a `Model` to a `Decision`. With it runs are batched, many
+            of them in one tensor program. It must choose the same step as the optimizer.
+        coupled: whether the regulariser is part of the loss. For a method of your own the sweep then adds its value to
+            the loss and its subgradient to the gradients; else the optimizer has to apply it.
+        bounded: whether a step at a loss below its lower bound is skipped (for `rule`).
+        guarded: whether a step with a loss or gradient that is not finite is skipped (for `rule`).
+        followed: whether the schedule `adaptive` may follow its adaptive step.
+        lr: alpha_0 if none is given.
+        schedule: the same for the schedule.
+        optimizer: the class in torch, as "module:name".
+        optax: the function for JAX, as "module:name".
+        dashes: of its lines, as matplotlib has them; none for a solid line.
+    """
+
+    name: str
+    make: Callable[[Iterable[Any], Any], Any] | None = None
+    label: str = ""
+    colour: str = ""
+    marker: str = ""
+    rule: str | Callable[[Any], Any] = ""
+    coupled: bool = True
+    bounded: bool = False
+    guarded: bool = False
+    followed: bool = False
+    lr: float = 1.0
+    schedule: str = "sqrt"
+    optimizer: str = ""
+    optax: str = ""
+    dashes: tuple[float, tuple[float, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(letter.isalnum() or letter in "-_." for letter in self.name):
+            raise ValueError(
+                f"The name of a method is made of letters, digits, dots, hyphens and underscores, got {self.name!r}."
+            )
+        if self.make is not None and not callable(self.make):
+            raise ValueError(f"make of the method {self.name!r} must be a function of parameters and run.")
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is an optimizer for it; some methods are only drawn."""
+        return bool(self.optimizer or self.make)
+
+    @property
+    def home(self) -> str:
+        """The module and the name of its optimizer, as an import has them."""
+        return self.optimizer.replace(":", ".")
+
+
+def load(name: str) -> Any:
+    """What "module:name" stands for."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+RULES, OURS, JAX = "proxsps.core.rules:", "proxsps.optim:", "proxsps.jax:"
+_TABLE = (
+    Method(
+        "prox-sps",
+        label="ProxSPS",
+        colour="#0072B2",
+        marker="o",
+        rule=f"{RULES}truncated",
+        coupled=False,
+        bounded=True,
+        guarded=True,
+        followed=True,
+        optimizer=f"{OURS}ProxSPS",
+        optax=f"{JAX}prox_sps",
+    ),
+    Method(
+        "sps",
+        label="SPS",
+        colour="#D55E00",
+        marker="s",
+        rule=f"{RULES}sps_max",
+        bounded=True,
+        guarded=True,
+        followed=True,
+        optimizer=f"{OURS}SPS",
+        optax=f"{JAX}sps",
+        dashes=(0.0, (3.2, 1.8)),  # it often does the same as ProxSPS: where lines coincide, both are seen
+    ),
+    Method("sgd", label="SGD", colour="#009E73", marker="^", rule=f"{RULES}linear", optimizer="torch.optim:SGD"),
+    Method(
+        "prox-sgd",
+        label="ProxSGD",
+        colour="#CC79A7",
+        marker="D",
+        rule=f"{RULES}linear",
+        coupled=False,
+        guarded=True,
+        optimizer=f"{OURS}ProxSGD",
+        optax=f"{JAX}prox_sgd",
+    ),
+    Method(
+        "dec-sps",
+        label="DecSPS",
+        colour="#E69F00",
+        marker="v",
+        rule=f"{RULES}dec_sps",
+        bounded=True,
+        guarded=True,
+        optimizer=f"{OURS}DecSPS",
+        optax=f"{JAX}dec_sps",
+    ),
+    Method(
+        "adamw",
+        label="AdamW",
+        colour="#6B6F76",
+        marker="p",
+        coupled=False,
+        lr=1e-3,
+        schedule="constant",
+        optimizer="torch.optim:AdamW",
+        optax="optax:adamw",
+    ),
+    Method("prox-sps-adaptive", label="ProxSPS, adaptive cap", colour="#56B4E9", marker="P", coupled=False),
+    Method("sgd-momentum", label="SGD with momentum", colour="#4DB38F", marker="v"),
+    Method("schedule-free", label="schedule-free AdamW", colour="#A9ADB3", marker="h", coupled=False),
+    Method("prodigy", label="Prodigy", colour="#CC79A7", marker="D", coupled=False),
+    Method("prox-sps-momentum", label="ProxSPS, momentum, three caps", colour="#D55E00", marker="s", coupled=False),
+    Method("prox-sps-adam", label="ProxSPSAdam", colour="#22262B", marker="*", coupled=False),
+    Method("prox-sps-adam-l2", label="ProxSPSAdam, Euclidean l2", colour="#7A4FBF", marker="X", coupled=False),
+    Method("prox-point", label="proximal point", colour="#E69F00", marker="D", coupled=False),
+)
+METHODS: dict[str, Method] = {method.name: method for method in _TABLE}  # with those that were added
+OWN_TABLE = frozenset(METHODS)  # names of this package
+RUNNABLE = tuple(method.name for method in _TABLE if method.runs)
+
+
+def add(method: Method) -> Method:
+    """Put a method of your own into the table: its name then stands for it in grids, figures and commands.
+
+    A name that was added before is given its new meaning; those of this package stay as they are. The method is
+    returned, with a label, a colour and a marker of its own where it had none.
+    """
+    if method.name in OWN_TABLE:
+        raise ValueError(f"{method.name!r} is a method of this package. Choose another name for yours.")
+    METHODS[method.name] = _with_looks(method)
+    return METHODS[method.name]
+
+
+def find(name: str) -> Method:
+    """The method of this name that a sweep can run; else an error with the name that was probably meant."""
+    known = [method.name for method in METHODS.values() if method.runs]
+    if name in known:
+        return METHODS[name]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise ValueError(
+        f"Unknown method {name!r}. {hint}Known are {', '.join(known)}; one of your own is added by proxsps.methods.add."
+    )
+
+
+def looks(name: str) -> Method:
+    """The entry that says how a method is drawn. A name without one is given spare looks, and keeps them."""
+    return METHODS[name] if name in METHODS else add(Method(name))
+
+
+def _with_looks(method: Method) -> Method:
+    others = [known for known in METHODS.values() if known.name != method.name]
+    colour = method.colour or _spare(SPARE_COLOURS, [known.colour for known in others], method.name)
+    marker = method.marker or next((m for m in SPARE_MARKERS if m not in {known.marker for known in others}), "o")
+    return replace(method, label=method.label or method.name, colour=colour, marker=marker)
+
+
+def _spare(palette: tuple[str, ...], taken: list[str], name: str) -> str:
+    free = [colour for colour in palette if colour not in taken]
+    if not free:
+        raise ValueError(
+            f"There is no spare colour for the method {name!r}: {len(palette)} methods have one already. Give it one: "
+            "proxsps.methods.add(Method(name, colour='#1133AA'))."
+        )
+    return free[0]
+
+
+__all__ = ["METHODS", "RUNNABLE", "Method", "add", "find", "load", "looks"]

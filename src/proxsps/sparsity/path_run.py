@@ -1,0 +1,101 @@
+"""Training, measuring and the state of the network along a path over the strength."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from proxsps.regularizers import L1
+from proxsps.regularizers.base import value_all
+from proxsps.sparsity.counts import sparsity_report
+from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
+from proxsps.sparsity.inputs import outputs
+from proxsps.sparsity.points import Folder, Point
+from proxsps.sparsity.shrinking import shrink
+from proxsps.sparsity.units import Units, clear_dead, unit_groups
+
+Train = Callable[[nn.Module, ParameterGroups], None]
+Evaluate = Callable[[nn.Module], float]
+Kind = Literal["units", "weights", "rows"] | Callable[[nn.Module, float], ParameterGroups]
+
+
+class Run:
+    """A network, what trains and judges it, and what is to become zero in it."""
+
+    def __init__(
+        self, model: nn.Module, train: Train, evaluate: Evaluate, inputs: Any, units: Units, kind: Kind
+    ) -> None:
+        self.model, self.train, self.evaluate, self.inputs, self.units = model, train, evaluate, inputs, units
+        self.kind = kind
+        self.structured = kind == "units" or callable(kind)
+        self.total = sum(param.numel() for param in model.parameters())
+        if kind == "units" and not units.sets:
+            unit_groups(model, inputs, 1.0, units=units)  # raises, and says why
+
+    def groups(self, strength: float) -> ParameterGroups:
+        """Parameter groups of this strength; without a regulariser where it is 0."""
+        if not strength:
+            return ParameterGroups([{"params": _trained(self.model), "regularizer": None}])
+        if self.kind == "units":
+            return unit_groups(self.model, self.inputs, strength, units=self.units)
+        if self.kind == "weights":
+            return sparse_groups(self.model, L1(strength))
+        if self.kind == "rows":
+            return sparse_groups(self.model, rows(strength))
+        return self.kind(self.model, strength)
+
+    def reference(self) -> float:
+        """The strength at which the penalty of the present weights is 1."""
+        with torch.no_grad():
+            values = [
+                float(value_all(group["regularizer"], [param.detach() for _, param in group["params"]]))
+                for group in self.groups(1.0)
+                if group["regularizer"] is not None
+            ]
+        return 1 / max(sum(values), 1e-12)
+
+    def point(self, strength: float, store: Folder, index: int) -> Point:
+        """Train at a strength, or take the point from the folder."""
+        saved = store.load(index, strength)
+        if saved is not None:
+            self.model.load_state_dict(saved["model"])
+            return Point(**saved["point"])
+        self.train(self.model, self.groups(strength))
+        clear_dead(self.model, self.units)
+        found = self._measured(strength)
+        store.save(index, strength, found, self.state())
+        return found
+
+    def _measured(self, strength: float) -> Point:
+        report = sparsity_report(self.model, self.units)
+        accuracy = float(self.evaluate(self.model))
+        if not strength and not math.isfinite(accuracy):
+            raise ValueError(
+                f"evaluate returned {accuracy} for the dense network, which all others are compared with: look at "
+                "evaluate, and whether the training diverged."
+            )
+        small = shrink(self.model, self.inputs, units=self.units, timing_seconds=0).report.after.parameters
+        size = small / self.total if self.structured else 1 - report.zeros
+        return Point(strength, accuracy, size, report.zeros, small, report.dead_units, report.units)
+
+    def state(self) -> dict[str, Any]:
+        """A copy of the network's tensors."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    def everything_dead(self) -> bool:
+        """Whether the output no longer depends on the input."""
+        found = outputs(self.model, self.inputs)
+        return all(bool((one == one[:1]).all()) for one in found if one.ndim and len(one) > 1) and any(
+            one.ndim and len(one) > 1 for one in found
+        )
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+
+
+__all__ = ["Evaluate", "Kind", "Run", "Train"]

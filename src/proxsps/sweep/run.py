@@ -1,0 +1,52 @@
+"""A whole sweep in one call: what is missing in a store is run, and the tables are returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from proxsps.sweep.engines import Advance, Batched, Engine
+from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.store import Store
+
+
+class Tables(NamedTuple):
+    """The results of a sweep, with the columns that `proxsps.sweep.store` documents."""
+
+    runs: pd.DataFrame  # one row for each run and epoch
+    steps: pd.DataFrame  # one row for each iteration of the runs with seed 0
+
+
+def run_sweep(
+    specs: Sequence[RunSpec],
+    folder: str | Path,
+    engine: Engine | None = None,
+    advance: Advance = lambda epochs: None,
+) -> Tables:
+    """Run what is missing of a sweep, and return the results of all its runs.
+
+    Args:
+        specs: the runs, as `grid` makes them.
+        folder: of the store. Runs that are there already are not run again, and a sweep that was interrupted continues
+            where it was. Its last part names the sweep.
+        engine: how to run; default: `Batched`.
+        advance: called with the number of epochs that were finished.
+    """
+    place = Path(folder)
+    store = Store(place, place.resolve().name)
+    chosen = Batched() if engine is None else engine
+    fill(store, specs, chosen.saving(place) if isinstance(chosen, Batched) else chosen, advance)
+    ids = {spec.id for spec in specs}
+    return Tables(*(table[table["run"].isin(ids)].reset_index(drop=True) for table in (store.runs, store.steps)))
+
+
+def fill(store: Store, specs: Sequence[RunSpec], engine: Engine, advance: Advance) -> None:
+    """Run what a store lacks, and keep each part as soon as it is finished."""
+    store.lacking(specs)  # raises an error if a run is there that is not what its spec says
+    with closing(engine.run(specs, store.done, advance)) as finished:  # what a sweep has started ends with it
+        for results in finished:
+            store.add(results)

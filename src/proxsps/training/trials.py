@@ -1,0 +1,255 @@
+"""Trials: one task, one optimizer with its constants, one seed, and one number at the end.
+
+A sweep compares methods on one problem over epochs. Trials are for comparisons over several tasks of any kind, with any
+torch optimizer: a task says what is trained and measured, a method makes the optimizer, and a result is one row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from proxsps.optim import CoolDown, polynomial_multi_avg_fn
+from proxsps.optim.base import PolyakOptimizer
+from proxsps.regularizers import Regularizer
+from proxsps.sweep.pool import Tell, run_tasks
+
+ENDINGS = ("none", "cool-down", "average")
+METRICS = ("accuracy", "loss", "gap")  # "gap": an objective over its smallest value, minus 1
+LOOKS = 10  # steps between two readings of the active cap
+
+Batch = tuple[Tensor, ...]
+Params = list[nn.Parameter]
+
+
+class Task(ABC):
+    """What is trained, for how many steps, and what is measured at the end.
+
+    Subclasses are frozen dataclasses of plain options; `data_digest` covers everything else that they depend on.
+    """
+
+    name: str  # unique in an experiment
+    title: str  # in words, for figures
+    metric: ClassVar[str] = "loss"  # one of METRICS
+    lower_bound: ClassVar[float] = 0.0
+    steps: int
+    weight_decay: float = 0.0
+
+    @abstractmethod
+    def model(self, seed: int) -> nn.Module:
+        """A fresh model; the seed is that of its starting weights."""
+
+    @abstractmethod
+    def batches(self, seed: int) -> Iterator[Batch]:
+        """Batches without an end, the same ones for equal seeds."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean loss over a batch, without weight decay and regulariser."""
+
+    @abstractmethod
+    def measure(self, model: nn.Module) -> float:
+        """The number that is compared, of a model in evaluation mode; called without gradients."""
+
+    def regularizer(self) -> Regularizer | None:
+        """A regulariser in the place of weight decay."""
+        return None
+
+    def data_digest(self) -> str:
+        """A digest of data that is not among the options."""
+        return ""
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that a result depends on, as plain data."""
+        return {"kind": type(self).__name__, **asdict(self), "data": self.data_digest()}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Method:
+    """An optimizer under a name.
+
+    Args:
+        name: of the method, in tables and stores.
+        make: an optimizer for these parameters, with this lr (None: not set), on this task.
+        lrs: that are tried; None stands for "not set".
+        has_prox: whether the optimizer takes the task's regulariser; others get its subgradient with the gradient.
+        needs: packages that it is imported from.
+    """
+
+    name: str
+    make: Callable[[Params, float | None, Task], Optimizer]
+    lrs: tuple[float | None, ...]
+    has_prox: bool = False
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: a task, a method with an lr, a seed, and what is done at the end of training.
+
+    `ending` is "none", "cool-down" (the lr falls to 0 over the last quarter) or "average" (the polynomial average of
+    the weights is measured).
+    """
+
+    task: Task
+    method: Method
+    lr: float | None
+    seed: int
+    ending: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.ending not in ENDINGS:
+            raise ValueError(f"The ending is one of {', '.join(ENDINGS)}, got {self.ending!r}.")
+
+    @cached_property
+    def id(self) -> str:
+        """Sixteen digits that stand for all of the above, and for the task's data."""
+        text = json.dumps([_settings(self.task), *self.setting()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def setting(self) -> tuple[str, str, float | None, int, str]:
+        """What distinguishes trials of one experiment."""
+        return self.task.name, self.method.name, self.lr, self.seed, self.ending
+
+    def describe(self) -> str:
+        """The trial in words, for messages."""
+        lr = "not set" if self.lr is None else f"{self.lr:g}"
+        return f"trial {self.id} ({self.task.name}, {self.method.name}, lr {lr}, seed {self.seed})"
+
+
+@lru_cache(maxsize=64)
+def _settings(task: Task) -> dict[str, Any]:
+    """Those of a task, for which its data is read."""
+    return task.settings()
+
+
+def run_trial(trial: Trial) -> dict[str, Any]:
+    """Train and measure; one row of the store. A loss that is not finite ends the run: it has diverged."""
+    began = time.process_time()
+    task = trial.task
+    model = task.model(trial.seed)
+    optimizer = trial.method.make(list(model.parameters()), trial.lr, task)
+    scheduler = CoolDown(optimizer, task.steps) if trial.ending == "cool-down" else None
+    averaged = AveragedModel(model, multi_avg_fn=polynomial_multi_avg_fn()) if trial.ending == "average" else None
+    caps: list[str] = []
+    _set_mode(model, optimizer, training=True)
+    done = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a run that diverges is a result, not a warning
+        for batch in _first(task.batches(trial.seed), task.steps):
+            loss = _step(trial, model, optimizer, batch)
+            if not math.isfinite(loss):
+                break
+            done += 1
+            if scheduler is not None:
+                scheduler.step()
+            if averaged is not None:
+                averaged.update_parameters(model)
+            if done % LOOKS == 0 and isinstance(optimizer, PolyakOptimizer) and optimizer.last_step is not None:
+                caps.append(optimizer.last_step.cap_name)
+    value = _measured(trial, averaged or model, optimizer) if done == task.steps else math.nan
+    shares = {f"share_{cap}": caps.count(cap) / len(caps) if caps else math.nan for cap in ("polyak", "distance", "lr")}
+    return {
+        "trial": trial.id,
+        "task": task.name,
+        "title": task.title,
+        "metric": task.metric,
+        "method": trial.method.name,
+        "lr": math.nan if trial.lr is None else float(trial.lr),
+        "seed": trial.seed,
+        "ending": trial.ending,
+        "steps": done,
+        "value": value,
+        **shares,
+        "status": "ok" if math.isfinite(value) else "diverged",
+        "cpu_seconds": time.process_time() - began,
+    }
+
+
+def _step(trial: Trial, model: nn.Module, optimizer: Optimizer, batch: Batch) -> float:
+    """One step; the loss before it."""
+    optimizer.zero_grad()
+    loss = trial.task.loss(model, batch)
+    loss.backward()
+    phi = trial.task.regularizer()
+    if phi is not None and not trial.method.has_prox:
+        with torch.no_grad():
+            for param in model.parameters():
+                param.grad += phi.subgradient(param)
+    if isinstance(optimizer, PolyakOptimizer):
+        optimizer.step(loss=loss)
+    else:
+        optimizer.step()
+    return float(loss.detach())
+
+
+@torch.no_grad()
+def _measured(trial: Trial, model: nn.Module, optimizer: Optimizer) -> float:
+    _set_mode(model, optimizer, training=False)
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
+        # Running statistics belong to the weights of the last steps, not to an average of weights.
+        model.train()
+        _renew_statistics(model, trial.task, trial.seed)
+        model.eval()
+    inner = model.module if isinstance(model, AveragedModel) else model
+    return trial.task.measure(inner)
+
+
+def _renew_statistics(model: nn.Module, task: Task, seed: int, batches: int = 20) -> None:
+    """Running statistics of batch normalisation as plain means over some training batches."""
+    norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # torch's way to say "plain mean"
+    inner = model.module if isinstance(model, AveragedModel) else model
+    for batch in _first(task.batches(seed), batches):
+        task.loss(inner, batch)
+
+
+def _set_mode(model: nn.Module, optimizer: Optimizer, training: bool) -> None:
+    """Of the model, and of optimizers that keep other weights for training than for evaluation."""
+    model.train(training)
+    switch = getattr(optimizer, "train" if training else "eval", None)
+    if callable(switch):
+        switch()
+
+
+def _first(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
+    return (batch for batch, _ in zip(batches, range(count), strict=False))
+
+
+class Trials:
+    """Runs trials in a pool of processes with one thread each; each process takes one trial after the other."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or os.cpu_count() or 1
+
+    def run(
+        self, trials: Sequence[Trial], done: Collection[str], advance: Tell
+    ) -> Generator[dict[str, Any], None, None]:
+        """Rows of the trials whose id is not in `done`, as they are finished. Closing it ends the processes."""
+        missing = [trial for trial in trials if trial.id not in done]
+        with closing(run_tasks(_work, [(trial, trial.describe()) for trial in missing], self.workers, advance)) as rows:
+            yield from rows
+
+
+def _work(trial: Trial, tell: Tell) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    row = run_trial(trial)
+    tell(1)
+    return row

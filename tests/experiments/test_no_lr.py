@@ -1,0 +1,310 @@
+"""The experiment no-lr: claims on right and wrong results, its table and figure, and runs by the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from proxsps import figures
+from proxsps.cli import app
+from proxsps.experiments import EXPERIMENTS
+from proxsps.experiments.base import Frames
+from proxsps.experiments.no_lr import LONG_TEXT, OPTIONAL, TASKS
+from proxsps.experiments.no_lr.claims import TASK_NAMES, good_range, losses, plain
+from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, METHODS, RIVALS
+from proxsps.experiments.no_lr.tasks import DigitsTask, SparseTask, smallest_objective
+from proxsps.experiments.no_lr.text import LETTERS, TextTask, language_reference
+from proxsps.training.trials import Trial
+
+NO_LR, LONG = EXPERIMENTS["no-lr"], EXPERIMENTS["no-lr-long"]
+ROWS = len(TASKS) * (len(METHODS) - 1) + sum(bool(task.weight_decay) for task in TASKS)  # of the table
+GOOD = {"accuracy": 0.9, "loss": 2.0, "gap": 0.001}
+BAD = {"accuracy": 0.1, "loss": 20.0, "gap": 2.0}
+
+
+def right(method: str, lr: float | None, metric: str) -> float:
+    """Each baseline is good at the lr in the middle of its grid; ours from the middle on, and without lr."""
+    lrs = [value for value in METHODS[method].lrs if value is not None]
+    middle = len(lrs) // 2
+    if method in (*RIVALS, ADAM_L2):
+        return GOOD[metric] if lr is None or lrs.index(lr) >= middle - 1 else BAD[metric]
+    if method == "prodigy":
+        return 0.5 * (GOOD[metric] + BAD[metric])
+    return GOOD[metric] if lrs.index(lr) == middle else math.nan if lr == lrs[-1] else BAD[metric]
+
+
+def source_of(store: str, method: str) -> str:
+    """The method whose results a method gets in a store."""
+    kind, _, other = store.partition("-")
+    if kind == "copy":
+        return method if method == ADAM_L2 else other
+    if kind == "swap":
+        pairs = {**RIVALS, **{rival: ours for ours, rival in RIVALS.items()}}
+        if other == "prodigy":
+            pairs = {ADAM: "prodigy", "prodigy": ADAM}
+        return pairs.get(method, method)
+    return method
+
+
+def matched_lr(method: str, lr: float | None, source: str) -> float | None:
+    """The lr of another method that stands where an lr stands in a method's own grid; None is the largest."""
+    if method == ADAM_L2:
+        return None
+    own, other = ([value for value in METHODS[name].lrs if value is not None] for name in (method, source))
+    place = len(own) - 1 if lr is None else own.index(lr)
+    if lr is None and source in RIVALS:
+        return None
+    return other[round(place * (len(other) - 1) / (len(own) - 1))]
+
+
+def made(store: str, trials: list[Trial] | None = None) -> Frames:
+    rows = []
+    for trial in trials or NO_LR.trials(2):
+        metric, name = trial.task.metric, trial.method.name
+        if store == "chance":
+            value = BAD[metric]
+        else:
+            source = source_of(store, name)
+            value = right(source, matched_lr(name, trial.lr, source), metric)
+        lr = math.nan if trial.lr is None else trial.lr
+        value *= 1 + 0.002 * np.random.default_rng([len(trial.task.name), trial.seed]).standard_normal()
+        rows.append((trial.task.name, trial.task.title, metric, name, lr, trial.seed, trial.ending, value))
+    columns = ["task", "title", "metric", "method", "lr", "seed", "ending", "value"]
+    return {"trials": pd.DataFrame(rows, columns=columns)}
+
+
+LEVEL = {f"level-{family}-{task}" for family in ("identity", "adam") for task in TASK_NAMES}
+FAMILIES = {f"{claim}-{family}" for claim in ("same-for-large-lr", "wider") for family in ("identity", "adam")}
+# Wrong stores on which a claim holds all the same, because its sentence is true there as well.
+HOLDS_ON = {
+    "swap-prodigy": {name for name in LEVEL | FAMILIES if "identity" in name} | {"same-for-large-lr-adam"},
+}
+
+
+@pytest.mark.parametrize("store", ["right", "swap-rivals", "swap-prodigy", "copy-adamw", "copy-prodigy", "chance"])
+def test_claims_hold_on_right_results_and_on_no_wrong_ones_but_those_named(store):
+    judged = NO_LR.judge(made(store))
+    assert {claim.name for claim in judged} == LEVEL | FAMILIES | {"better-than-prodigy"}
+    held = {claim.name for claim in judged if claim.holds}
+    assert held == (LEVEL | FAMILIES | {"better-than-prodigy"} if store == "right" else HOLDS_ON.get(store, set()))
+    assert not any("nan" in claim.measured for claim in judged)
+
+
+def changed(change: Callable[[pd.DataFrame], pd.Series], value: Callable[[pd.Series], pd.Series]) -> dict[str, bool]:
+    """Verdicts after the values of some rows were changed."""
+    frames = made("right")
+    table = frames["trials"]
+    rows = change(table)
+    table.loc[rows, "value"] = value(table.loc[rows, "value"])
+    return {claim.name: claim.holds for claim in NO_LR.judge(frames)}
+
+
+@pytest.mark.parametrize(("task", "enough"), [("digits", 0.98), ("digits-1e-4", 1.02), ("l1", 20.0)])
+def test_a_task_that_is_not_level_fails_alone(task, enough):
+    verdicts = changed(
+        lambda t: (t["task"] == task) & (t["method"] == ADAM) & (t["lr"].isna() | (t["lr"] >= 0.01)),
+        lambda values: values * enough,
+    )
+    assert {name for name, holds in verdicts.items() if not holds} == {f"level-adam-{task}", "wider-adam"}
+
+
+@pytest.mark.parametrize("method", RIVALS)
+def test_one_large_lr_that_differs_or_diverges_is_told(method):
+    family = "identity" if method == IDENTITY else "adam"
+    for factor in (1.05, math.nan):
+        verdicts = changed(
+            lambda t: (t["task"] == "transformer") & (t["method"] == method) & (t["lr"] == 1e6),
+            lambda values, factor=factor: values * factor,
+        )
+        assert not verdicts[f"same-for-large-lr-{family}"]
+
+
+def test_without_the_images_their_claims_are_left_out():
+    trials = [trial for trial in NO_LR.trials(2) if trial.task.name not in OPTIONAL]
+    names = {claim.name for claim in NO_LR.judge(made("right", trials))}
+    assert names == {name for name in LEVEL if not any(name.endswith(f"-{task}") for task in OPTIONAL)} | FAMILIES | {
+        "better-than-prodigy"
+    }
+
+
+def test_good_ranges_are_decades_around_the_best_lr():
+    table = losses(plain(made("right")["trials"]))
+    rows = table[(table["task"] == "transformer") & (table["method"] == "adamw")]
+    assert good_range(rows) == 0
+    ours = table[(table["task"] == "transformer") & (table["method"] == ADAM)]
+    assert good_range(ours) == pytest.approx(8)
+    none = rows.assign(loss=math.inf)
+    assert good_range(none) == 0
+
+
+def test_the_table_has_one_row_per_task_and_method_with_endings_of_ours():
+    table = NO_LR.table(made("right"))
+    assert len(table) == ROWS
+    ours = table[(table["task"] == "digits") & (table["method"] == "ours, Adam's metric")].iloc[0]
+    assert ours["lr not set"].startswith("90.")
+    assert ours["cool-down"].startswith("90.")
+    assert table[table["method"] == "AdamW"]["cool-down"].tolist() == [""] * len(TASKS)
+
+
+def test_the_long_version_has_a_claim_for_each_ending_of_its_long_run():
+    trials = LONG.trials(1)
+    frames = made("right", trials)
+    rows = frames["trials"]["task"] == LONG_TEXT.name
+    assert rows.sum() == 9
+    frames["trials"].loc[rows, "value"] = 1.5
+    held = {claim.name: claim.holds for claim in LONG.judge(frames)}
+    assert [held[f"long-run-{ending}"] for ending in ("none", "cool-down", "average")] == [True] * 3
+    frames["trials"].loc[rows & (frames["trials"]["method"] == ADAM), "value"] = 1.52
+    held = {claim.name: claim.holds for claim in LONG.judge(frames)}
+    assert [held[f"long-run-{ending}"] for ending in ("none", "cool-down", "average")] == [False] * 3
+    assert len(LONG.table(frames)) == ROWS
+
+
+def test_the_figure_has_a_panel_per_task_and_says_what_is_missing(tmp_path):
+    figure = figures.over_lr(made("right")["trials"])
+    assert [axes.get_title() for axes in figure.axes] == [task.title for task in TASKS]
+    assert figures.save(figure, tmp_path / "figure.svg").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="trials lacks the columns"):
+        figures.over_lr(pd.DataFrame({"task": ["a"]}))
+
+
+# The tasks
+
+
+def test_the_text_is_that_of_python_in_printable_letters():
+    text = "".join(LETTERS[i] for i in language_reference()[:20_000].tolist())
+    assert "assert" in text
+    assert len(language_reference()) > 300_000
+
+
+def test_the_transformer_does_not_see_the_letters_that_it_predicts():
+    model = TextTask().model(0).eval()
+    text = language_reference()[:32][None]
+    changed = text.clone()
+    changed[0, 20] = (changed[0, 20] + 1) % len(LETTERS)
+    with torch.no_grad():
+        a, b = model(text), model(changed)
+    torch.testing.assert_close(a[:, :20], b[:, :20])
+    assert not torch.allclose(a[:, 20:], b[:, 20:])
+
+
+def test_the_smallest_objective_of_l1_regression_is_scikit_learns():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    task = SparseTask(features=20)
+    features, labels = (part.double().numpy() for part in task.problem().train_data())
+    strength = 1 / (task.lam * len(labels))
+    model = linear_model.LogisticRegression(
+        l1_ratio=1, C=strength, solver="saga", fit_intercept=False, tol=1e-10, max_iter=20_000
+    )
+    x = model.fit(features, labels).coef_[0]
+    value = np.logaddexp(0, -labels * (features @ x)).mean() + task.lam * np.abs(x).sum()
+    assert smallest_objective(task) == pytest.approx(value, rel=1e-8)
+    assert smallest_objective(task) <= value * (1 + 1e-12)
+
+
+# The command line
+
+
+TINY = replace(
+    NO_LR,
+    name="tiny-no-lr",
+    trials=lambda seeds: [
+        Trial(DigitsTask("digits", "digits", steps=3), METHODS[name], lr, seed)
+        for name in ("sgd", "adamw")
+        for lr in (1e-3, 1e-2)
+        for seed in range(seeds)
+    ],
+    drawings=(),
+    claims=(),
+    table=None,
+)
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(EXPERIMENTS, TINY.name, TINY)
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *words: CliRunner().invoke(app, list(words))
+
+
+def test_errors_say_what_to_do(call, monkeypatch):
+    assert "leave --epochs out" in call("run", TINY.name, "--epochs", "2").stderr
+    assert "Run it first: proxsps run tiny-no-lr" in call("claims", TINY.name).stderr
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
+    lacking = replace(TINY, trials=lambda seeds: [Trial(TASKS[0], METHODS["schedule-free"], 0.1, 0)])
+    monkeypatch.setitem(EXPERIMENTS, TINY.name, lacking)
+    monkeypatch.setattr("proxsps.cli.trials_run.find_spec", lambda name: None)
+    result = call("run", TINY.name)
+    assert result.exit_code == 2
+    assert "no-lr compares with schedulefree" in result.stderr
+    assert "baselines" in result.stderr
+
+
+def test_images_that_are_not_there_are_left_out_and_a_second_run_does_nothing(call, monkeypatch, tmp_path):
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("PROXSPS_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("proxsps.problems.images.download", _no_network)
+    images = [Trial(task, METHODS["sgd"], 0.1, 0) for task in TASKS if task.name in OPTIONAL]
+    both = replace(TINY, trials=lambda seeds: [*TINY.trials(seeds), *images])
+    monkeypatch.setitem(EXPERIMENTS, TINY.name, both)
+    result = call("run", TINY.name, "--seeds", "1", "--json")
+    assert json.loads(result.stdout)[0]["ran"] == 4
+    assert result.stderr.count("Left out: ") == len(OPTIONAL)
+    assert json.loads(call("run", TINY.name, "--seeds", "1", "--json").stdout)[0]["ran"] == 0
+    assert call("report", TINY.name).exit_code == 0
+
+
+def _no_network(*words, **options):
+    from proxsps.problems.errors import DataError
+
+    raise DataError("no network")
+
+
+SCRIPT = """
+import sys
+from dataclasses import replace
+from proxsps.cli import app
+from proxsps.experiments import EXPERIMENTS
+from proxsps.experiments.no_lr.methods import METHODS
+from proxsps.experiments.no_lr.tasks import DigitsTask
+from proxsps.training.trials import Trial
+
+task = DigitsTask("digits", "digits", steps=100)
+trials = lambda seeds: [Trial(task, METHODS["sgd"], 1e-3, seed) for seed in range(seeds)]
+EXPERIMENTS["tiny"] = replace(EXPERIMENTS["no-lr"], name="tiny", trials=trials)
+app(["run", "tiny", "--seeds", "30", *sys.argv[1:]])
+"""
+
+
+def test_a_kill_keeps_what_was_finished(tmp_path: Path) -> None:
+    store, environment = tmp_path / "out" / "tiny" / "trials.parquet", {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not store.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    kept = pd.read_parquet(store)
+    done = subprocess.run(
+        [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=240, env=environment
+    )
+    assert json.loads(done.stdout)[0]["ran"] == 30 - len(kept), done.stderr
+    after = pd.read_parquet(store)
+    assert len(after) == after["trial"].nunique() == 30
+    pd.testing.assert_frame_equal(after.head(len(kept)), kept)

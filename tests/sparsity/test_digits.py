@@ -1,0 +1,38 @@
+"""The default path on handwritten digits: most weights and hidden units go, the accuracy stays.
+
+`benchmarks/sparsity.py digits` goes along the whole path, for several seeds.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from proxsps import ProxSPS
+from proxsps.sparsity import shrink, strength_path
+from proxsps.training.tasks import Digits, accuracy, fit
+
+
+def test_the_default_path_removes_nine_of_ten_weights_and_half_of_the_units():
+    pytest.importorskip("sklearn")
+    task, epochs = Digits(), 20
+    model = task.network(0)
+    scores = []
+
+    def train(network, groups):
+        fit(task, network, ProxSPS(groups), epochs, seed=0)
+        scores.append(accuracy(network, task.test()))
+
+    def judge(network):
+        return accuracy(network, task.validation())
+
+    # Chosen by the validation digits alone; the test digits only score what was chosen.
+    path = strength_path(model, train, judge, task.example_inputs(), keep=0.09)
+    assert path.best.zeros >= 0.9
+    assert path.best.dead_units >= path.best.units / 2
+    small = shrink(model, task.example_inputs(), timing_seconds=0)
+    assert small.report.after.parameters <= 0.1 * small.report.before.parameters
+    dense = scores[0]
+    assert dense > 0.95
+    assert accuracy(small.model, task.test()) >= dense - 0.01
+    fit(task, small.model, ProxSPS(small.model.parameters()), epochs, seed=0, first_epoch=epochs)
+    assert accuracy(small.model, task.test()) >= dense - 0.01
