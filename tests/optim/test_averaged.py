@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from proxsps.core.distance import sample_size
 from proxsps.optim import ProxSPS, ProxSPSAdam, parts
 from proxsps.optim.parts import AveragedLines
+from proxsps.optim.passes import moved_sq
 from proxsps.regularizers import L1, L2
 
 SHAPES = [(1,), (63,), (8, 8), (65,), (129, 131), (3, 0)]
@@ -263,3 +265,14 @@ def test_how_much_state_there_is(path, variant, floats):
     sampled = sum(sample_size(p.numel()) for p in params) if "no lr" in variant else 0
     assert held == floats * entries + sampled
     assert sample_size(entries) <= entries / 16
+
+
+@pytest.mark.parametrize("variant", ["no lr", "momentum, no lr", "Adam, no lr"])
+def test_a_start_in_another_form_is_not_read_as_a_vector(path, variant):
+    """A sharded run, and a checkpoint, has a matrix with one row for each row of the parameter, padded."""
+    opt, params, step = problem(variant, path)
+    step()
+    block = SimpleNamespace(params=params, starts=[opt.state[p]["start"] for p in params])
+    assert moved_sq(block) > 0
+    block.starts[4] = torch.zeros(129, 8, dtype=torch.float64)
+    assert moved_sq(block) is None

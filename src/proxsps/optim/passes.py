@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from proxsps.core.distance import STRIDE
+from proxsps.core.distance import STRIDE, sample_size
 from proxsps.optim.blocks import FULL, Block, plain, stored
 from proxsps.optim.lists import join
 
@@ -131,13 +131,20 @@ def moved_sq(block: Block) -> float | None:
     if block.starts is None or not plain(block.params) or not all([x.is_contiguous() for x in block.params]):
         return None
     pairs = [(x, start) for x, start in zip(block.params, block.starts, strict=True) if x.numel()]
-    if not pairs or any([x.dtype not in FULL or x.dtype is not start.dtype for x, start in pairs]):
-        return None if pairs else 0.0
+    if not all([_is_sample(start, x) for x, start in pairs]):
+        return None
+    if not pairs:
+        return 0.0
     # One operation for each view: with hundreds of tensors they take longer than the arithmetic.
     samples = [x.as_strided((start.numel(),), (STRIDE,)) for x, start in pairs]
     norms = torch.stack(torch._foreach_norm(torch._foreach_sub(samples, [start for _, start in pairs])))
     scales = [x.numel() / start.numel() for x, start in pairs]
     return torch.dot(norms.double().square(), torch.tensor(scales, dtype=torch.float64)).item()
+
+
+def _is_sample(start: Tensor, x: Tensor) -> bool:
+    """Whether these are sampled entries of x in their plain form, a vector; checkpoints may have others."""
+    return x.dtype in FULL and x.dtype is start.dtype and start.shape == (sample_size(x.numel()),)
 
 
 def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:
