@@ -7,8 +7,8 @@ The command line, sweeps, figures and the documentation read it. It is plain dat
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -42,7 +42,7 @@ class Method:
         lr: alpha_0 if none is given.
         schedule: the same for the schedule.
         optimizer: the class in torch, as "module:name".
-        options: what else this class is called with.
+        options: what else this class is called with, as pairs of name and value.
         optax: the function for JAX, as "module:name".
         dashes: of its lines, as matplotlib has them; none for a solid line.
     """
@@ -61,7 +61,7 @@ class Method:
     lr: float = 1.0
     schedule: str = "sqrt"
     optimizer: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[tuple[str, Any], ...] = ()
     optax: str = ""
     dashes: tuple[float, tuple[float, ...]] | None = None
 
@@ -163,7 +163,7 @@ _TABLE = (
         rateless=True,
         schedule="constant",
         optimizer=f"{OURS}ProxSPS",
-        options={"momentum": 0.9},
+        options=(("momentum", 0.9),),
         optax=f"{JAX}prox_sps",
     ),
     Method(

@@ -21,7 +21,8 @@ from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
 ADAPTIVE = ("prox-sps", "sps", "dec-sps")  # methods with a zeta
 F64 = 1e-12  # nine steps multiply rounding errors of 1e-16 by a few hundred at most
 FREE = [m for m in METHODS if TABLE[m].rateless]  # which are not batched
-PAIRS = [(m, s) for m in METHODS if m not in FREE for s in SCHEDULES if s != "adaptive" or TABLE[m].followed]
+BATCHED = [m for m in METHODS if m not in FREE]
+PAIRS = [(m, s) for m in BATCHED for s in SCHEDULES if s != "adaptive" or TABLE[m].followed]
 FOLLOWS = 1e-5  # the adaptive schedule reads zetas in float32, and nine steps amplify what that costs
 F32 = 2.5e-7  # zetas are kept in float32: two units in the last place
 
@@ -58,7 +59,7 @@ def test_all_methods_in_one_batch(kit: Any) -> None:
         agree(result, run_single(result.spec), FOLLOWS if result.spec.schedule == "adaptive" else F64)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BATCHED)
 def test_a_module_runs_in_both_engines(kit: Any, method: str) -> None:
     problem = kit.network()
     specs = [kit.spec(problem, method=method, lr=kit.rates[method] / 10, seed=seed) for seed in (0, 1)]
@@ -77,7 +78,7 @@ def test_an_incomplete_last_batch(kit: Any, engine: str) -> None:
     assert np.isfinite(result.metrics[0, :4]).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BATCHED)
 def test_a_loss_below_its_bound(kit: Any, method: str) -> None:
     """A bound that some batches undercut: methods that hold the loss against it leave those steps out."""
     problem = kit.network("bound", lower_bound=0.32)
@@ -115,7 +116,7 @@ def scaled(seed: int, scale: float) -> Any:
     return from_module(f"state {seed} {scale}", model, nn.functional.mse_loss, (x, y), (x, y), batch_size=16)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BATCHED)
 def test_one_step_from_random_points(kit: Any, method: str) -> None:
     """Small weights take the cap, large ones make the model of ProxSPS negative at once."""
     branches = set()
@@ -134,7 +135,7 @@ def test_one_step_from_random_points(kit: Any, method: str) -> None:
 # Whole runs in float32
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BATCHED)
 def test_runs_are_equal_in_distribution(kit: Any, method: str) -> None:
     """Ten seeds, ten epochs: after a hundred steps rounding has grown, and medians are compared with the spread."""
     specs = [

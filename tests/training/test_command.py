@@ -17,6 +17,7 @@ from proxsps.cli import app
 from proxsps.cli.experiments import _chosen
 from proxsps.cli.training_run import _Bar
 from proxsps.experiments import EXPERIMENTS, deep
+from proxsps.experiments.variants import Options
 from proxsps.methods import METHODS
 from proxsps.problems.images import _loaded
 from proxsps.training import Watch, train
@@ -99,7 +100,7 @@ def test_divergence_is_said(call):
     [
         (["synthetic-resnet9"], "depth must be 6n + 2"),
         (["cifar-resnet20"], "Did you mean 'cifar10-resnet20'?"),
-        ([NAME, "--method", "adam"], "Unknown method 'adam'. Known are prox-sps"),
+        ([NAME, "--method", "adam"], "Unknown method 'adam'. Did you mean 'adamw'? Known are prox-sps"),
         ([NAME, "--schedule", "cosine"], "Unknown schedule 'cosine'"),
         ([NAME, "--schedule", "adaptive", "--method", "adamw"], "which 'adamw' does not have"),
         ([NAME, "--size", "9"], "size must be 32, 16 or 8"),
@@ -193,11 +194,11 @@ def test_an_experiment_is_run_drawn_decided_and_reported(tiny_twin, monkeypatch,
 
 
 def test_all_leaves_out_what_takes_a_gpu():
-    chosen = set(_chosen(["all"]))
+    chosen = set(_chosen(["all"], Options()))
     assert "cifar10-resnet110-twin" in chosen
     assert not chosen & {"cifar10-resnet110", "cifar10-resnet56", "imagenet32-resnet110"}
-    assert _chosen(["cifar10-resnet110"]) == ["cifar10-resnet110"]
-    more = _chosen(["all", "cifar10-resnet110", "flow"])
+    assert _chosen(["cifar10-resnet110"], Options()) == ["cifar10-resnet110"]
+    more = _chosen(["all", "cifar10-resnet110", "flow"], Options())
     assert set(more) == chosen | {"cifar10-resnet110"}
     assert len(more) == len(set(more))
 

@@ -161,6 +161,7 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
             self._start_state()
         if value is not None and (found or self._ranks.size > 1) and computable(found, value, self.needs_loss):
             numbers = choose(blocks, options["capturable"] or any(map(is_fake, found)))
+            self._check_options()
             self._step(blocks, numbers, value, weight, lower_bound)
         return returned
 
@@ -176,6 +177,9 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
     def _kept(self) -> Container[Tensor]:
         """Parameters that take part in a step without a gradient too."""
         return ()
+
+    def _check_options(self) -> None:
+        """Raise an error, or warn, for options that schedulers or users have set since the last step."""
 
     def _estimate(self) -> Estimate:
         """The estimate that a step starts with."""

@@ -93,7 +93,7 @@ class CappedPolyak(PolyakOptimizer):
                 "opt.param_groups[i]['lr'] after the optimizer is made, or use a scheduler."
             )
 
-    def _step(self, *args: Any) -> None:
+    def _check_options(self) -> None:
         options = self.param_groups[0]
         check_momentum(type(self).__name__, options, Averaged.keys)
         if "options" not in self._warned and not torch.compiler.is_compiling():
@@ -103,7 +103,6 @@ class CappedPolyak(PolyakOptimizer):
             if by_lr and (hint := shrinkage_hint(self.param_groups)) is not None:
                 text = f"{type(self).__name__}: {hint}. This is said once."
                 warnings.warn(text, RuntimeWarning, stacklevel=5)
-        super()._step(*args)
 
     def _start_state(self) -> None:
         options = self.param_groups[0]

@@ -87,7 +87,7 @@ def make_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
         return optimizer
     options: dict[str, Any] = {"lower_bound": spec.problem.lower_bound} if method.bounded else {}
     options |= {"weight_decay": spec.weight_decay} if spec.regularizer is None else {"regularizer": spec.phi}
-    options |= method.options
+    options |= dict(method.options)
     optimizer = kind(params, None if method.rateless else spec.lr, **options)
     return optimizer
 

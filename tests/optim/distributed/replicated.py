@@ -131,7 +131,7 @@ def not_finite(rank: int, world: int, folder: Path) -> Result:
     for where in ("loss", "grad"):
         for capturable in (False, True):
             model = common.network()
-            opt = ProxSPS(model.parameters(), weight_decay=0.05, capturable=capturable)
+            opt = ProxSPS(model.parameters(), weight_decay=0.005, capturable=capturable)
             before = common.vector(model)
             for p in model.parameters():
                 p.grad = torch.ones_like(p)
