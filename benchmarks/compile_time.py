@@ -62,7 +62,7 @@ def compiled(name: str, device: str) -> None:
     step = STEPS[name](device)
     loss = torch.tensor(1e4, device=device)
     start, before = time.perf_counter(), sum(os.times()[:4])
-    torch.compile(step, fullgraph=True)(loss)
+    torch.compile(step, fullgraph=name != "AdamW")(loss)  # torch breaks the graph of its own
     seconds, used = time.perf_counter() - start, sum(os.times()[:4]) - before
     print(f"| {name} | {seconds:.0f} | {used:.0f} |", flush=True)
 

@@ -10,6 +10,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from proxsps.regularizers.structure import Rows, Scalar
 
 SLICE = 1 << 16  # entries that are passed over at a time
 SMALL = 1 << 15  # entries up to which tensors of one shape are stacked
+KEPT = 1 << 20  # entries of stacks that are kept from the first pass to the last
 
 
 @dataclass
@@ -38,6 +41,7 @@ class Stack:
     length: int  # entries per row
     rows: int
     psi: Scalar
+    matrices: tuple[Tensor, Tensor] | None = None  # parameters and slopes, where they are kept
 
     def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
         """The tensors as one matrix; a view of a single tensor where it has the rows in order."""
@@ -84,38 +88,54 @@ class RowsOfTensors(Curve):
         pairs = zip(blocks, structures, strict=True)
         self._stacks = [s for i, (block, own) in enumerate(pairs) for s in stacks(block, i, own)]
         self._exact = exact
+        self._room = KEPT
 
     def sums(self, points: bool) -> Array:
         """Three sums per row, kept for the search, and added up over each block."""
-        with np.errstate(over="ignore"):  # where squares leave the range of f32, the sums are made again
-            parts = [self._stack_sums(stack) for stack in self._stacks]
-        self._rows = RowSums(*np.concatenate(parts, axis=1))
+        rows = self._row_sums()
+        if not self._exact and not (np.isfinite(rows).all() and rows[0].max(initial=1.0) < 1e30):
+            # One row that leaves the range of f32 is enough; tiny ones count for nothing beside others.
+            self._exact = True
+            rows = self._row_sums()
+        self._rows = RowSums(*rows)
         self._alpha, self._psi = row_constants(
             [(self.blocks[s.block].alpha, s.psi, s.rows) for s in self._stacks], self._rows.d_sq
         )
         self.points = row_points(len(self._rows.d_sq))
-        sums = np.zeros((3, len(self.blocks)))
-        for stack, part in zip(self._stacks, parts, strict=True):
-            sums[:, stack.block] += part.sum(axis=1)[::-1]
+        sums, start = np.zeros((3, len(self.blocks))), 0
+        for block, members in groupby(self._stacks, attrgetter("block")):
+            end = start + sum(stack.rows for stack in members)
+            sums[:, block] = rows[::-1, start:end].sum(axis=1)
+            start = end
         return sums
 
-    def _stack_sums(self, stack: Stack) -> Array:
-        """||x||^2, <d, x> and ||d||^2 of each row, (3, rows)."""
-        xs, ds = stack.matrix(stack.params), stack.matrix(stack.slopes)
-        wide = xs.dtype is torch.float64 or self._exact
+    def _row_sums(self) -> Array:
+        """||x||^2, <d, x> and ||d||^2 of each row, (3, rows); squares may be infinite in f32."""
         found = []
-        for x, d in zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True):
-            if wide:
-                x, d = x.double(), d.double()
-            norms = [torch.linalg.vector_norm(part, dim=1) for part in (x, d)]
-            found.append(torch.stack([norms[0], torch.linalg.vecdot(x, d), norms[1]]))
-        sums = (found[0] if len(found) == 1 else torch.cat(found, dim=1)).double().numpy()
-        sums[::2] **= 2
-        # One row that leaves the range of f32 is enough; tiny ones count for nothing beside others.
-        if not wide and not (np.isfinite(sums).all() and sums[0].max(initial=1.0) < 1e30):
-            self._exact = True
-            return self._stack_sums(stack)
-        return sums
+        for stack in self._stacks:
+            xs, ds = self._matrices(stack)
+            wide = self._exact and xs.dtype is not torch.float64
+            for x, d in zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True):
+                if wide:
+                    x, d = x.double(), d.double()
+                norms = [torch.linalg.vector_norm(part, dim=1) for part in (x, d)]
+                found.append(torch.stack([norms[0], torch.linalg.vecdot(x, d), norms[1]]))
+        rows = torch.cat(found, dim=1).double().numpy()
+        with np.errstate(over="ignore"):
+            rows[::2] **= 2
+        return rows
+
+    def _matrices(self, stack: Stack) -> tuple[Tensor, Tensor]:
+        """Parameters and slopes of a stack; those of the first pass are kept for the write, copies up to a limit."""
+        if stack.matrices is not None:
+            return stack.matrices
+        found = stack.matrix(stack.params), stack.matrix(stack.slopes)
+        sources = stack.params[0], stack.slopes[0]
+        copied = any(x.data_ptr() != source.data_ptr() for x, source in zip(found, sources, strict=True))
+        if not copied or found[0].numel() <= self._room:
+            stack.matrices = found
+            self._room -= found[0].numel() * copied
+        return found
 
     @staticmethod
     def _slices(stack: Stack, matrix: Tensor) -> Sequence[Tensor]:
@@ -140,7 +160,7 @@ class RowsOfTensors(Curve):
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
         for stack in self._stacks if ok else ():
             alpha = self.cap(stack.block)
-            xs, ds = stack.matrix(stack.params), stack.matrix(stack.slopes)
+            xs, ds = self._matrices(stack)
             for x, d in zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True):
                 z = torch.add(x.double() if self._exact else x, d, alpha=-float(u) * alpha)
                 norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
