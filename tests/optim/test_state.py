@@ -221,11 +221,9 @@ def test_a_group_added_later_starts_where_it_is(kit):
 
 
 @pytest.mark.parametrize("capturable", [False, True])
-@EVERY
+@pytest.mark.parametrize("variant", ["distance", "no lr", "adam"])  # in the others lr is a cap
 def test_a_factor_scales_the_step_and_zero_stops_it(variant, capturable, kit):
     cls, options = VARIANTS[variant]
-    if options.get("lr", 1) is not None and variant != "adam":
-        pytest.skip("lr is a cap")
     steps = []
     for factor in (1.0, 0.5, 0.0):
         params = kit.drawn(*SHAPES, dtype=torch.float64)

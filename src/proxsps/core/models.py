@@ -41,7 +41,7 @@ def proximal_objective(model: Array, x: Array, y: Array, alpha: Array | float) -
 
 
 def full_squared_step(x: Array, a: Array, b: Array | float, alpha: Array | float, lam: Array | float = 0.0) -> Array:
-    """Stochastic proximal point on 1/2 (<a, y> - b)^2 + lam/2 ||y||^2, one sample a run; closed form.
+    """Stochastic proximal point on 1/2 (<a, y> - b)^2 + lam/2 ||y||^2, one sample per run; closed form.
 
     Args:
         x: points, shape (..., n).

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,14 @@ from proxsps.problems.fingerprint import fingerprint
 BASE_SEED = 12345678  # of the published experiments
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's random numbers from this seed; afterwards the caller's continue where they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 class Problem(ABC):

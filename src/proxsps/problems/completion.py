@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from proxsps.problems.base import BASE_SEED, DTYPES, Problem, check_batch_size, check_choice, check_sizes
+from proxsps.problems.base import BASE_SEED, DTYPES, Problem, check_batch_size, check_choice, check_sizes, seeded
 from proxsps.problems.datasets import (
     SENSOR_SHAPE,
     DataError,
@@ -112,8 +112,7 @@ class MatrixCompletion(Problem):
 @lru_cache(maxsize=8)
 def _start(problem: MatrixCompletion) -> dict[str, Tensor]:
     sensors, hours = _table(problem).shape if problem.data.endswith(".csv") else SENSOR_SHAPE
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(problem.data_seed)
+    with seeded(problem.data_seed):
         start = {
             "U": linear_weight(sensors, problem.r).T.contiguous(),
             "V": linear_weight(hours, problem.r).T.contiguous(),

@@ -83,7 +83,7 @@ class Composite:
         return self.loss.slope(x @ self.A.T, self.b)[..., None] * self.A
 
     def sample(self, x: np.ndarray, i: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """f_i(x) and its gradient, one sample a row: x (rows, n), i (rows,)."""
+        """f_i(x) and its gradient, one sample per row: x (rows, n), i (rows,)."""
         a, b = self.A[i], self.b[i]
         t = (a * x).sum(-1)
         return self.loss.value(t, b), self.loss.slope(t, b)[:, None] * a

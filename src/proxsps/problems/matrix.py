@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxsps.problems.base import BASE_SEED, DTYPES, Problem, check_batch_size, check_choice, check_sizes
+from proxsps.problems.base import BASE_SEED, DTYPES, Problem, check_batch_size, check_choice, check_sizes, seeded
 
 LARGEST = {"published": 10.0, "text": 1.0}
 
@@ -115,8 +115,7 @@ def _measure(matrix: np.ndarray, seed: int, problem: MatrixFactorization) -> tup
 
 @lru_cache(maxsize=32)
 def _start(problem: MatrixFactorization) -> dict[str, Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(problem.data_seed)
+    with seeded(problem.data_seed):
         first, second = linear_weight(problem.p, problem.r), linear_weight(problem.r, problem.q)
     dtype = DTYPES[problem.dtype]
     return {"W1": first.to(dtype), "W2": second.to(dtype)}

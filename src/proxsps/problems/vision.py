@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from proxsps.problems.base import BASE_SEED, Problem, check_batch_size, check_choice, check_sizes
+from proxsps.problems.base import BASE_SEED, Problem, check_batch_size, check_choice, check_sizes, seeded
 from proxsps.problems.datasets import DataError, data_folder
 from proxsps.problems.images import PUBLISHED, SIZE, load_images
 from proxsps.problems.names import CLASSES, check_depth, split_name
@@ -105,8 +105,7 @@ class ImageClassification(Problem):
 
     def network(self) -> ResNet:
         """The network with its starting weights, as a module of its own."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.data_seed)
+        with seeded(self.data_seed):
             return ResNet(self.depth, self.width, self.classes, self.batch_norm)
 
     def start(self) -> dict[str, Tensor]:

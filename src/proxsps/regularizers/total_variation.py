@@ -166,7 +166,7 @@ def _jump_signs(x: Array) -> Array:
 
 
 def _as_signals(x: Array) -> Signals:
-    """A double-precision NumPy copy, one signal a row."""
+    """A double-precision NumPy copy, one signal per row."""
     host: Any = wide(x)  # NumPy has no bfloat16
     if array_api_compat.is_torch_array(host):
         host = host.detach().cpu()

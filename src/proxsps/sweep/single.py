@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from proxsps.methods import load
 from proxsps.optim import ProxSGD
 from proxsps.optim.base import PolyakOptimizer
-from proxsps.problems.base import BASE_SEED, Problem
+from proxsps.problems.base import BASE_SEED, Problem, seeded
 from proxsps.regularizers.base import subgradient_all, value_all
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.spec import RunSpec
@@ -51,8 +51,7 @@ def single_epochs(spec: RunSpec) -> Generator[int, None, RunResult]:
     metrics = np.full((spec.epochs, len(METRICS)), np.nan)
     nonzeros = np.full(spec.epochs, np.nan)
     zetas = np.full((spec.epochs, problem.steps_per_epoch), np.nan, dtype=np.float32)
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        torch.manual_seed(BASE_SEED + spec.seed)  # for optimizers that draw random numbers
+    with seeded(BASE_SEED + spec.seed), warnings.catch_warnings():  # for optimizers that draw random numbers
         warnings.simplefilter("ignore", RuntimeWarning)  # a run that diverges is a result, not a warning
         optimizer = make_optimizer(spec, model)
         for epoch in range(spec.epochs):

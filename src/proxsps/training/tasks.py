@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from proxsps import _install
 from proxsps.optim.base import PolyakOptimizer
-from proxsps.problems.base import BASE_SEED
+from proxsps.problems.base import BASE_SEED, seeded
 from proxsps.problems.datasets import DataError
 from proxsps.problems.vision import ImageClassification, image_problem
 from proxsps.training.loader import epoch_batches, plain_batches, prepared
@@ -62,8 +62,7 @@ class Digits:
     def network(self, seed: int) -> nn.Module:
         """Two hidden layers with ReLU."""
         one, two = self.hidden
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(BASE_SEED + seed)
+        with seeded(BASE_SEED + seed):
             return nn.Sequential(nn.Linear(64, one), nn.ReLU(), nn.Linear(one, two), nn.ReLU(), nn.Linear(two, 10))
 
     def example_inputs(self) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from proxsps.problems.base import BASE_SEED, Problem
+from proxsps.problems.base import BASE_SEED, Problem, seeded
 from proxsps.problems.linear import LogisticRegression
 from proxsps.problems.matrix import matrix_fac1
 from proxsps.problems.resnet import ResNet
@@ -117,8 +117,7 @@ class ImagesTask(Task):
 
     def model(self, seed: int) -> nn.Module:
         """A fresh network, or one that was trained on the first half of the classes."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(BASE_SEED + seed)
+        with seeded(BASE_SEED + seed):
             model = ResNet(self.depth, self.width, 10, self.batch_norm).to(memory_format=torch.channels_last)
         if self.tuned:
             model.load_state_dict(_trained(replace(self, tuned=0, steps=self.tuned), seed))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from proxsps.problems.base import BASE_SEED
+from proxsps.problems.base import BASE_SEED, seeded
 from proxsps.training.trials import Batch, Task
 
 LETTERS = "\n" + "".join(map(chr, range(32, 127)))  # all that is printed; anything else counts as a blank
@@ -89,8 +89,7 @@ class TextTask(Task):
 
     def model(self, seed: int) -> nn.Module:
         """A fresh transformer."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(BASE_SEED + seed)
+        with seeded(BASE_SEED + seed):
             return Transformer(self.width, self.layers, self.heads, self.context)
 
     def batches(self, seed: int) -> Iterator[Batch]:
