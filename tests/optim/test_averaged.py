@@ -174,6 +174,36 @@ def test_squares_beyond_single_precision_are_taken_in_double(path, variant, scal
         torch.testing.assert_close(p.double(), q, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("beside", [None, L1(0.1)], ids=["alone", "beside a search"])
+def test_a_gradient_whose_square_overflows_skips_the_step(path, beside):
+    """Its v would be infinite for ever, and the entry would never move again. So the step is skipped, as in JAX."""
+    skips_overflow(beside, fused=path)
+
+
+@pytest.mark.parametrize("beside", [None, L1(0.1)], ids=["alone", "beside a search"])
+def test_a_gradient_whose_square_overflows_skips_the_step_on_a_device(beside):
+    skips_overflow(beside, capturable=True)
+
+
+def skips_overflow(beside, **options):
+    params = [torch.nn.Parameter(torch.ones(70)) for _ in range(2)]
+    groups = [{"params": params[:1]}, {"params": params[1:], "regularizer": beside}]
+    opt = ProxSPSAdam(groups, **options)
+    for largest in (1.0, 1e20, 1e18):  # with the weight .001 of the second step, .001 * 1e20 ** 2 would be finite
+        for p in params:
+            p.grad = torch.ones_like(p)
+        params[1].grad[-1] = largest
+        before = everything(opt, params)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            opt.step(loss=1.0)
+        after = everything(opt, params)
+        taken = largest < 1e19
+        assert (opt.last_step.branch_name != "skipped") == taken
+        assert taken or all(map(torch.equal, after[0], before[0]))
+        assert all(t.isfinite().all() for t in after[0])
+
+
 def test_a_step_of_length_zero_takes_the_gradient_into_the_averages(path):
     opt, params, step = problem("Adam, no lr", path)
     for p in params:

@@ -99,6 +99,8 @@ class Moments:
         sums = self._sums(numbers, columns, exact=False)
         if not all(number == 0 or 1e-20 < abs(number) < 1e30 for number in sums):  # beyond the range of f32
             sums = self._sums(numbers, columns, exact=True)
+        if self.squares is not None and any(map(overflows, self.grads)):
+            sums[0] = numbers.scalar(math.nan)
         return self._centered(numbers, block, sums)
 
     def _centered(self, numbers: Numbers, block: Block, sums: list[Array]) -> list[Array]:
@@ -180,6 +182,8 @@ class DeviceMoments(Moments):
         own = weights.to(v.dtype).unbind()
         v = torch.lerp(v, g * g, torch.cat([own[i].expand(self.grads[i].numel()) for i in members]))
         D = metric(v, self.eps) if self.eps else v.sqrt().clamp_min(torch.finfo(v.dtype).tiny ** 0.5)
+        # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
+        D = torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
         e = d / D
         _spread_views(block.directions, members, shapes, e)
         if block.kind != LINES:
@@ -235,6 +239,11 @@ def _scaled(g: Tensor, numbers: Numbers) -> tuple[Tensor, Tensor]:
     """The norm of a vector, and a number near it that f32 can be divided by."""
     norm = torch.linalg.vector_norm(g, dtype=numbers.dtype)
     return norm, scale_of(norm)
+
+
+def overflows(g: Tensor) -> bool:
+    """Whether the square of an entry is beyond the range of its dtype: v would be infinite for ever."""
+    return g.numel() > 0 and not math.isfinite(widened(g).abs().amax().square().item())
 
 
 def metrics(squares: Sequence[Tensor], eps: float) -> list[Tensor]:

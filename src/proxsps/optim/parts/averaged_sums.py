@@ -17,7 +17,7 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.core.estimate import Weights
 from proxsps.optim.blocks import Block
-from proxsps.optim.moments import Moments, least_metric
+from proxsps.optim.moments import Moments, least_metric, overflows
 from proxsps.optim.passes import bucketed
 
 PIECE = 1 << 18  # entries; smaller pieces spend their time on calls
@@ -179,15 +179,10 @@ def _plain_sums(
             scaled = torch.div(g, D, out=D)
             sums |= {4: torch.dot(scaled, scaled)} if own.sizes else {}
             if overflows(piece[1]):
-                sums[0] = math.nan
+                sums |= {0: math.nan, 3: math.nan}
         for row, number in sums.items():
             total[row] += float(number)
     return total
-
-
-def overflows(g: Tensor) -> bool:
-    """Whether the square of an entry is beyond the range of its dtype: v would be infinite for ever."""
-    return g.numel() > 0 and not math.isfinite(g.abs().amax().square().item())
 
 
 def new_metric(square: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
