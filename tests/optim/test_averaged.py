@@ -204,6 +204,33 @@ def skips_overflow(beside, **options):
         assert all(t.isfinite().all() for t in after[0])
 
 
+def test_a_slope_that_nearly_cancels_is_taken_in_double(path):
+    """By products of d and g alone, ||d'||^2 would be a difference of numbers that f32 cannot tell apart."""
+    taus = []
+    for dtype in (torch.float32, torch.float64):
+        opt, params, _ = problem("momentum", path, dtype)
+        generator = torch.Generator().manual_seed(5)
+        for factor, noise in ((1.0, 0.0), (-9.0, 1e-2)):  # d' = .9 d + .1 g
+            for p in params:
+                g = torch.randn(p.shape, generator=generator.manual_seed(p.numel()))
+                p.grad = (factor * g + noise * torch.randn(p.shape, generator=generator)).to(dtype)
+                p.data.zero_()
+            opt.step(loss=1e-3)
+        taus.append(opt.last_step.tau)
+    torch.testing.assert_close(*taus, rtol=1e-3, atol=0)
+
+
+def test_an_eps_that_single_precision_does_not_have_leaves_entries_without_gradient_alone(path):
+    x = torch.nn.Parameter(torch.ones(70))
+    opt = ProxSPSAdam([x], lr=0.1, eps=1e-50, fused=path)
+    for _ in range(2):
+        x.grad = torch.ones(70)
+        x.grad[::2] = 0
+        opt.step(loss=1.0)
+    assert (x[::2] == 1).all()
+    assert (x[1::2] < 1).all()
+
+
 def test_a_step_of_length_zero_takes_the_gradient_into_the_averages(path):
     opt, params, step = problem("Adam, no lr", path)
     for p in params:

@@ -181,7 +181,9 @@ class DeviceMoments(Moments):
         v = join([self.squares[i] for i in members])
         own = weights.to(v.dtype).unbind()
         v = torch.lerp(v, g * g, torch.cat([own[i].expand(self.grads[i].numel()) for i in members]))
-        D = metric(v, self.eps) if self.eps else v.sqrt().clamp_min(torch.finfo(v.dtype).tiny ** 0.5)
+        D = metric(v, self.eps)
+        if self.eps < least_metric(v.dtype):
+            D = D.clamp_min(least_metric(v.dtype))
         # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
         D = torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
         e = d / D
@@ -247,16 +249,16 @@ def overflows(g: Tensor) -> bool:
 
 
 def metrics(squares: Sequence[Tensor], eps: float) -> list[Tensor]:
-    """D = sqrt(v) + eps of each tensor; without eps, entries without any gradient get one that can be divided by."""
+    """D = sqrt(v) + eps of each tensor; with hardly any eps, entries without a gradient get one to be divided by."""
     found = torch._foreach_sqrt(squares)
     if eps:
         torch._foreach_add_(found, eps)
-    else:
-        for D in found:
+    for D in found:
+        if eps < least_metric(D.dtype):
             D.clamp_min_(least_metric(D.dtype))
     return found
 
 
 def least_metric(dtype: torch.dtype) -> float:
-    """What D is at least where there is no eps."""
+    """What D is at least: an eps below may be 0 in the precision of the tensors."""
     return torch.finfo(dtype).tiny ** 0.5

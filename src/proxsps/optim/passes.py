@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,21 +132,52 @@ def moved_sq(block: Block) -> float | None:
     """||x - x_0||^2 of a block, estimated from the sample of its start; None where that is not a simple view of x."""
     if block.starts is None or not plain(block.params) or not all([x.is_contiguous() for x in block.params]):
         return None
-    pairs = [(x, start) for x, start in zip(block.params, block.starts, strict=True) if x.numel()]
-    if not all([_is_sample(start, x) for x, start in pairs]):
+    xs, starts = block.params, block.starts
+    dtypes, sizes = {t.dtype for t in (*xs, *starts)}, tuple([x.numel() for x in xs])
+    sample = _sample(sizes)
+    # Checkpoints may have a start in another form than a vector.
+    if len(dtypes) > 1 or not dtypes <= FULL or [start.shape for start in starts] != sample.shapes:
         return None
-    if not pairs:
-        return 0.0
-    # One operation for each view: with hundreds of tensors they take longer than the arithmetic.
-    samples = [x.as_strided((start.numel(),), (STRIDE,)) for x, start in pairs]
-    norms = torch.stack(torch._foreach_norm(torch._foreach_sub(samples, [start for _, start in pairs])))
-    scales = [x.numel() / start.numel() for x, start in pairs]
-    return torch.dot(norms.double().square(), torch.tensor(scales, dtype=torch.float64)).item()
+    total = 0.0
+    if sample.small:
+        moves = join([xs[i] for i in sample.small])[sample.places].sub_(join([starts[i] for i in sample.small]))
+        total += torch.dot(moves.double().square_(), sample.scales).item()
+    if sample.large:
+        views = [xs[i].as_strided(sample.shapes[i], (STRIDE,)) for i in sample.large]
+        norms = torch._foreach_norm(torch._foreach_sub(views, [starts[i] for i in sample.large]))
+        total += sum(
+            norm.item() ** 2 * sizes[i] / starts[i].numel() for norm, i in zip(norms, sample.large, strict=True)
+        )
+    return total
 
 
-def _is_sample(start: Tensor, x: Tensor) -> bool:
-    """Whether these are sampled entries of x in their plain form, a vector; checkpoints may have others."""
-    return x.dtype in FULL and x.dtype is start.dtype and start.shape == (sample_size(x.numel()),)
+class _Sample(NamedTuple):
+    """The sampled entries of tensors of known sizes."""
+
+    shapes: list[torch.Size]
+    small: list[int]  # tensors that are joined: a view of each would take longer than the arithmetic
+    places: Tensor  # of their sampled entries in one vector
+    scales: Tensor  # for how many entries each of these stands
+    large: list[int]
+
+
+@lru_cache(maxsize=16)
+def _sample(sizes: tuple[int, ...]) -> _Sample:
+    counts = list(map(sample_size, sizes))
+    small = [i for i, size in enumerate(sizes) if 0 < size <= COPIES[0]]
+    places: list[int] = []
+    first = 0
+    for i in small:
+        places += range(first, first + sizes[i], STRIDE)
+        first += sizes[i]
+    scales = [sizes[i] / counts[i] for i in small for _ in range(counts[i])]
+    return _Sample(
+        [torch.Size([count]) for count in counts],
+        small,
+        torch.tensor(places, dtype=torch.int64, device="cpu"),
+        torch.tensor(scales, dtype=torch.float64, device="cpu"),
+        [i for i, size in enumerate(sizes) if size > COPIES[0]],
+    )
 
 
 def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:
