@@ -25,7 +25,7 @@ TASKS: tuple[Task, ...] = (
     DigitsTask("digits-1e-3", "digits, weight decay 1e-3: objective", weight_decay=1e-3),
     MatrixTask("matrix", "matrix factorisation: objective"),
     SparseTask("l1", "l1 logistic regression: gap"),
-    ImagesTask("fine-tuning", "fine-tuning a ResNet8: accuracy", steps=150, tuned=250),
+    ImagesTask("fine-tuning", "fine-tuning a ResNet8 with a new last layer: accuracy", steps=150, tuned=250),
     TextTask("transformer", "transformer: validation loss"),
     ImagesTask("resnet", "ResNet8 without batch norm: accuracy"),
     ImagesTask("resnet-bn", "ResNet8 with batch norm: accuracy", batch_norm=True),
