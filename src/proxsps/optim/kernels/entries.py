@@ -14,7 +14,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Memory, pointer, run, sampled
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Memory, pointer, run, sampled, walk
 from proxsps.optim.kernels.scalar import Psi, prox
 
 SOFT, BOX, GENERAL = 0, 1, 2  # l1 > 0 without bounds; bounds alone; everything
@@ -144,9 +144,9 @@ def _change_sq(x, d, s, psi):
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _reduce(like, block, tensor, start, length, x_at, d_at, kinds, constants, steps, partial, own):
+def _reduce(like, block, tensor, start, length, x_at, d_at, kinds, constants, steps, partial, first, last):
     """The sums of `reduce` as one row per chunk, those of h and its slope without their common factors."""
-    for i in own:
+    for i in walk(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
@@ -163,9 +163,9 @@ def _reduce(like, block, tensor, start, length, x_at, d_at, kinds, constants, st
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _move_sq(like, block, tensor, start, length, x_at, d_at, constants, steps, partial, own):
+def _move_sq(like, block, tensor, start, length, x_at, d_at, constants, steps, partial, first, last):
     """||y - x||^2 of each chunk, times (1 + alpha l2)^2."""
-    for i in own:
+    for i in walk(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
@@ -176,10 +176,10 @@ def _move_sq(like, block, tensor, start, length, x_at, d_at, constants, steps, p
 
 
 @numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
-def _write(like, block, tensor, start, length, x_at, d_at, constants, steps, relax, own):
+def _write(like, block, tensor, start, length, x_at, d_at, constants, steps, relax, first, last):
     """x <- x + relax (y - x) in each chunk, with y itself where relax is 1."""
     part = like.dtype.type(relax)
-    for i in own:
+    for i in walk(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]

@@ -20,6 +20,7 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from numba.core import types
@@ -34,9 +35,9 @@ CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay i
 RUN = 2_048
 PIECE = 256  # entries of a chunk that a sample reads at least
 SHARES = 8  # parts of the work per thread, so that one that wakes late or is held up takes fewer of them
-# Chunks that even a pass backwards walks forwards: entries are loaded in advance in this direction, and a turn after
+# Entries that even a pass backwards walks forwards: memory is loaded in advance in this direction, and a turn after
 # every chunk would cost more than the cache brings.
-STRETCH = 16
+STRETCH = 16 * CHUNK
 ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs more than it brings
 
 REMEMBERED = 64  # lists of state tensors whose checks are remembered
@@ -60,6 +61,12 @@ def pointer(typingctx, address, like):
     return target(address, like), build
 
 
+@numba.njit
+def walk(first, last):
+    """The numbers from `first` on, up or down, until before `last`."""
+    return range(first, last, 1 if first < last else -1)
+
+
 def turns() -> Iterator[bool]:
     """Whether each pass of a step walks backwards: every second one."""
     return itertools.cycle((False, True))
@@ -72,21 +79,21 @@ class Chunks:
     columns: tuple[np.ndarray, ...]
     sizes: np.ndarray  # entries of each chunk
     threads: int  # at most
-    _shares: dict[tuple[int, bool], list[np.ndarray]] = field(default_factory=dict)
+    _shares: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
-    def shares(self, threads: int, backwards: bool = False) -> list[np.ndarray]:
-        """Chunks in the order in which to take them, in parts with about the same number of entries."""
+    def shares(self, threads: int, backwards: bool = False) -> list[tuple[int, int]]:
+        """Ranges of chunks with about the same number of entries, in the order in which to take them."""
         key = threads, backwards
         if key not in self._shares:
-            order = np.arange(len(self.sizes))
-            if backwards:
-                stretches = np.split(order, order[STRETCH::STRETCH])
-                order = np.concatenate(stretches[::-1])
-            count = SHARES * threads if threads > 1 else 1
-            ends = np.cumsum(self.sizes[order])
+            ends = np.cumsum(self.sizes)
             total = ends[-1] if len(ends) else 0
+            count = SHARES * threads if threads > 1 else 1
+            if backwards:
+                count = max(count, int(total) // STRETCH)
             cuts = np.searchsorted(ends, total * np.arange(1, count) / count) + 1
-            self._shares[key] = [own for own in np.split(order, np.minimum(cuts, len(ends))) if len(own)]
+            edges = [0, *np.minimum(cuts, len(ends)).tolist(), len(ends)]
+            pairs = [pair for pair in itertools.pairwise(edges) if pair[0] < pair[1]]
+            self._shares[key] = pairs[::-1] if backwards else pairs
         return self._shares[key]
 
 
@@ -224,14 +231,14 @@ def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]
 
 
 def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0, backwards: bool = False) -> None:
-    """Call kernel(*args, own) on every share of the chunks, by their numbers; whoever is free takes the next one.
+    """Call kernel(*args, first, last) on every share of the chunks; whoever is free takes the next one.
 
     Args:
-        kernel: compiled function that releases the GIL.
+        kernel: compiled function that releases the GIL and takes its chunks by `walk`.
         chunks: the pieces of memory to be shared out.
         args: arguments of the kernel.
         weight: work per entry, as a multiple of that of a plain sum: heavier passes take threads for fewer entries.
-        backwards: whether to begin with the last chunks.
+        backwards: whether to begin with the last share.
     """
     total = int(chunks.sizes.sum())
     if not total:
@@ -245,7 +252,7 @@ def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float =
                 share = waiting.popleft()
             except IndexError:  # another thread was faster
                 return
-            kernel(*args, share)
+            kernel(*args, *share)
 
     helpers = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
     work()

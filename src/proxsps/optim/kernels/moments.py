@@ -31,6 +31,7 @@ from proxsps.optim.kernels.layout import (
     pointer,
     run,
     turns,
+    walk,
 )
 from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
@@ -117,11 +118,11 @@ def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, least, one):
 
 @numba.njit(nogil=True, cache=True)
 def _sum_average(
-    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, least, partial, own
+    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, least, partial, first, last
 ):
     """The sums of each chunk in the identity metric; those of the direction are those of the slope."""
     of = like.dtype.type
-    for i in own:
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -139,10 +140,12 @@ def _sum_average(
 
 
 @numba.njit(nogil=True, cache=True)
-def _sum_adam(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, least, partial, own):
+def _sum_adam(
+    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, least, partial, first, last
+):
     """The sums of each chunk in Adam's metric."""
     of = like.dtype.type
-    for i in own:
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -164,10 +167,12 @@ def _sum_adam(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start
 
 
 @numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
-def _write_average(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, least, keep, move, own):
+def _write_average(
+    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, least, keep, move, first, last
+):
     """d <- d', x <- keep x + move d' in each chunk."""
     of = like.dtype.type
-    for i in own:
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -181,10 +186,12 @@ def _write_average(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, 
 
 
 @numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE, error_model="numpy")
-def _write_adam(like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, least, keep, move, own):
+def _write_adam(
+    like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, least, keep, move, first, last
+):
     """d <- d', v <- v', x <- keep x + move D^-1 d' in each chunk."""
     of = like.dtype.type
-    for i in own:
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]

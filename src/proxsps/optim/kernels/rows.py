@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, Chunks, pointer, run
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, Chunks, pointer, run, walk
 from proxsps.optim.kernels.row_layout import RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
 
@@ -76,9 +76,9 @@ def _scale_columns(x, d, s, factor, relax, zero):
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _sums(like, tensor, start, count, height, stride, slot, x_at, d_at, partial, own):
+def _sums(like, tensor, start, count, height, stride, slot, x_at, d_at, partial, first, last):
     """||x||^2, <x, d> and ||d||^2 of each slot."""
-    for i in own:
+    for i in walk(first, last):
         n, m, at = count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
         x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
@@ -95,9 +95,9 @@ def _sums(like, tensor, start, count, height, stride, slot, x_at, d_at, partial,
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _norm_sq(like, tensor, start, count, height, stride, slot, x_at, d_at, group, steps, partial, own):
+def _norm_sq(like, tensor, start, count, height, stride, slot, x_at, d_at, group, steps, partial, first, last):
     """||x - s d||^2 of each slot."""
-    for i in own:
+    for i in walk(first, last):
         n, m, at = count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
         x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
@@ -132,12 +132,12 @@ def _factors(norm_sq, alpha, l1, l2, lower, upper, out):
 @numba.njit(nogil=True, cache=True)
 def _write(
     like, tensor, start, count, height, stride, slot, whole, x_at, d_at, group, alpha, l1, l2, lower, upper, u, factors,
-    relax, own,
+    relax, first, last,
 ):  # fmt: skip
     """x <- x + relax (y - x) in each chunk; with the factors given, if any, where a row is not whole."""
     of = like.dtype.type
     part, zero = of(relax), of(0)
-    for i in own:
+    for i in walk(first, last):
         n, m, at = count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
         x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
