@@ -14,7 +14,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Memory, pointer, run, sampled
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Memory, pointer, run, sampled, walk
 from proxsps.optim.kernels.scalar import Psi, prox
 
 SOFT, BOX, GENERAL = 0, 1, 2  # l1 > 0 without bounds; bounds alone; everything
@@ -146,7 +146,7 @@ def _change_sq(x, d, s, psi):
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _reduce(like, block, tensor, start, length, x_at, d_at, kinds, constants, steps, partial, first, last):
     """The sums of `reduce` as one row per chunk, those of h and its slope without their common factors."""
-    for i in range(first, last):
+    for i in walk(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
@@ -165,7 +165,7 @@ def _reduce(like, block, tensor, start, length, x_at, d_at, kinds, constants, st
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _move_sq(like, block, tensor, start, length, x_at, d_at, constants, steps, partial, first, last):
     """||y - x||^2 of each chunk, times (1 + alpha l2)^2."""
-    for i in range(first, last):
+    for i in walk(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
@@ -179,7 +179,7 @@ def _move_sq(like, block, tensor, start, length, x_at, d_at, constants, steps, p
 def _write(like, block, tensor, start, length, x_at, d_at, constants, steps, relax, first, last):
     """x <- x + relax (y - x) in each chunk, with y itself where relax is 1."""
     part = like.dtype.type(relax)
-    for i in range(first, last):
+    for i in walk(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
@@ -226,11 +226,12 @@ def reduce(at: Memory, psi: Psi, alpha: np.ndarray, u: np.ndarray, every: int = 
     if not len(u):
         raise ValueError("u must have at least one point: the loops have no form without.")
     layout, scale = (at.layout, 1.0) if every == 1 else sampled(at.layout, every)
+    backwards = every == 1 and next(at.turns)
     points, chunks = len(u), layout.chunks
     constants, steps = _constants(psi, alpha), np.multiply.outer(alpha, u)
     partial = np.empty((len(chunks.sizes), 3 + 2 * points))
     args = (at.like, *chunks.columns, at.x_at, at.d_at, _kinds(psi), constants, steps, partial)
-    run(_reduce, chunks, *args, weight=1.0 + points)
+    run(_reduce, chunks, *args, weight=1.0 + points, backwards=backwards)
     out = layout.per_block(partial.T * scale)
     out[3:] /= -constants[3]
     out[3 + points :] *= alpha
@@ -241,11 +242,13 @@ def move_sq(at: Memory, psi: Psi, alpha: np.ndarray, u: float) -> np.ndarray:
     """||y(u) - x||^2 of each block."""
     chunks, constants = at.layout.chunks, _constants(psi, alpha)
     partial = np.empty((1, len(chunks.sizes)))
-    run(_move_sq, chunks, at.like, *chunks.columns, at.x_at, at.d_at, constants, u * alpha, partial, weight=2.0)
+    args = (at.x_at, at.d_at, constants, u * alpha, partial)
+    run(_move_sq, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
     return at.layout.per_block(partial)[0] / constants[3] ** 2
 
 
 def write(at: Memory, psi: Psi, alpha: np.ndarray, u: float, relax: float = 1.0) -> None:
     """x <- x + relax (y(u) - x); where relax is 1 exactly y(u), with exact zeros and bounds."""
     chunks, constants = at.layout.chunks, _constants(psi, alpha)
-    run(_write, chunks, at.like, *chunks.columns, at.x_at, at.d_at, constants, u * alpha, float(relax), weight=2.0)
+    args = (at.x_at, at.d_at, constants, u * alpha, float(relax))
+    run(_write, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
