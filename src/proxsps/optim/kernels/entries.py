@@ -6,22 +6,42 @@ moves with z are called inside. There y - x is computed without y, which may agr
     (1 + alpha l2) (x - y) = s d + clip(z, -alpha l1, alpha l1) + alpha l2 x      inside,
     x - y with y exactly 0, lower or upper                                        elsewhere.
 
+Where the slope is an average of gradients, its new value is computed run by run in every pass, into memory that stays
+in the cache, and stored by the write alone (as in `proxsps.optim.kernels.moments`). In Adam's metric each entry has its
+own alpha (`proxsps.optim.kernels.metric`).
+
 Sums are taken in the type of the entries over a run of them, then in doubles.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numba
 import numpy as np
 
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Memory, pointer, run, sampled
+from proxsps.optim.kernels.metric import move_sq_metric, reduce_metric, write_metric
+from proxsps.optim.kernels.moments import NOWHERE, Averages, averaged
+from proxsps.optim.kernels.sampling import moved_sq, sample_end
 from proxsps.optim.kernels.scalar import Psi, prox
 
 SOFT, BOX, GENERAL = 0, 1, 2  # l1 > 0 without bounds; bounds alone; everything
+FURTHER = 4  # sums that only averages need: see `Further`
+NO_WEIGHTS = np.empty((4, 0))
+
+
+class Further(NamedTuple):
+    """What the first pass of a step with averages makes beside the sums of `reduce`, one number per block."""
+
+    d_dot_x: np.ndarray  # <d, x>, bitwise <g, x> where d = g
+    g_dot_x: np.ndarray
+    g_sq: np.ndarray  # ||D^-1 g||^2
+    moved_sq: np.ndarray  # ||x - x_0||^2, estimated from the sample; 0 without a start
 
 
 @numba.njit
-def _typed(like, constants, b):
+def typed(like, constants, b):
     """The constants of block b in the type of the entries."""
     of = like.dtype.type
     threshold, edge, curvature, whole = constants[0, b], constants[1, b], constants[2, b], constants[3, b]
@@ -143,54 +163,115 @@ def _change_sq(x, d, s, psi):
     return total
 
 
+@numba.njit(fastmath=ENTRYWISE)
+def _slopes(g, d, old, new, out):
+    """The new averages of a run."""
+    for k in range(len(g)):
+        out[k] = averaged(old, d[k], new, g[k])
+    return out[: len(g)]
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _store_slopes(g, d, old, new):
+    for k in range(len(g)):
+        d[k] = averaged(old, d[k], new, g[k])
+
+
+@numba.njit(fastmath=REORDER)
+def _further(x, g, d, zero):
+    dx, gx, gg = zero, zero, zero
+    for k in range(len(x)):
+        dx += d[k] * x[k]
+        gx += g[k] * x[k]
+        gg += g[k] * g[k]
+    return dx, gx, gg
+
+
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _reduce(like, block, tensor, start, length, x_at, d_at, kinds, constants, steps, partial, first, last):
-    """The sums of `reduce` as one row per chunk, those of h and its slope without their common factors."""
+def _reduce(
+    like, block, tensor, start, length, x_at, d_at, g_at, v_at, start_at, weights, eps, least, kinds, constants, steps,
+    partial, further, first, last,
+):  # fmt: skip
+    """The sums of `reduce` as one row per chunk, those of h and its slope without their common factors.
+
+    There is one set of constants and steps after the other, all for a run while it is in the cache.
+    """
+    of, width = like.dtype.type, 3 + 2 * steps.shape[2]
+    averages, fresh = len(g_at) > 0, np.empty(RUN, like.dtype)
     for i in range(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
-        psi, s, out = _typed(like, constants, b), steps[b].astype(like.dtype), partial[i]
-        out[:] = 0
+        g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :] if averages else x
+        partial[i, :] = 0
         for low in range(0, n, RUN):
             xs, ds = x[low : low + RUN], d[low : low + RUN]
-            if kinds[b] == SOFT:
-                _add_soft(xs, ds, s, psi, out)
-            elif kinds[b] == BOX:
-                _add_box(xs, ds, s, psi, out)
-            else:
-                _add_general(xs, ds, s, psi, out)
+            if averages:
+                ds = _slopes(g[low : low + RUN], ds, of(weights[0, j]), of(weights[1, j]), fresh)
+            for c in range(len(steps)):
+                psi, s, out = typed(like, constants[c], b), steps[c, b], partial[i, c * width : (c + 1) * width]
+                if kinds[b] == SOFT:
+                    _add_soft(xs, ds, s, psi, out)
+                elif kinds[b] == BOX:
+                    _add_box(xs, ds, s, psi, out)
+                else:
+                    _add_general(xs, ds, s, psi, out)
+            if further:
+                sums = _further(xs, g[low : low + RUN], ds, of(0))
+                for row in range(3):
+                    partial[i, row - FURTHER] += sums[row]
+                if len(start_at):
+                    begin = numba.carray(pointer(start_at[j], like), sample_end(start[i] + n))
+                    partial[i, -1] += moved_sq(xs, begin, start[i] + low)
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _move_sq(like, block, tensor, start, length, x_at, d_at, constants, steps, partial, first, last):
+def _move_sq(
+    like, block, tensor, start, length, x_at, d_at, g_at, v_at, start_at, weights, eps, least, constants, steps,
+    partial, first, last,
+):  # fmt: skip
     """||y - x||^2 of each chunk, times (1 + alpha l2)^2."""
+    of = like.dtype.type
+    averages, fresh = len(g_at) > 0, np.empty(RUN, like.dtype)
     for i in range(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
-        psi, s = _typed(like, constants, b), like.dtype.type(steps[b])
+        g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :] if averages else x
+        psi, s = typed(like, constants, b), of(steps[b])
         partial[0, i] = 0
         for low in range(0, n, RUN):
-            partial[0, i] += _change_sq(x[low : low + RUN], d[low : low + RUN], s, psi)
+            ds = d[low : low + RUN]
+            if averages:
+                ds = _slopes(g[low : low + RUN], ds, of(weights[0, j]), of(weights[1, j]), fresh)
+            partial[0, i] += _change_sq(x[low : low + RUN], ds, s, psi)
 
 
 @numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
-def _write(like, block, tensor, start, length, x_at, d_at, constants, steps, relax, first, last):
-    """x <- x + relax (y - x) in each chunk, with y itself where relax is 1."""
-    part = like.dtype.type(relax)
+def _write(
+    like, block, tensor, start, length, x_at, d_at, g_at, v_at, start_at, weights, eps, least, constants, steps, relax,
+    first, last,
+):  # fmt: skip
+    """x <- x + relax (y - x) in each chunk, with y itself where relax is 1; new averages are stored."""
+    of = like.dtype.type
+    part = of(relax)
     for i in range(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
-        threshold, _, _, _, shrink, lower, upper, _ = _typed(like, constants, b)
-        s = like.dtype.type(steps[b])
-        if relax == 1:
-            for k in range(n):
-                x[k] = prox(x[k] - s * d[k], threshold, shrink, lower, upper)
-        else:
-            for k in range(n):
-                x[k] += part * (prox(x[k] - s * d[k], threshold, shrink, lower, upper) - x[k])
+        threshold, _, _, _, shrink, lower, upper, _ = typed(like, constants, b)
+        s = of(steps[b])
+        for low in range(0, n, RUN):
+            xs, ds = x[low : low + RUN], d[low : low + RUN]
+            if len(g_at):
+                g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] + low :]
+                _store_slopes(g[: len(xs)], ds, of(weights[0, j]), of(weights[1, j]))
+            if relax == 1:
+                for k in range(len(xs)):
+                    xs[k] = prox(xs[k] - s * ds[k], threshold, shrink, lower, upper)
+            else:
+                for k in range(len(xs)):
+                    xs[k] += part * (prox(xs[k] - s * ds[k], threshold, shrink, lower, upper) - xs[k])
 
 
 def _constants(psi: Psi, alpha: np.ndarray) -> np.ndarray:
@@ -203,49 +284,98 @@ def _constants(psi: Psi, alpha: np.ndarray) -> np.ndarray:
     return np.array([threshold, edge, curvature, 1 + curvature, 1 / (1 + curvature), psi.lower, psi.upper])
 
 
-def _kinds(psi: Psi) -> np.ndarray:
+def _kinds(psi: Psi, in_metric: bool = False) -> np.ndarray:
     free = (psi.lower == -np.inf) & (psi.upper == np.inf)
+    soft = (psi.l1 > 0) & free & (psi.l2 == 0 if in_metric else True)
     unpenalised = (psi.l1 == 0) & (psi.l2 == 0)
-    return np.where(unpenalised, BOX, np.where((psi.l1 > 0) & free, SOFT, GENERAL))
+    return np.where(unpenalised, BOX, np.where(soft, SOFT, GENERAL))
 
 
-def reduce(at: Memory, psi: Psi, alpha: np.ndarray, u: np.ndarray, every: int = 1) -> np.ndarray:
+def _in_metric(at: Memory | Averages) -> bool:
+    return isinstance(at, Averages) and len(at.v_at) > 0
+
+
+def reduce(at: Memory | Averages, psi: Psi, alpha: np.ndarray, u: np.ndarray, every: int = 1) -> np.ndarray:
     """The sums of a search at P values of u, from one pass over memory: [3 + 2 P, blocks].
 
     Rows: ||d||^2; <d, x>; the sum of (d x)^2, whose root times eps is the rounding noise of h; P rows
-    h(u) = <d, y(u) - x>; P rows dh/du = -alpha sum of d^2 prox'(z).
+    h(u) = <d, y(u) - x>; P rows dh/du = -alpha sum of d^2 prox'(z). In Adam's metric d^2 is d D^-1 d.
 
     Args:
-        at: the memory of parameters and slopes.
+        at: the memory of parameters and slopes, or of parameters, gradients and averages.
         psi: one set of constants per block.
         alpha: one number per block.
         u: the P dual variables.
         every: above 1 only a sample of about one entry in `every` is read, and the sums are scaled up to estimates of
             those of whole blocks. Tensors of the same sizes give the same sample.
     """
+    return _pass(at, psi, alpha[None], u, every)[0][0]
+
+
+def first_reduce(at: Averages, psi: Psi, alpha: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, Further]:
+    """The sums of `reduce`, and those that only a step with averages needs."""
+    sums, further = _pass(at, psi, alpha[None], u, further=True)
+    return sums[0], Further(*further)
+
+
+def ray(at: Memory | Averages, psi: Psi, alphas: np.ndarray, every: int = 1) -> np.ndarray:
+    """h(1) for several caps of each block, (points, blocks), from one pass over memory."""
+    return _pass(at, psi, alphas, np.ones(1), every)[0][:, 3]
+
+
+def _pass(
+    at: Memory | Averages, psi: Psi, alphas: np.ndarray, u: np.ndarray, every: int = 1, further: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of `reduce` for several sets of caps, (sets, rows, blocks), and those of `Further`."""
     if not len(u):
         raise ValueError("u must have at least one point: the loops have no form without.")
     layout, scale = (at.layout, 1.0) if every == 1 else sampled(at.layout, every)
-    points, chunks = len(u), layout.chunks
-    constants, steps = _constants(psi, alpha), np.multiply.outer(alpha, u)
-    partial = np.empty((len(chunks.sizes), 3 + 2 * points))
-    args = (at.like, *chunks.columns, at.x_at, at.d_at, _kinds(psi), constants, steps, partial)
-    run(_reduce, chunks, *args, weight=1.0 + points)
-    out = layout.per_block(partial.T * scale)
-    out[3:] /= -constants[3]
-    out[3 + points :] *= alpha
-    return out
+    chunks, sets, points = layout.chunks, len(alphas), len(u)
+    constants = np.array([_constants(psi, alpha) for alpha in alphas])
+    steps = np.multiply.outer(alphas, u)
+    width = sets * (3 + 2 * points)
+    partial = np.empty((len(chunks.sizes), width + FURTHER))
+    in_metric = _in_metric(at)
+    args = (*_sources(at), _kinds(psi, in_metric), constants, steps.astype(at.like.dtype), partial, further)
+    kernel, weight = (reduce_metric, 3.0) if in_metric else (_reduce, 1.0)
+    run(kernel, chunks, at.like, *chunks.columns, *args, weight=weight + sets * points)
+    columns = partial.T * scale
+    if further:
+        columns[width:] = _counted(at, columns[width:])
+    found = layout.per_block(columns)
+    out = found[:width].reshape(sets, -1, layout.count)
+    out[:, 3:] /= -1.0 if in_metric else -constants[:, 3:4]
+    out[:, 3 + points :] *= alphas[:, None]
+    return out, found[width:]
 
 
-def move_sq(at: Memory, psi: Psi, alpha: np.ndarray, u: float) -> np.ndarray:
+def _counted(at: Averages, columns: np.ndarray) -> np.ndarray:
+    """The further sums of chunks: nothing for gradients that are not there, and the sample scaled up."""
+    tensor = at.layout.chunks.columns[1]
+    columns[1:3, ~at.seen[tensor]] = 0
+    if len(at.start.at):
+        columns[3] *= at.start.scale[tensor]
+    return columns
+
+
+def _sources(at: Memory | Averages) -> tuple[Any, ...]:
+    """What the kernels read entries from."""
+    if isinstance(at, Averages):
+        return at.x_at, at.d_at, at.g_at, at.v_at, at.start.at, at.weights, at.eps, at.least
+    return at.x_at, at.d_at, NOWHERE, NOWHERE, NOWHERE, NO_WEIGHTS, 0.0, 0.0
+
+
+def move_sq(at: Memory | Averages, psi: Psi, alpha: np.ndarray, u: float) -> np.ndarray:
     """||y(u) - x||^2 of each block."""
     chunks, constants = at.layout.chunks, _constants(psi, alpha)
-    partial = np.empty((1, len(chunks.sizes)))
-    run(_move_sq, chunks, at.like, *chunks.columns, at.x_at, at.d_at, constants, u * alpha, partial, weight=2.0)
-    return at.layout.per_block(partial)[0] / constants[3] ** 2
+    partial, in_metric = np.empty((1, len(chunks.sizes))), _in_metric(at)
+    args = (*_sources(at), constants, u * alpha, partial)
+    run(move_sq_metric if in_metric else _move_sq, chunks, at.like, *chunks.columns, *args, weight=2.0)
+    return at.layout.per_block(partial)[0] / (1.0 if in_metric else constants[3] ** 2)
 
 
-def write(at: Memory, psi: Psi, alpha: np.ndarray, u: float, relax: float = 1.0) -> None:
-    """x <- x + relax (y(u) - x); where relax is 1 exactly y(u), with exact zeros and bounds."""
+def write(at: Memory | Averages, psi: Psi, alpha: np.ndarray, u: float, relax: float = 1.0) -> None:
+    """x <- x + relax (y(u) - x); where relax is 1 exactly y(u), with exact zeros and bounds. Stores new averages."""
     chunks, constants = at.layout.chunks, _constants(psi, alpha)
-    run(_write, chunks, at.like, *chunks.columns, at.x_at, at.d_at, constants, u * alpha, float(relax), weight=2.0)
+    args = (*_sources(at), constants, u * alpha, float(relax))
+    run(write_metric if _in_metric(at) else _write, chunks, at.like, *chunks.columns, *args, weight=2.0)

@@ -11,6 +11,7 @@ from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts.averaged import AveragedLines
 from proxsps.optim.parts.base import Curve, Part, Sums
 from proxsps.optim.parts.compiled import (
+    CompiledAveragedEntries,
     CompiledAverages,
     CompiledEntries,
     CompiledLines,
@@ -73,6 +74,10 @@ def make_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, exact: bool = False
 ) -> Curve:
     """The part of blocks of another kind; `exact` calculates in doubles."""
+    averaging = None if exact else _make_averaging_curve(kind, numbers, blocks, places, fused)
+    if averaging is not None:
+        averaging.kind = kind
+        return averaging
     make_moments(numbers, blocks)
     if kind == UNITS:
         (block,) = blocks
@@ -85,9 +90,25 @@ def make_curve(
     tensors = [t for block in blocks for t in (*block.params, *block.slopes)]
     if isinstance(numbers, Host) and (not plain(tensors) or any(map(torch._is_functional_tensor, tensors))):
         kind = PROXES  # their pieces are not theirs to write
+    if any(block.in_metric for block in blocks):
+        kind = PROXES
     curve = _curve(kind, numbers, blocks, places, fused, exact)
     curve.kind = kind
     return curve
+
+
+def _make_averaging_curve(
+    kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None
+) -> Curve | None:
+    """A part that updates averages in its passes, where the blocks have them and there is one."""
+    if not isinstance(numbers, Host) or any(block.moments is None for block in blocks):
+        return None
+    if kind == ENTRIES and fused is not False:
+        own = [block.structures[0] for block in blocks]
+        memory = averages_of(blocks) if all(isinstance(s.psi, Scalar) for s in own) else None
+        if memory is not None:
+            return CompiledAveragedEntries(numbers, blocks, places, own, memory)
+    return None
 
 
 def _curve(

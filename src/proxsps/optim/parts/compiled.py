@@ -16,7 +16,7 @@ from proxsps.core.step import Affine
 from proxsps.optim.blocks import UNITS, Block
 from proxsps.optim.moments import Moments, least_metric
 from proxsps.optim.numbers import Numbers
-from proxsps.optim.parts.averaged import AveragedLines
+from proxsps.optim.parts.averaged import AveragedLines, block_sums
 from proxsps.optim.parts.base import Curve
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.parts.rows import row_constants, row_points, row_stretches
@@ -167,6 +167,10 @@ class CompiledEntries(Curve):
         """From the first pass."""
         return self._products
 
+    def ray_heights(self, s: Array) -> Array:
+        """One pass for all points."""
+        return load_kernels().entries.ray(self._memory, self._psi, np.multiply.outer(s, self._alpha)).sum(axis=-1)
+
     def moves_sq(self, u: Array) -> Array:
         """One pass."""
         return load_kernels().entries.move_sq(self._memory, self._psi, self.scaled(self._alpha), float(u)).sum()
@@ -175,6 +179,36 @@ class CompiledEntries(Curve):
         """One pass."""
         if ok:
             load_kernels().entries.write(self._memory, self._psi, self.scaled(self._alpha), float(u), float(s))
+
+
+class CompiledAveragedEntries(CompiledEntries):
+    """Entries whose slopes are averages, in the identity metric or in Adam's: updated in the passes of the step."""
+
+    def sums(self, points: bool) -> Array:
+        """One pass, which makes `extras` too."""
+        start = start_of(self.blocks, self._memory)
+        if start is not None:
+            self._memory = self._memory._replace(start=start)
+        kernels, u = load_kernels().entries, self.ahead if len(self.ahead) else np.ones(1)
+        sums, self._further = kernels.first_reduce(self._memory, self._psi, self.scaled(self._alpha), u)
+        if len(self.ahead):
+            self.answered = (self.ahead, *sums[3:].reshape(2, len(u), -1).sum(axis=-1))
+        self.moved_sq = None if start is None else self._further.moved_sq
+        self._products = sums[2].sum()
+        return np.array([sums[0], self._further.d_dot_x, np.zeros(len(self.blocks))])
+
+    def extras(self) -> list[list[Array]]:
+        """From the same pass; blocks whose sums leave the range of f32 are taken again in f64."""
+        _, g_dot_x, g_sq, _ = self._further
+        for i in np.flatnonzero(~np.isfinite(g_dot_x + g_sq) | (g_sq < 1e-20)):
+            *_, g_dot_x[i], g_sq[i], _, _ = block_sums(self.blocks[i], points=False, exact=True)
+        return [[*pair, *np.zeros(3)] for pair in zip(g_dot_x, g_sq, strict=True)]
+
+    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+        """One pass, which stores the new averages too."""
+        super().write(u, s, ok)
+        for block in self.blocks if ok else ():
+            block.moments.written = True
 
 
 class CompiledRows(Curve):
