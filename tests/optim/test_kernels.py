@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 pytest.importorskip("numba")
 
 from proxsps.optim import ProxSPS, kernels
-from proxsps.optim.kernels import layout
+from proxsps.optim.kernels import Psi, entries, layout, moments, rows
 from proxsps.regularizers import L2
 
 LARGE = 300_001  # several threads take part
@@ -277,6 +278,54 @@ def test_steps_do_not_depend_on_the_number_of_threads(threads, eager_threads):
         ProxSPS([x], weight_decay=0.1, fused=True).step(loss=0.5)
         points.append(x.detach())
     assert torch.equal(*points)
+
+
+def passes_of(backwards, dtype):
+    """The numbers and the tensors that all passes make, each of which walks this way."""
+    shapes, alpha = [(300, 101), (2, 50_001)], np.array([0.4, 0.9])
+    xs, ds = pairs(shapes, dtype)
+    way = {"turns": itertools.repeat(backwards)}
+    at, by_rows = memory(xs, ds)._replace(**way), rows.memory([xs], [ds], [(1,)])._replace(**way)
+    psi, groups = Psi.of(2, l1=0.3), Psi.of(by_rows.groups, l1=9.0)
+    firsts, seconds = pairs(shapes, dtype, seed=1)
+    averages = moments.averages([xs], [ds], [firsts], [[v.square_() for v in seconds]], np.full((4, 2), 0.5))
+    averages = averages._replace(**way)
+    numbers = [
+        kernels.sums(at, alpha, True),
+        entries.reduce(at, psi, alpha, alpha),
+        entries.move_sq(at, psi, alpha, 0.5),
+    ]
+    numbers += [rows.sums(by_rows), rows.norm_sq(by_rows, np.ones(by_rows.groups)), np.array(moments.sums(averages))]
+    kernels.write(at, np.full(2, 0.9), np.full(2, -0.2))
+    entries.write(at, psi, alpha, 0.5)
+    rows.write(by_rows, groups, np.full(by_rows.groups, 0.7), 0.5)
+    moments.write(averages, np.full(1, 0.9), np.full(1, -0.2))
+    return [*numbers, *[t.numpy() for t in (*xs, *firsts, *seconds)]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_way_a_pass_walks_does_not_change_a_bit(threads, eager_threads, dtype):
+    forwards = passes_of(False, dtype)
+    assert all(map(np.array_equal, forwards, passes_of(True, dtype)))
+    threads(2)
+    assert all(map(np.array_equal, forwards, passes_of(True, dtype)))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_second_pass_begins_where_the_one_before_ended(threads, eager_threads, count):
+    threads(count)
+    xs, gs = pairs([(LARGE,)], torch.float32)
+    at, seen = memory(xs, gs), []
+    chunks = len(at.layout.chunks.sizes)
+    assert len(at.layout.chunks.shares(count)) == (1 if count == 1 else layout.SHARES * count)
+    for _ in range(3):
+        seen.append([])
+        layout.run(lambda *share: seen[-1].append(share), at.layout.chunks, weight=9.0, backwards=next(at.turns))
+    walked = [
+        [i for share in sorted(shares, reverse=n == 1) for i in layout.walk.py_func(*share)]
+        for n, shares in enumerate(seen)
+    ]
+    assert walked == [[*range(chunks)], [*range(chunks)][::-1], [*range(chunks)]]
 
 
 def test_several_python_threads_at_once_get_right_results(threads, eager_threads):

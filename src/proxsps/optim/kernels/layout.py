@@ -3,6 +3,8 @@
 The kernels release the GIL, and a small thread pool of our own runs them on slices of the work, because numba's
 threading layers are unsafe from several threads or after a fork. Partial sums are kept per chunk of memory and added in
 one order: the result does not depend on the number of threads.
+
+Every second pass over the same tensors walks backwards: it begins with what the pass before has left in the cache.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import itertools
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from numba.core import types
@@ -53,6 +56,17 @@ def pointer(typingctx, address, like):
         return builder.inttoptr(args[0], context.get_value_type(target))
 
     return target(address, like), build
+
+
+@numba.njit
+def walk(first, last):
+    """The numbers from `first` on, up or down, until before `last`."""
+    return range(first, last, 1 if first < last else -1)
+
+
+def turns() -> Iterator[bool]:
+    """Whether each pass of a step walks backwards: every second one."""
+    return itertools.cycle((False, True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +139,7 @@ class Memory(NamedTuple):
     layout: Layout
     x_at: np.ndarray
     d_at: np.ndarray
+    turns: Iterator[bool]  # whether the next pass walks backwards
 
 
 class Addresses(NamedTuple):
@@ -205,25 +220,25 @@ def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]
     if at is None:
         return None
     sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
-    return Memory(at.like, layout(sizes, torch.get_num_threads()), *at.at)
+    return Memory(at.like, layout(sizes, torch.get_num_threads()), *at.at, turns())
 
 
 def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0, backwards: bool = False) -> None:
     """Call kernel(*args, first, last) on every share of the chunks; whoever is free takes the next one.
 
     Args:
-        kernel: compiled function that releases the GIL.
+        kernel: compiled function that releases the GIL and takes its chunks by `walk`.
         chunks: the pieces of memory to be shared out.
         args: arguments of the kernel.
         weight: work per entry, as a multiple of that of a plain sum: heavier passes take threads for fewer entries.
-        backwards: whether to begin with the last share, of which a pass before may have left something in the cache.
+        backwards: whether to begin with the last chunk.
     """
     total = int(chunks.sizes.sum())
     if not total:
         return
     threads = min(chunks.threads, max(1, int(total * weight) // ALONE))
     shares = chunks.shares(threads)
-    waiting = deque(shares[::-1] if backwards else shares)
+    waiting = deque([(last - 1, first - 1) for first, last in reversed(shares)] if backwards else shares)
 
     def work() -> None:
         while waiting:

@@ -13,13 +13,11 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
+from proxsps.optim.kernels.entry_loops import BOX, FURTHER, SOFT
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer, walk
 from proxsps.optim.kernels.moments import averaged, averaged_square, metric
 from proxsps.optim.kernels.sampling import moved_sq, sample_end
 from proxsps.optim.kernels.scalar import prox
-
-SOFT, BOX, GENERAL = 0, 1, 2  # l1 alone; bounds alone; everything
-FURTHER = 4
 
 
 @numba.njit
@@ -64,7 +62,7 @@ def _change(x, d, r, s, psi):
 
 
 def _loops(change):
-    """As in `entries`: the sums with h and slope at one u, the same at three u, or one u alone."""
+    """As in `entry_loops`: the sums with h and slope at one u, the same at three u, or one u alone."""
 
     @numba.njit(fastmath=REORDER)
     def first(x, d, r, s, psi):
@@ -185,10 +183,10 @@ def reduce_metric(
     like, block, tensor, start, length, x_at, d_at, g_at, v_at, start_at, weights, eps, least, kinds, constants, steps,
     partial, further, first, last,
 ):  # fmt: skip
-    """As `entries._reduce`; h and its slope have all their factors but the sign and alpha."""
+    """As `entry_loops.reduce_plain`; h and its slope have all their factors but the sign and alpha."""
     of, width = like.dtype.type, 3 + 2 * steps.shape[2]
     slope, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype)
-    for i in range(first, last):
+    for i in walk(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
@@ -225,7 +223,7 @@ def move_sq_metric(
     """||y - x||^2 of each chunk, a Euclidean length."""
     of = like.dtype.type
     slope, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype)
-    for i in range(first, last):
+    for i in walk(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
@@ -247,7 +245,7 @@ def write_metric(
     """Store d and v, and x <- x + relax (y - x) in each chunk, with y itself where relax is 1."""
     of = like.dtype.type
     part, one, inverse = of(relax), of(1), np.empty(RUN, like.dtype)
-    for i in range(first, last):
+    for i in walk(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]

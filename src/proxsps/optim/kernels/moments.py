@@ -12,7 +12,7 @@ of the entries is compared with that at the start of the run while a chunk is in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numba
@@ -30,6 +30,8 @@ from proxsps.optim.kernels.layout import (
     layout,
     pointer,
     run,
+    turns,
+    walk,
 )
 from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
@@ -63,6 +65,7 @@ class Averages(NamedTuple):
     weights: np.ndarray  # old, new, old_v, new_v as rows, one column per tensor
     eps: float
     least: float
+    turns: Iterator[bool]  # whether the next pass walks backwards
 
 
 @numba.njit(fastmath=ENTRYWISE)
@@ -122,7 +125,7 @@ def _sum_average(
 ):
     """The sums of each chunk in the identity metric; those of the direction are those of the slope."""
     of = like.dtype.type
-    for i in range(first, last):
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -145,7 +148,7 @@ def _sum_adam(
 ):
     """The sums of each chunk in Adam's metric."""
     of = like.dtype.type
-    for i in range(first, last):
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -172,7 +175,7 @@ def _write_average(
 ):
     """d <- d', x <- keep x + move d' in each chunk."""
     of = like.dtype.type
-    for i in range(last - 1, first - 1, -1):
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -191,7 +194,7 @@ def _write_adam(
 ):
     """d <- d', v <- v', x <- keep x + move D^-1 d' in each chunk."""
     of = like.dtype.type
-    for i in range(last - 1, first - 1, -1):
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -239,7 +242,8 @@ def averages(
         return None
     like, x_at, g_at, d_at, v_at = found
     whole = layout(sizes, torch.get_num_threads())
-    return Averages(like, whole, x_at, g_at, d_at, v_at, NO_START, seen, weights, float(eps), float(least))
+    places = (x_at, g_at, d_at, v_at, NO_START)
+    return Averages(like, whole, *places, seen, weights, float(eps), float(least), turns())
 
 
 def _state_addresses(
@@ -263,7 +267,8 @@ def sums(at: Averages) -> Sums:
     chunks, adam = at.layout.chunks, len(at.v_at) > 0
     partial = np.empty((len(chunks.sizes), len(Sums._fields)))
     args = (at.x_at, at.g_at, at.d_at, at.v_at, at.start.at, at.weights, at.eps, at.least, partial)
-    run(_sum_adam if adam else _sum_average, chunks, at.like, *chunks.columns, *args, weight=3.0 if adam else 1.5)
+    kernel, weight = (_sum_adam, 3.0) if adam else (_sum_average, 1.5)
+    run(kernel, chunks, at.like, *chunks.columns, *args, weight=weight, backwards=next(at.turns))
     columns, tensor = partial.T, chunks.columns[1]
     if not at.seen.all():
         columns[3:5, ~at.seen[tensor]] = 0
@@ -276,15 +281,8 @@ def write(at: Averages, keep: np.ndarray, move: np.ndarray) -> None:
     """Store the new averages, and x <- keep x + move D^-1 d', with one number keep and one number move per block."""
     chunks, adam = at.layout.chunks, len(at.v_at) > 0
     args = (at.x_at, at.g_at, at.d_at, at.v_at, at.weights, at.eps, at.least, keep, move)
-    run(
-        _write_adam if adam else _write_average,
-        chunks,
-        at.like,
-        *chunks.columns,
-        *args,
-        weight=3.0 if adam else 1.5,
-        backwards=True,
-    )
+    kernel, weight = (_write_adam, 3.0) if adam else (_write_average, 1.5)
+    run(kernel, chunks, at.like, *chunks.columns, *args, weight=weight, backwards=next(at.turns))
 
 
 __all__ = ["Averages", "Sums", "averages", "sums", "write"]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.optim.kernels.layout import CHUNK, Chunks, addresses
+from proxsps.optim.kernels.layout import CHUNK, Chunks, addresses, turns
 
 WIDTH = 512  # columns of a chunk at most, so that their sums stay in the cache
 TALL = 4 * CHUNK  # entries of a chunk of columns, which leaves one set of sums behind for each of its columns
@@ -54,6 +54,7 @@ class RowMemory(NamedTuple):
     group: np.ndarray  # the group of each slot
     groups: int
     joined: bool  # whether a group may have several rows
+    turns: Iterator[bool]  # whether the next pass walks backwards
 
 
 def memory(
@@ -82,12 +83,12 @@ def memory(
     if layout is None:
         return None
     if ids is None:
-        return RowMemory(at.like, layout, *at.at, layout.owner, layout.rows, False)
+        return RowMemory(at.like, layout, *at.at, layout.owner, layout.rows, False, turns())
     if len(ids) != layout.rows:
         raise ValueError(f"ids must have one entry per row: got {len(ids)} for {layout.rows} rows.")
     ids = np.asarray(ids, np.int64)  # other integers would have the kernels compiled once more
     groups = int(ids.max()) + 1 if len(ids) else 0
-    return RowMemory(at.like, layout, *at.at, ids[layout.owner], groups, True)
+    return RowMemory(at.like, layout, *at.at, ids[layout.owner], groups, True, turns())
 
 
 def view(shape: Sequence[int], stride: Sequence[int] | None, dims: Dims) -> tuple[int, int, int] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, Chunks, pointer, run
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, Chunks, pointer, run, walk
 from proxsps.optim.kernels.row_layout import RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
 
@@ -78,7 +78,7 @@ def _scale_columns(x, d, s, factor, relax, zero):
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _sums(like, tensor, start, count, height, stride, slot, x_at, d_at, partial, first, last):
     """||x||^2, <x, d> and ||d||^2 of each slot."""
-    for i in range(first, last):
+    for i in walk(first, last):
         n, m, at = count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
         x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
@@ -97,7 +97,7 @@ def _sums(like, tensor, start, count, height, stride, slot, x_at, d_at, partial,
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _norm_sq(like, tensor, start, count, height, stride, slot, x_at, d_at, group, steps, partial, first, last):
     """||x - s d||^2 of each slot."""
-    for i in range(first, last):
+    for i in walk(first, last):
         n, m, at = count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
         x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
@@ -137,7 +137,7 @@ def _write(
     """x <- x + relax (y - x) in each chunk; with the factors given, if any, where a row is not whole."""
     of = like.dtype.type
     part, zero = of(relax), of(0)
-    for i in range(first, last):
+    for i in walk(first, last):
         n, m, at = count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
         x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
@@ -165,7 +165,8 @@ def sums(at: RowMemory) -> np.ndarray:
     """||x||^2, <x, d> and ||d||^2 as rows, one column per group."""
     chunks, layout = at.layout.chunks, at.layout
     partial = np.zeros((3, len(layout.owner)))
-    run(_sums, chunks, at.like, *chunks.columns, at.x_at, at.d_at, partial, weight=2.0)
+    args = (at.x_at, at.d_at, partial)
+    run(_sums, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
     if layout.in_order and not at.joined:
         return partial
     return np.array([np.bincount(at.group, row, at.groups) for row in partial])
@@ -175,7 +176,8 @@ def norm_sq(at: RowMemory, steps: np.ndarray, chunks: Chunks | None = None) -> n
     """||x - s d||^2 of each group, with one s per group; 0 for groups outside the chunks, where these are given."""
     chunks = at.layout.chunks if chunks is None else chunks
     partial = np.zeros(len(at.layout.owner))
-    run(_norm_sq, chunks, at.like, *chunks.columns, at.x_at, at.d_at, at.group, steps, partial, weight=2.0)
+    args = (at.x_at, at.d_at, at.group, steps, partial)
+    run(_norm_sq, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
     return np.bincount(at.group, partial, at.groups)
 
 
@@ -200,7 +202,7 @@ def write(
     if at.joined:
         whole = np.zeros_like(whole)
     args = (at.x_at, at.d_at, at.group, alpha, *constants, float(u), factors, float(relax))
-    run(_write, chunks, at.like, *chunks.columns, whole, *args, weight=3.0)
+    run(_write, chunks, at.like, *chunks.columns, whole, *args, weight=3.0, backwards=next(at.turns))
 
 
 def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> np.ndarray:
