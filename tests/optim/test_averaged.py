@@ -14,7 +14,7 @@ from proxsps.core.distance import sample_size
 from proxsps.optim import ProxSPS, ProxSPSAdam, parts
 from proxsps.optim.parts import AveragedLines
 from proxsps.optim.passes import moved_sq
-from proxsps.regularizers import L1, L2, Box, ElasticNet
+from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso
 
 SHAPES = [(1,), (63,), (8, 8), (65,), (129, 131), (3, 0)]
 VARIANTS = {
@@ -31,6 +31,8 @@ VARIANTS = {
     "momentum, L1": (ProxSPS, {"lr": 0.01, "momentum": 0.9, "regularizer": L1(0.3)}),
     "momentum, L1, no lr": (ProxSPS, {"lr": None, "momentum": 0.9, "regularizer": L1(0.3)}),
     "momentum, Box, short moves": (ProxSPS, {"lr": 0.1, "momentum": 0.9, "regularizer": Box(-1, 2), "max_move": 1.0}),
+    "momentum, rows": (ProxSPS, {"lr": 0.01, "momentum": 0.9, "regularizer": GroupLasso(0.4, (-1,))}),
+    "momentum, columns, no lr": (ProxSPS, {"lr": None, "momentum": 0.9, "regularizer": GroupLasso(0.4, (0,))}),
     "Adam, L1, proximal": (ProxSPSAdam, {"lr": 0.01, "cap": "proximal", "regularizer": L1(0.3)}),
     "Adam, L1, no lr": (ProxSPSAdam, {"regularizer": L1(0.3)}),
     "Adam, ElasticNet": (ProxSPSAdam, {"lr": 0.01, "regularizer": ElasticNet(0.2, 0.4), "max_move": 1.0}),

@@ -21,10 +21,8 @@ import numpy as np
 from proxsps.optim.kernels.entry_loops import BOX, FURTHER, GENERAL, SOFT, move_sq_plain, reduce_plain, write_plain
 from proxsps.optim.kernels.layout import Memory, run, sampled
 from proxsps.optim.kernels.metric import move_sq_metric, reduce_metric, write_metric
-from proxsps.optim.kernels.moments import NOWHERE, Averages
+from proxsps.optim.kernels.moments import NO_WEIGHTS, NOWHERE, Averages
 from proxsps.optim.kernels.scalar import Psi
-
-NO_WEIGHTS = np.empty((4, 0))
 
 
 class Further(NamedTuple):

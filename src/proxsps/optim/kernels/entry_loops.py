@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer, walk
-from proxsps.optim.kernels.moments import averaged
+from proxsps.optim.kernels.moments import new_slopes, store_slopes
 from proxsps.optim.kernels.sampling import moved_sq, sample_end
 from proxsps.optim.kernels.scalar import prox
 
@@ -141,20 +141,6 @@ def _change_sq(x, d, s, psi):
     return total
 
 
-@numba.njit(fastmath=ENTRYWISE)
-def _slopes(g, d, old, new, out):
-    """The new averages of a run."""
-    for k in range(len(g)):
-        out[k] = averaged(old, d[k], new, g[k])
-    return out[: len(g)]
-
-
-@numba.njit(fastmath=ENTRYWISE)
-def _store_slopes(g, d, old, new):
-    for k in range(len(g)):
-        d[k] = averaged(old, d[k], new, g[k])
-
-
 @numba.njit(fastmath=REORDER)
 def _further(x, g, d, zero):
     dx, gx, gg = zero, zero, zero
@@ -185,7 +171,7 @@ def reduce_plain(
         for low in range(0, n, RUN):
             xs, ds = x[low : low + RUN], d[low : low + RUN]
             if averages:
-                ds = _slopes(g[low : low + RUN], ds, of(weights[0, j]), of(weights[1, j]), fresh)
+                ds = new_slopes(g[low : low + RUN], ds, of(weights[0, j]), of(weights[1, j]), fresh)
             for c in range(len(steps)):
                 psi, s, out = _typed(like, constants[c], b), steps[c, b], partial[i, c * width : (c + 1) * width]
                 if kinds[b] == SOFT:
@@ -221,7 +207,7 @@ def move_sq_plain(
         for low in range(0, n, RUN):
             ds = d[low : low + RUN]
             if averages:
-                ds = _slopes(g[low : low + RUN], ds, of(weights[0, j]), of(weights[1, j]), fresh)
+                ds = new_slopes(g[low : low + RUN], ds, of(weights[0, j]), of(weights[1, j]), fresh)
             partial[0, i] += _change_sq(x[low : low + RUN], ds, s, psi)
 
 
@@ -243,7 +229,7 @@ def write_plain(
             xs, ds = x[low : low + RUN], d[low : low + RUN]
             if len(g_at):
                 g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] + low :]
-                _store_slopes(g[: len(xs)], ds, of(weights[0, j]), of(weights[1, j]))
+                store_slopes(g[: len(xs)], ds, of(weights[0, j]), of(weights[1, j]))
             if relax == 1:
                 for k in range(len(xs)):
                     xs[k] = prox(xs[k] - s * ds[k], threshold, shrink, lower, upper)

@@ -35,7 +35,7 @@ from proxsps.optim.kernels.layout import (
 )
 from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
-NOWHERE = np.empty(0, np.int64)
+NOWHERE, NO_WEIGHTS = np.empty(0, np.int64), np.empty((4, 0))
 
 
 class Sums(NamedTuple):
@@ -84,6 +84,21 @@ def averaged_square(old, average, new, g):
 def metric(square, eps, least):
     """D of an entry."""
     return max(np.sqrt(square) + eps, least)
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def new_slopes(g, d, old, new, out):
+    """The new d of some entries, in memory for as many or more of them."""
+    for k in range(len(g)):
+        out[k] = averaged(old, d[k], new, g[k])
+    return out[: len(g)]
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def store_slopes(g, d, old, new):
+    """d <- the new d."""
+    for k in range(len(g)):
+        d[k] = averaged(old, d[k], new, g[k])
 
 
 @numba.njit(fastmath=REORDER)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from proxsps.optim.blocks import ENTRIES, PROXES, UNITS, Block, plain
+from proxsps.optim.blocks import ENTRIES, PROXES, ROWS, UNITS, Block, plain
 from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts.averaged import AveragedLines
 from proxsps.optim.parts.base import Curve, Part, Sums
@@ -101,14 +101,19 @@ def _make_averaging_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None
 ) -> Curve | None:
     """A part that updates averages in its passes, where the blocks have them and there is one."""
-    if not isinstance(numbers, Host) or any(block.moments is None for block in blocks):
+    averaged = isinstance(numbers, Host) and not any(block.moments is None for block in blocks)
+    memory = averages_of(blocks) if averaged and kind != PROXES and fused is not False else None
+    if memory is None:
         return None
-    if kind == ENTRIES and fused is not False:
-        own = [block.structures[0] for block in blocks]
-        memory = averages_of(blocks) if all(isinstance(s.psi, Scalar) for s in own) else None
-        if memory is not None:
-            return CompiledAveragedEntries(numbers, blocks, places, own, memory)
-    return None
+    if kind == UNITS:
+        return compiled_units(numbers, blocks[0], places, memory)
+    structures = [block.structures for block in blocks]
+    if kind == ROWS:
+        return compiled_rows(numbers, blocks, places, structures, memory)
+    own = [block[0] for block in structures]
+    if not all(isinstance(s.psi, Scalar) for s in own):
+        return None
+    return CompiledAveragedEntries(numbers, blocks, places, own, memory)
 
 
 def _curve(
