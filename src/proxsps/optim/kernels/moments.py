@@ -35,7 +35,7 @@ from proxsps.optim.kernels.layout import (
 )
 from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
-NOWHERE = np.empty(0, np.int64)
+NOWHERE, NO_WEIGHTS = np.empty(0, np.int64), np.empty((4, 0))
 
 
 class Sums(NamedTuple):
@@ -69,18 +69,36 @@ class Averages(NamedTuple):
 
 
 @numba.njit(fastmath=ENTRYWISE)
-def _averaged(old, average, new, g):
+def averaged(old, average, new, g):
+    """The new d of an entry."""
     return old * average + new * g
 
 
 @numba.njit(fastmath=ENTRYWISE)
-def _averaged_square(old, average, new, g):
+def averaged_square(old, average, new, g):
+    """The new v of an entry."""
     return old * average + (new * g) * g  # in this order a weight of 0 wins over a square that overflows
 
 
 @numba.njit(fastmath=ENTRYWISE)
-def _metric(square, eps, least):
+def metric(square, eps, least):
+    """D of an entry."""
     return max(np.sqrt(square) + eps, least)
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def new_slopes(g, d, old, new, out):
+    """The new d of some entries, in memory for as many or more of them."""
+    for k in range(len(g)):
+        out[k] = averaged(old, d[k], new, g[k])
+    return out[: len(g)]
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def store_slopes(g, d, old, new):
+    """d <- the new d."""
+    for k in range(len(g)):
+        d[k] = averaged(old, d[k], new, g[k])
 
 
 @numba.njit(fastmath=REORDER)
@@ -88,7 +106,7 @@ def _add_average(x, g, d, old, new):
     """The sums of a run in the identity metric."""
     dd, dx, xx, gx, gg = old - old, old - old, old - old, old - old, old - old
     for k in range(len(x)):
-        slope = _averaged(old, d[k], new, g[k])
+        slope = averaged(old, d[k], new, g[k])
         dd += slope * slope
         dx += slope * x[k]
         xx += x[k] * x[k]
@@ -103,8 +121,8 @@ def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, least, one):
     zero = one - one
     dr, dx, xx, gx, gg, rr, rx = zero, zero, zero, zero, zero, zero, zero
     for k in range(len(x)):
-        slope = _averaged(old, d[k], new, g[k])
-        inverse = one / _metric(_averaged_square(old_v, v[k], new_v, g[k]), eps, least)
+        slope = averaged(old, d[k], new, g[k])
+        inverse = one / metric(averaged_square(old_v, v[k], new_v, g[k]), eps, least)
         direction, scaled = slope * inverse, g[k] * inverse
         dr += slope * direction
         dx += slope * x[k]
@@ -180,7 +198,7 @@ def _write_average(
         old, new = of(weights[0, j]), of(weights[1, j])
         a, b = of(keep[block[i]]), of(move[block[i]])
         for k in range(n):
-            slope = _averaged(old, d[k], new, g[k])
+            slope = averaged(old, d[k], new, g[k])
             d[k] = slope
             x[k] = a * x[k] + b * slope
 
@@ -200,10 +218,10 @@ def _write_adam(
         old, new, old_v, new_v = of(weights[0, j]), of(weights[1, j]), of(weights[2, j]), of(weights[3, j])
         a, b, added, floor = of(keep[block[i]]), of(move[block[i]]), of(eps), of(least)
         for k in range(n):
-            slope = _averaged(old, d[k], new, g[k])
-            square = _averaged_square(old_v, v[k], new_v, g[k])
+            slope = averaged(old, d[k], new, g[k])
+            square = averaged_square(old_v, v[k], new_v, g[k])
             d[k], v[k] = slope, square
-            x[k] = a * x[k] + b * (slope / _metric(square, added, floor))
+            x[k] = a * x[k] + b * (slope / metric(square, added, floor))
 
 
 def averages(
