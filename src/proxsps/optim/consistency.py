@@ -147,10 +147,10 @@ def _gradient_text(factor: float, rtol: float) -> str:
             "by their number, or the gradients are those of a sum and the loss is a mean."
         )
     if factor < 1:
-        k = 1 / factor
-        divided = f", or divided by {round(k)} micro-batches while the loss was not" if _whole(k, rtol) else ""
+        times = 1 / factor
+        divided = f", or divided by {round(times)} micro-batches while the loss was not" if _whole(times, rtol) else ""
         return (
-            f"{start} are {k:.3g} times too short. Likely they were clipped{divided}. Do not clip: the step gets "
+            f"{start} are {times:.3g} times too short. Likely they were clipped{divided}. Do not clip: the step gets "
             "longer by it; max_move= limits the move instead."
         )
     return (
@@ -181,7 +181,7 @@ class _Probe:
     ) -> None:
         self._ranks, self._closure, self._weight = opt._ranks, closure, weight
         self._params = [_real(p.detach()) for p in params]
-        self._grads = [_real(p.grad.detach()) for p in params]
+        self._grads = [_real(p.grad.detach()) for p in params if p.grad is not None]
         self._start = [x.clone() for x in self._params]
         self._labels, self._length = _cut(self._grads)
         self.pieces = sorted({i for label in self._labels for i in torch.as_tensor(label).unique().tolist()})
