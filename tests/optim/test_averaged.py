@@ -205,7 +205,7 @@ def skips_overflow(beside, **options):
     params = [torch.nn.Parameter(torch.ones(70)) for _ in range(2)]
     groups = [{"params": params[:1]}, {"params": params[1:], "regularizer": beside}]
     opt = ProxSPSAdam(groups, **options)
-    for largest in (1.0, 1e20, 1e18):  # with the weight .001 of the second step, .001 * 1e20 ** 2 would be finite
+    for largest in (1.0, 1.0, 3e19, 1e18):  # times the weight of the third step, 1/3, the square is finite again
         for p in params:
             p.grad = torch.ones_like(p)
         params[1].grad[-1] = largest
