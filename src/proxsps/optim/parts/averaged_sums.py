@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.core.estimate import Weights
 from proxsps.optim.blocks import Block
+from proxsps.optim.lists import join
 from proxsps.optim.moments import Moments, least_metric, overflows
-from proxsps.optim.passes import bucketed
+from proxsps.optim.passes import pieces
 
 PIECE = 1 << 18  # entries; smaller pieces spend their time on calls
 JOINED = (1 << 14, 1 << 16)  # entries of a tensor that is joined with others, and of these together
@@ -36,7 +38,7 @@ def block_sums(block: Block, points: bool, exact: bool) -> Array:
     own, total = block.moments, np.zeros(SUMS)
     for members, weights in members_of(own):
         columns = [[column[i] for i in members] for column in columns_of(block)]
-        vectors = bucketed(zip(*columns, strict=True), *JOINED, piece=PIECE)
+        vectors = _vectors(columns)
         if exact or (weights is not None and not (fuses(columns, own, weights) and _has_inverse(columns, own))):
             total += _plain_sums(vectors, own, weights, points, exact)
         elif weights is None:
@@ -44,6 +46,28 @@ def block_sums(block: Block, points: bool, exact: bool) -> Array:
         else:
             total += _fused_sums(vectors, _scratch(columns[0], 4), own, weights, points)
     return total
+
+
+def _vectors(columns: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Tensor, ...]]:
+    """Columns of tensors of one dtype as vectors, small tensors joined and long ones cut into pieces."""
+    for members in _plan(tuple([x.numel() for x in columns[0]])):
+        yield from pieces(*(join([column[i] for i in members]) for column in columns), piece=PIECE)
+
+
+@lru_cache(maxsize=16)
+def _plan(sizes: tuple[int, ...]) -> list[list[int]]:
+    """Which tensors are joined; with hundreds of them, to decide it anew at every step would take a tenth of it."""
+    alone = [[i] for i, size in enumerate(sizes) if size > JOINED[0]]
+    joined: list[list[int]] = []
+    room = 0
+    for i, size in enumerate(sizes):
+        if 0 < size <= JOINED[0]:
+            if size > room:
+                joined.append([])
+                room = JOINED[1]
+            joined[-1].append(i)
+            room -= size
+    return alone + joined
 
 
 def columns_of(block: Block) -> list[list[Tensor]]:
