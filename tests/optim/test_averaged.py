@@ -12,7 +12,7 @@ import torch
 
 from proxsps.core.distance import sample_size
 from proxsps.optim import ProxSPS, ProxSPSAdam, parts
-from proxsps.optim.parts import AveragedLines
+from proxsps.optim.parts import AveragedLines, averaged, averaged_sums
 from proxsps.optim.passes import moved_sq
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso
 
@@ -117,6 +117,22 @@ def test_all_paths_take_the_same_steps(path, beforehand, variant, dtype):
         return everything(opt, params)
 
     assert_close(run(path), beforehand(lambda: run(False)), 1e-10 if dtype is torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("variant", ["momentum", "momentum, no lr", "Adam", "Adam, no lr"])
+def test_a_step_does_not_depend_on_what_is_joined_and_cut(monkeypatch, variant):
+    def run():
+        opt, params, step = problem(variant, False, torch.float32)
+        for _ in range(3):
+            step()
+        averaged_sums._plan.cache_clear()
+        return everything(opt, params)
+
+    whole = run()
+    monkeypatch.setattr(averaged_sums, "JOINED", (64, 70))
+    for module in (averaged_sums, averaged):
+        monkeypatch.setattr(module, "PIECE", 1000)
+    assert_close(run(), whole, 1e-4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -28,7 +28,7 @@ from proxsps.optim.parts.averaged_sums import (
     new_metric,
 )
 from proxsps.optim.parts.lines import Lines
-from proxsps.optim.passes import fused_sgd, safe_decay
+from proxsps.optim.passes import Distance, comparable, fused_sgd, safe_decay
 
 
 class AveragedLines(Lines):
@@ -51,8 +51,13 @@ class AveragedLines(Lines):
 
     def _found(self, points: bool) -> Array:
         """All sums as rows with one column per block."""
-        self.measure()
-        return np.array([block_sums(block, points, exact=False) for block in self.blocks]).T
+        if not all(map(comparable, self.blocks)):
+            return np.array([block_sums(block, points, exact=False) for block in self.blocks]).T
+        distances = [Distance(block.starts) for block in self.blocks]
+        pairs = zip(self.blocks, distances, strict=True)
+        sums = np.array([block_sums(block, points, False, distance) for block, distance in pairs]).T
+        self.moved_sq = np.array([distance.moved_sq for distance in distances])
+        return sums
 
     def extras(self) -> list[list[Array]]:
         """From the same pass."""

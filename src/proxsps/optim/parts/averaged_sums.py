@@ -20,7 +20,7 @@ from proxsps.core.estimate import Weights
 from proxsps.optim.blocks import Block
 from proxsps.optim.lists import join
 from proxsps.optim.moments import Moments, least_metric, overflows
-from proxsps.optim.passes import pieces
+from proxsps.optim.passes import Distance, pieces
 
 PIECE = 1 << 18  # entries; smaller pieces spend their time on calls
 JOINED = (1 << 14, 1 << 16)  # entries of a tensor that is joined with others, and of these together
@@ -30,15 +30,16 @@ ENDLESS = torch.tensor(1e30, device="cpu")  # steps after which Adam's bias corr
 STILL = 1 - 2.0**-53  # the beta with which an average of ones stays what it is
 
 
-def block_sums(block: Block, points: bool, exact: bool) -> Array:
+def block_sums(block: Block, points: bool, exact: bool, distance: Distance | None = None) -> Array:
     """The sums of a block with the averages that the step would make, 0 for what is not needed; in f64 if `exact`.
 
-    Without `exact` a sum may be NaN although all entries are finite: then ask again.
+    Parameters are also compared with their start, where a `distance` is to be measured. Without `exact` a sum may be
+    NaN although all entries are finite: then ask again.
     """
     own, total = block.moments, np.zeros(SUMS)
     for members, weights in members_of(own):
         columns = [[column[i] for i in members] for column in columns_of(block)]
-        vectors = _vectors(columns)
+        vectors = _vectors(columns, members, distance)
         if exact or (weights is not None and not (fuses(columns, own, weights) and _has_inverse(columns, own))):
             total += _plain_sums(vectors, own, weights, points, exact)
         elif weights is None:
@@ -48,10 +49,18 @@ def block_sums(block: Block, points: bool, exact: bool) -> Array:
     return total
 
 
-def _vectors(columns: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Tensor, ...]]:
+def _vectors(
+    columns: Sequence[Sequence[Tensor]], places: Sequence[int], distance: Distance | None
+) -> Iterator[tuple[Tensor, ...]]:
     """Columns of tensors of one dtype as vectors, small tensors joined and long ones cut into pieces."""
-    for members in _plan(tuple([x.numel() for x in columns[0]])):
-        yield from pieces(*(join([column[i] for i in members]) for column in columns), piece=PIECE)
+    sizes = tuple([x.numel() for x in columns[0]])
+    for members in _plan(sizes):
+        low = 0
+        for vectors in pieces(*(join([column[i] for i in members]) for column in columns), piece=PIECE):
+            yield vectors
+            if distance is not None:  # when the sums are made, and x is still in the cache
+                distance.add([places[i] for i in members], [sizes[i] for i in members], low, vectors[0])
+            low += len(vectors[0])
 
 
 @lru_cache(maxsize=16)
