@@ -15,7 +15,7 @@ import numpy as np
 
 from proxsps.optim.kernels.entry_loops import BOX, FURTHER, SOFT
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer, walk
-from proxsps.optim.kernels.moments import averaged, averaged_square, metric
+from proxsps.optim.kernels.moments import averaged, averaged_square, metric, overflows
 from proxsps.optim.kernels.sampling import moved_sq, sample_end
 from proxsps.optim.kernels.scalar import prox
 
@@ -212,7 +212,7 @@ def reduce_metric(
                 sums = _further(xs, gs, ds, rs, of(0))
                 for row in range(3):
                     partial[i, row - FURTHER] += sums[row]
-                if not np.isfinite(sums[3]):  # v may overflow, and infinity there would not show in the other sums
+                if not np.isfinite(sums[3]) and overflows(gs):
                     partial[i, 1 - FURTHER] = np.nan
                 if len(start_at):
                     begin = numba.carray(pointer(start_at[j], like), sample_end(start[i] + n))

@@ -101,6 +101,12 @@ def store_slopes(g, d, old, new):
         d[k] = averaged(old, d[k], new, g[k])
 
 
+@numba.njit
+def overflows(g):
+    """Whether the square of an entry leaves the range of its type: v may too, and infinity does not show in sums."""
+    return not np.isfinite(g * g).all()
+
+
 @numba.njit(fastmath=REORDER)
 def _add_average(x, g, d, old, new):
     """The sums of a run in the identity metric."""
@@ -182,7 +188,7 @@ def _sum_adam(
             )
             for row in range(7):
                 out[row] += sums[row]
-            if not np.isfinite(sums[7]):  # v may overflow, and infinity there would not show in the other sums
+            if not np.isfinite(sums[7]) and overflows(g[at:end]):
                 out[0] = np.nan
             if len(start_at):
                 out[7] += moved_sq(x[at:end], start, low + at)
