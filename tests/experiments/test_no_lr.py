@@ -193,7 +193,12 @@ def test_an_lr_with_which_the_baseline_diverges_does_not_make_a_task_decisive():
 
 def test_the_figure_has_a_panel_per_task_and_says_what_is_missing(tmp_path):
     figure = figures.over_lr(made("right")["trials"])
-    assert [axes.get_title() for axes in figure.axes] == [task.title for task in TASKS]
+    assert [axes.get_title().replace("\n", " ") for axes in figure.axes] == [task.title for task in TASKS]
+    figure.draw_without_rendering()
+    for part in (*figure.legends, *(axes.title for axes in figure.axes)):
+        box = part.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
     assert figures.save(figure, tmp_path / "figure.svg").stat().st_size > 10_000
     with pytest.raises(ValueError, match="trials lacks the columns"):
         figures.over_lr(pd.DataFrame({"task": ["a"]}))
