@@ -49,11 +49,8 @@ def cells(rows):
     values = [final(rows, *column, higher) for column in COLUMNS.values()]
     best = (max if higher else min)(value for value in values if value == value)
     shown = "{:.1%}" if higher else "{:#.3g}"
-    texts = [shown.format(value) for value in values]
-    return [
-        "diverged" if value != value else f"**{text}**" if text == shown.format(best) else text
-        for value, text in zip(values, texts, strict=True)
-    ]
+    texts = ["diverged" if value != value else shown.format(value) for value in values]
+    return [f"**{text}**" if text == shown.format(best) else text for text in texts]
 
 
 def final(rows, method, lr, higher):
