@@ -167,9 +167,10 @@ class CompiledEntries(Curve):
         """From the first pass."""
         return self._products
 
-    def ray_heights(self, s: Array) -> Array:
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
         """One pass for all points."""
-        return load_kernels().entries.ray(self._memory, self._psi, np.multiply.outer(s, self._alpha)).sum(axis=-1)
+        caps = np.multiply.outer(s, self._alpha)
+        return load_kernels().entries.ray(self._memory, self._psi, caps, every).sum(axis=-1)
 
     def moves_sq(self, u: Array) -> Array:
         """One pass."""
@@ -196,6 +197,12 @@ class CompiledAveragedEntries(CompiledEntries):
         self.moved_sq = None if start is None else self._further.moved_sq
         self._products = sums[2].sum()
         return np.array([sums[0], self._further.d_dot_x, np.zeros(len(self.blocks))])
+
+    def sampled_dots(self, every: int) -> tuple[Array, Array, Array]:
+        """A short pass."""
+        args = (self._memory, self._psi, self._alpha, np.ones(1), every)
+        sums, further = load_kernels().entries.first_reduce(*args)
+        return further.g_dot_x.sum(), sums[1].sum(), sums[2].sum()
 
     def extras(self) -> list[list[Array]]:
         """From the same pass; blocks whose sums leave the range of f32 are taken again in f64."""
@@ -248,7 +255,7 @@ class CompiledRows(Curve):
     def _heights(self, u: Array) -> tuple[Array, Array]:
         return row_heights(self._rows, self._psi, self.scaled(self._alpha), u)
 
-    def ray_heights(self, s: Array) -> Array:
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
         """From the sums of the groups."""
         return row_ray_heights(self._rows, self._psi, self._alpha, s)[0]
 

@@ -99,7 +99,7 @@ class DeviceEntries(Curve):
         blocks = range(len(self.blocks))
         return self._sums_at([u * self._along(i) for i in blocks], [stepping(self.cap(i)) for i in blocks]), None
 
-    def ray_heights(self, s: Array) -> Array:
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
         """All points in one pass, where the prox takes one step size for each of them."""
         if not all(isinstance(psi, Scalar) for psi in self._psi):
             return super().ray_heights(s)
@@ -275,7 +275,7 @@ class DeviceRows(Curve):
     def _heights(self, u: Array) -> tuple[Array, None]:
         return row_values(self._rows, self._psi, self.scaled(self._alpha), u), None
 
-    def ray_heights(self, s: Array) -> Array:
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
         """From the sums of the rows."""
         return row_values(self._rows, self._psi, stepping(s[:, None] * self._alpha), torch.ones_like(s))
 
