@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from proxsps.optim.blocks import ENTRIES, PROXES, ROWS, UNITS, Block, plain
+from proxsps.optim.blocks import ENTRIES, PROXES, UNITS, Block, plain
 from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts.averaged import AveragedLines
+from proxsps.optim.parts.averaged_entries import AveragedEntriesOfTensors
 from proxsps.optim.parts.base import Curve, Part, Sums
 from proxsps.optim.parts.compiled import (
     CompiledAveragedEntries,
@@ -101,19 +102,21 @@ def _make_averaging_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None
 ) -> Curve | None:
     """A part that updates averages in its passes, where the blocks have them and there is one."""
-    averaged = isinstance(numbers, Host) and not any(block.moments is None for block in blocks)
-    memory = averages_of(blocks) if averaged and kind != PROXES and fused is not False else None
+    if kind == PROXES or not isinstance(numbers, Host) or any(block.moments is None for block in blocks):
+        return None
+    structures = [block.structures for block in blocks]
+    own = [block[0] for block in structures]
+    memory = averages_of(blocks) if fused is not False else None
+    if kind == ENTRIES and memory is not None and all(isinstance(s.psi, Scalar) for s in own):
+        return CompiledAveragedEntries(numbers, blocks, places, own, memory)
+    if kind == ENTRIES:
+        alone = not fused and AveragedLines.takes(blocks)
+        return AveragedEntriesOfTensors(numbers, blocks, places, own) if alone else None
     if memory is None:
         return None
     if kind == UNITS:
         return compiled_units(numbers, blocks[0], places, memory)
-    structures = [block.structures for block in blocks]
-    if kind == ROWS:
-        return compiled_rows(numbers, blocks, places, structures, memory)
-    own = [block[0] for block in structures]
-    if not all(isinstance(s.psi, Scalar) for s in own):
-        return None
-    return CompiledAveragedEntries(numbers, blocks, places, own, memory)
+    return compiled_rows(numbers, blocks, places, structures, memory)
 
 
 def _curve(
