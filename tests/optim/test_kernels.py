@@ -311,21 +311,21 @@ def test_the_way_a_pass_walks_does_not_change_a_bit(threads, eager_threads, dtyp
     assert all(map(np.array_equal, forwards, passes_of(True, dtype)))
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_every_second_pass_begins_where_the_one_before_ended(threads, eager_threads, count):
-    threads(count)
-    xs, gs = pairs([(LARGE,)], torch.float32)
-    at, seen = memory(xs, gs), []
-    chunks = len(at.layout.chunks.sizes)
-    assert len(at.layout.chunks.shares(count)) == (1 if count == 1 else layout.SHARES * count)
+def test_every_second_pass_begins_where_the_one_before_ended(threads):
+    threads(1)
+    at, seen = memory(*pairs([(3 * layout.STRETCH,)], torch.float32)), []
     for _ in range(3):
-        seen.append([])
-        layout.run(lambda *share: seen[-1].append(share), at.layout.chunks, weight=9.0, backwards=next(at.turns))
-    walked = [
-        [i for share in sorted(shares, reverse=n == 1) for i in layout.walk.py_func(*share)]
-        for n, shares in enumerate(seen)
-    ]
-    assert walked == [[*range(chunks)], [*range(chunks)][::-1], [*range(chunks)]]
+        layout.run(lambda *share: seen.append(share), at.layout.chunks, backwards=next(at.turns))
+    assert seen == [(0, 48), (32, 48), (16, 32), (0, 16), (0, 48)]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_shares_have_every_chunk_once(count, backwards):
+    chunks = layout.layout(((5, 7 * layout.CHUNK, 0, 3), (100 * layout.CHUNK + 1,)), 3).chunks
+    shares = chunks.shares(count, backwards)
+    assert [i for share in sorted(shares) for i in range(*share)] == list(range(len(chunks.sizes)))
+    assert shares == sorted(shares, reverse=backwards)
 
 
 def test_several_python_threads_at_once_get_right_results(threads, eager_threads):

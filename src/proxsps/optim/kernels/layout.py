@@ -35,6 +35,9 @@ CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay i
 RUN = 2_048
 PIECE = 256  # entries of a chunk that a sample reads at least
 SHARES = 8  # parts of the work per thread, so that one that wakes late or is held up takes fewer of them
+# Entries that even a pass backwards walks forwards: memory is loaded in advance in this direction, and a turn after
+# every chunk would cost more than the cache brings.
+STRETCH = 16 * CHUNK
 ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs more than it brings
 
 REMEMBERED = 64  # lists of state tensors whose checks are remembered
@@ -76,18 +79,22 @@ class Chunks:
     columns: tuple[np.ndarray, ...]
     sizes: np.ndarray  # entries of each chunk
     threads: int  # at most
-    _shares: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    _shares: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
-    def shares(self, threads: int) -> list[tuple[int, int]]:
-        """Ranges of chunks with about the same number of entries."""
-        if threads not in self._shares:
-            count = SHARES * threads if threads > 1 else 1
+    def shares(self, threads: int, backwards: bool = False) -> list[tuple[int, int]]:
+        """Ranges of chunks with about the same number of entries, in the order in which to take them."""
+        key = threads, backwards
+        if key not in self._shares:
             ends = np.cumsum(self.sizes)
             total = ends[-1] if len(ends) else 0
+            count = SHARES * threads if threads > 1 else 1
+            if backwards:
+                count = max(count, int(total) // STRETCH)
             cuts = np.searchsorted(ends, total * np.arange(1, count) / count) + 1
             edges = [0, *np.minimum(cuts, len(ends)).tolist(), len(ends)]
-            self._shares[threads] = [pair for pair in itertools.pairwise(edges) if pair[0] < pair[1]]
-        return self._shares[threads]
+            pairs = [pair for pair in itertools.pairwise(edges) if pair[0] < pair[1]]
+            self._shares[key] = pairs[::-1] if backwards else pairs
+        return self._shares[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,14 +238,13 @@ def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float =
         chunks: the pieces of memory to be shared out.
         args: arguments of the kernel.
         weight: work per entry, as a multiple of that of a plain sum: heavier passes take threads for fewer entries.
-        backwards: whether to begin with the last chunk.
+        backwards: whether to begin with the last share.
     """
     total = int(chunks.sizes.sum())
     if not total:
         return
     threads = min(chunks.threads, max(1, int(total * weight) // ALONE))
-    shares = chunks.shares(threads)
-    waiting = deque([(last - 1, first - 1) for first, last in reversed(shares)] if backwards else shares)
+    waiting = deque(chunks.shares(threads, backwards))
 
     def work() -> None:
         while waiting:
