@@ -17,11 +17,10 @@ from proxsps.optim.parts.compiled import (
     CompiledEntries,
     CompiledLines,
     averages_of,
-    compiled_rows,
-    compiled_units,
     load_kernels,
     memory_of,
 )
+from proxsps.optim.parts.compiled_rows import compiled_rows, compiled_units
 from proxsps.optim.parts.device import DeviceEntries, DeviceRows
 from proxsps.optim.parts.entries import EntriesOfTensors
 from proxsps.optim.parts.lines import Lines

@@ -6,6 +6,7 @@ compiled kernels work alike (`proxsps.optim.kernels.entries`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,8 +18,7 @@ from proxsps.core.array import Array
 from proxsps.core.estimate import Weights
 from proxsps.optim.blocks import Block
 from proxsps.optim.lists import join, spread
-from proxsps.optim.moments import least_metric
-from proxsps.optim.parts.averaged import block_sums
+from proxsps.optim.parts.averaged_sums import block_sums, new_metric
 from proxsps.optim.parts.base import relaxed
 from proxsps.optim.parts.entries import BUCKET, KEPT, SHORT, EntriesOfTensors, bundles
 
@@ -84,9 +84,8 @@ class AveragedEntriesOfTensors(EntriesOfTensors):
         if bucket.weights is None:
             return x, slope, None
         square = torch.mul(join(bucket.vs), bucket.weights.old, out=room[1])
-        D = square.addcmul_(g, g, value=bucket.weights.new).sqrt_()
-        D = D.add_(own.eps) if own.eps else D.clamp_min_(least_metric(D.dtype))
-        return x, slope, D.reciprocal_()
+        square.addcmul_(g, g, value=bucket.weights.new)
+        return x, slope, new_metric(square, own.eps, square.dtype).reciprocal_()
 
     def _fresh(self, x: Tensor) -> list[Tensor]:
         """Memory for d and 1/D of one bucket after the other."""
@@ -107,7 +106,10 @@ class AveragedEntriesOfTensors(EntriesOfTensors):
     def _add_gradients(self, bucket: AveragedBucket, x: Tensor) -> None:
         g = join(bucket.gs)
         scaled = g if self._inverse is None else g * self._inverse
-        self._gradients[:, bucket.block] += torch.dot(g, x).item(), torch.dot(scaled, scaled).item()
+        product = torch.dot(g, x).item()
+        if scaled is not g and not math.isfinite(torch.dot(g, g).item()):
+            product = math.nan  # v may overflow, and infinity there would not show in the other sums
+        self._gradients[:, bucket.block] += product, torch.dot(scaled, scaled).item()
 
     def extras(self) -> list[list[Array]]:
         """From the same pass; blocks whose sums leave the range of f32 are taken again in f64."""
