@@ -21,7 +21,8 @@ from proxsps.optim.parts.compiled import (
     memory_of,
 )
 from proxsps.optim.parts.compiled_rows import compiled_rows, compiled_units
-from proxsps.optim.parts.device import DeviceEntries, DeviceRows
+from proxsps.optim.parts.device import DeviceEntries
+from proxsps.optim.parts.device_rows import DeviceRows
 from proxsps.optim.parts.entries import EntriesOfTensors
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.parts.proxes import Proxes
@@ -90,8 +91,8 @@ def make_curve(
     tensors = [t for block in blocks for t in (*block.params, *block.slopes)]
     if isinstance(numbers, Host) and (not plain(tensors) or any(map(torch._is_functional_tensor, tensors))):
         kind = PROXES  # their pieces are not theirs to write
-    if any(block.in_metric for block in blocks):
-        kind = PROXES
+    if isinstance(numbers, Host) and any(block.in_metric for block in blocks):
+        kind = PROXES  # what takes entries in a metric on the host makes its averages itself
     curve = _curve(kind, numbers, blocks, places, fused, exact)
     curve.kind = kind
     return curve
