@@ -120,3 +120,14 @@ def test_the_kernels_take_at_most_32_megabytes(launches):
     params = launches.draw("cpu", [(9_000_000,)])
     opt = ProxSPS(params, lr=0.1, regularizer=L1(1e-3), fused=True)
     assert launches.extra_memory(opt, params, torch.tensor(0.02 * 9_000_000)) < 32e6
+
+
+@pytest.mark.parametrize(("options", "limit"), [({"lr": 0.1, "cap": "proximal"}, 270), ({}, 600)])
+def test_a_search_in_adams_metric_takes_all_points_of_a_round_at_once(launches, kit, options, limit):
+    def count(tensors):
+        params = kit.drawn(*[(5, 3)] * tensors, dtype=torch.float32)
+        opt = ProxSPSAdam(params, regularizer=L1(0.1), capturable=True, **options)
+        opt.step(loss=torch.tensor(1.0))  # which makes the state
+        return launches.counted(lambda: opt.step(loss=torch.tensor(1.0))).total()
+
+    assert count(2) == count(20) <= limit

@@ -176,6 +176,10 @@ class Ray(NamedTuple):
         longest, ratio = (_beside(part, v) for part in self)
         return v * longest / (v + (1 - v) * ratio)
 
+    def v(self, s: Array) -> Array:
+        """The inverse of `s`."""
+        return s * self.ratio / (self.longest - s + s * self.ratio)
+
     def rate(self, v: Array) -> Array:
         """ds/dv."""
         longest, ratio = (_beside(part, v) for part in self)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from proxsps.core.array import Array
 from proxsps.core.rules import Decision, Model
 from proxsps.core.step import admissible
-from proxsps.optim.assembly import Assembly
+from proxsps.optim.assembly import Assembly, Gap
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.caps import Caps, Known, Step
 from proxsps.optim.checks import (
@@ -213,9 +213,11 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         lam = numbers.vector([block.lam for block in blocks])
         assembly = Assembly(blocks, numbers, self._ranks, self.param_groups[0]["fused"], estimate.coupled)
         alone = self._ranks.size == 1
-        ahead = None
-        if alone and estimate.plain and not caps.scaled:
-            ahead = f - C if bounded else math.inf
+        ahead: Gap | None = None
+        if alone and not estimate.coupled and not caps.scaled:
+            ahead = (lambda *dots: estimate.expected(f, *dots) - C) if bounded else math.inf
+            if estimate.plain and bounded:
+                ahead = f - C
         sums = assembly.sums(points=estimate.coupled or self._max_move is not None, gap=ahead)
         extras, travelled = estimate.extras(assembly.parts), caps.sums(assembly.parts)
         agreed, active = True, self._ranks.size

@@ -52,6 +52,10 @@ class Estimate:
         """The value of the model at x, from the loss and sums over all ranks."""
         return f
 
+    def expected(self, f: Array, g_dot_x: Array, d_dot_x: Array) -> Array:
+        """The value of the model from inner products over all blocks, which may be estimates."""
+        return f
+
     def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
         """The sums from which the Euclidean length of a move follows."""
         return sums
@@ -181,10 +185,13 @@ class Averaged(Estimate):
 
     def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
         """The average of the linear models at the current point."""
-        g_dot_x, center = extras[0].sum(), extras[2].sum()
+        return self.expected(f, extras[0].sum(), sums.d_dot_x.sum() + extras[2].sum())
+
+    def expected(self, f: Array, g_dot_x: Array, d_dot_x: Array) -> Array:
+        """The same, from inner products."""
         with self._numbers.unchecked():  # what is not finite is skipped
             self._after = update_averages(self._before, f, g_dot_x, self._weights)
-            return averaged_value(f, self._after, sums.d_dot_x.sum() + center)
+            return averaged_value(f, self._after, d_dot_x)
 
     def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
         """In a metric, the sums of D^-1 d in the place of those of d."""

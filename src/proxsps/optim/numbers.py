@@ -131,11 +131,18 @@ class Host(Numbers):
         """The dual variable by a search that stops at its tolerance; see `search_dual` for the arguments."""
         return search_dual(evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, start, points)
 
-    def find_zero(self, evaluate: Evaluate, gap: Array, tolerance: Array, noise: Array, eps: float) -> Found:
+    def find_zero(
+        self,
+        evaluate: Evaluate,
+        gap: Array,
+        tolerance: Array,
+        noise: Array,
+        eps: float,
+        start: Array | Sequence[float] = (1.0,),
+    ) -> Found:
         """The step of the matched cap, on [0, 1]: a function that starts at the gap and need not be monotone."""
-        return search_dual(
-            evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, slopes=False, certificate=height_off, at_zero=gap
-        )
+        options = {"slopes": False, "certificate": height_off, "at_zero": gap}
+        return search_dual(evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, start, **options)
 
     def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
         """An array of doubles."""
