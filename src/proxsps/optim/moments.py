@@ -99,6 +99,8 @@ class Moments:
         sums = self._sums(numbers, columns, exact=False)
         if not all(number == 0 or 1e-20 < abs(number) < 1e30 for number in sums):  # beyond the range of f32
             sums = self._sums(numbers, columns, exact=True)
+        if self.squares is not None and any(map(overflows, self.grads)):
+            sums[0] = numbers.scalar(math.nan)
         return self._centered(numbers, block, sums)
 
     def _centered(self, numbers: Numbers, block: Block, sums: list[Array]) -> list[Array]:
@@ -179,7 +181,11 @@ class DeviceMoments(Moments):
         v = join([self.squares[i] for i in members])
         own = weights.to(v.dtype).unbind()
         v = torch.lerp(v, g * g, torch.cat([own[i].expand(self.grads[i].numel()) for i in members]))
-        D = metric(v, self.eps) if self.eps else v.sqrt().clamp_min(torch.finfo(v.dtype).tiny ** 0.5)
+        D = metric(v, self.eps)
+        if self.eps < least_metric(v.dtype):
+            D = D.clamp_min(least_metric(v.dtype))
+        # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
+        D = torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
         e = d / D
         _spread_views(block.directions, members, shapes, e)
         if block.kind != LINES:
@@ -237,17 +243,22 @@ def _scaled(g: Tensor, numbers: Numbers) -> tuple[Tensor, Tensor]:
     return norm, scale_of(norm)
 
 
+def overflows(g: Tensor) -> bool:
+    """Whether the square of an entry is beyond the range of its dtype: v would be infinite for ever."""
+    return g.numel() > 0 and not math.isfinite(widened(g).abs().amax().square().item())
+
+
 def metrics(squares: Sequence[Tensor], eps: float) -> list[Tensor]:
-    """D = sqrt(v) + eps of each tensor; without eps, entries without any gradient get one that can be divided by."""
+    """D = sqrt(v) + eps of each tensor; with hardly any eps, entries without a gradient get one to be divided by."""
     found = torch._foreach_sqrt(squares)
     if eps:
         torch._foreach_add_(found, eps)
-    else:
-        for D in found:
+    for D in found:
+        if eps < least_metric(D.dtype):
             D.clamp_min_(least_metric(D.dtype))
     return found
 
 
 def least_metric(dtype: torch.dtype) -> float:
-    """What D is at least where there is no eps."""
+    """What D is at least: an eps below may be 0 in the precision of the tensors."""
     return torch.finfo(dtype).tiny ** 0.5

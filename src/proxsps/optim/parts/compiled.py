@@ -77,7 +77,7 @@ def averages_of(blocks: Sequence[Block]) -> Any:
     squares = None if records[0].squares is None else [own.squares for own in records]
     weights = np.concatenate([_weights(own, gs) for own, gs in zip(records, grads, strict=True)], axis=1)
     eps, least = records[0].eps, 0.0
-    if squares is not None and not eps:
+    if squares is not None:
         least = least_metric(next(x.dtype for block in blocks for x in block.params))
     params, averages = [block.params for block in blocks], [own.averages for own in records]
     return kernels.moments.averages(params, grads, averages, squares, weights, eps, least)
