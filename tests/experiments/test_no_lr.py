@@ -23,7 +23,7 @@ from proxsps import figures
 from proxsps.cli import app
 from proxsps.experiments import EXPERIMENTS
 from proxsps.experiments.base import Frames
-from proxsps.experiments.no_lr import LONG_TEXT, OPTIONAL, TASKS
+from proxsps.experiments.no_lr import OPTIONAL, TASKS
 from proxsps.experiments.no_lr.claims import TASK_NAMES, good_range, losses, plain
 from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, METHODS, RIVALS
 from proxsps.experiments.no_lr.tasks import DigitsTask, SparseTask, smallest_objective
@@ -31,7 +31,7 @@ from proxsps.experiments.no_lr.text import LETTERS, TextTask, language_reference
 from proxsps.sweep.tables import write_table
 from proxsps.training.trials import Trial
 
-NO_LR, LONG = EXPERIMENTS["no-lr"], EXPERIMENTS["no-lr-long"]
+NO_LR, LONG, TRANSFORMER = (EXPERIMENTS[name] for name in ("no-lr", "no-lr-long", "no-lr-transformer"))
 ROWS = len(TASKS) * (len(METHODS) - 1) + sum(bool(task.weight_decay) for task in TASKS)  # of the table
 GOOD = {"accuracy": 0.9, "loss": 2.0, "gap": 0.001}
 BAD = {"accuracy": 0.1, "loss": 20.0, "gap": 2.0}
@@ -161,18 +161,34 @@ def test_the_table_has_one_row_per_task_and_method_with_endings_of_ours():
     assert table[table["method"] == "AdamW"]["cool-down"].tolist() == [""] * len(TASKS)
 
 
-def test_the_long_version_has_a_claim_for_each_ending_of_its_long_run():
-    trials = LONG.trials(1)
-    frames = made("right", trials)
-    rows = frames["trials"]["task"] == LONG_TEXT.name
-    assert rows.sum() == 9
-    frames["trials"].loc[rows, "value"] = 1.5
-    held = {claim.name: claim.holds for claim in LONG.judge(frames)}
-    assert [held[f"long-run-{ending}"] for ending in ("none", "cool-down", "average")] == [True] * 3
-    frames["trials"].loc[rows & (frames["trials"]["method"] == ADAM), "value"] = 1.52
-    held = {claim.name: claim.holds for claim in LONG.judge(frames)}
-    assert [held[f"long-run-{ending}"] for ending in ("none", "cool-down", "average")] == [False] * 3
-    assert len(LONG.table(frames)) == ROWS
+def test_the_long_version_is_the_same_with_more_steps():
+    long, short = (experiment.trials(1) for experiment in (LONG, NO_LR))
+    assert [trial.setting() for trial in long] == [trial.setting() for trial in short]
+    assert {a.task.steps / b.task.steps for a, b in zip(long, short, strict=True)} == {4}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "holds"), [(1.5, 1.5, True), (1.52, 1.5, False), (4.5, 4.5, False), (math.nan, 1.5, False)]
+)
+def test_the_transformers_long_run_has_a_claim_for_each_ending_and_a_table(ours, theirs, holds):
+    frames = made("right", TRANSFORMER.trials(1))
+    rows = frames["trials"]
+    rows["value"] = np.where(rows["method"] == ADAM, ours, theirs)
+    judged = TRANSFORMER.judge(frames)
+    assert [claim.name for claim in judged] == ["long-run-none", "long-run-cool-down", "long-run-average"]
+    assert [claim.holds for claim in judged] == [holds] * 3
+    table = TRANSFORMER.table(frames)
+    assert table["lr"].tolist() == ["not set", "0.0003", "0.001", "0.003", "0.01"]
+    assert table.loc[1, ["none", "cool-down", "average"]].tolist() == [f"{theirs:.4g}"] * 3
+
+
+def test_an_lr_with_which_the_baseline_diverges_does_not_make_a_task_decisive():
+    """Where no lr of a baseline gets beyond chance, and some diverge, being level with it shows nothing."""
+    frames = made("chance")
+    rows = frames["trials"]
+    rows.loc[rows["lr"] == rows["lr"].max(), "value"] = math.nan
+    rows.loc[rows["method"].isin(["sgd-momentum", "adamw"]) & (rows["lr"] == 10.0), "value"] = math.nan
+    assert not any(claim.holds for claim in NO_LR.judge(frames) if claim.name.startswith("level"))
 
 
 def test_the_figure_has_a_panel_per_task_and_says_what_is_missing(tmp_path):

@@ -213,7 +213,7 @@ def prox_ray_heights(
 def _norm(x_sq: Array, d_dot_x: Array, d_sq: Array, s: Array) -> Array:
     """||x_g - s d_g||; where it cancels, rounding may leave a negative square.
 
-    Over r = max(s, 1), lest the square of a long step leave the range of f32.
+    Divided by r = max(s, 1), so that the square of a long step stays in the range of f32.
     """
     xp = array_namespace(x_sq)
     r = xp.maximum(s, xp.ones_like(s))

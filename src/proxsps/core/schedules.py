@@ -14,7 +14,7 @@ def constant(k: int, alpha: float) -> float:
     return alpha
 
 
-def sqrt_decay(k: float, alpha: float) -> float:
+def sqrt_decay(k: float, alpha: Array | float) -> Array | float:
     """alpha_k = alpha / sqrt(k + 1).
 
     With k the epoch this is the paper's `sqrt` schedule, alpha_0 / sqrt(j) in epoch j = 1, 2, ...; with k the step it
@@ -23,7 +23,7 @@ def sqrt_decay(k: float, alpha: float) -> float:
     return alpha / math.sqrt(k + 1)
 
 
-def horizon(k: int, alpha: float, K: int) -> float:
+def horizon(k: int, alpha: Array | float, K: int) -> Array | float:
     """alpha_k = alpha / sqrt(K) for a number K of steps known beforehand (smooth weakly convex theorem)."""
     return alpha / math.sqrt(K)
 
@@ -38,7 +38,7 @@ def strongly_convex_bounded(k: int, lam: float) -> float:
     return 2 / (lam * (k + 1))
 
 
-def cool_down(k: Array | int, alpha: float, total: int, fraction: float = 0.25) -> Array | float:
+def cool_down(k: Array | int, alpha: Array | float, total: int, fraction: float = 0.25) -> Array | float:
     """alpha_k = alpha for the first part of `total` steps, then on a line to 0 over the last `fraction` of them.
 
     The first step of the line is shorter than alpha, and the last one, k = total - 1, is not 0 yet.

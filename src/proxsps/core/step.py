@@ -66,7 +66,7 @@ def admissible(gap: Array, d_sq: Array, d_dot_x: Array, bounded: bool) -> Array:
 
 
 class Affine(NamedTuple):
-    """Coefficients of an update x+ = keep x + move d + pull center, a number each a block."""
+    """Coefficients of an update x+ = keep x + move d + pull center; one number of each kind per block."""
 
     keep: Array
     move: Array

@@ -93,7 +93,7 @@ class TreeBlock(NamedTuple):
 
     @property
     def quadratic(self) -> bool:
-        """Whether the prox is affine, as that of nothing is, so that the block enters the closed form."""
+        """Whether the prox is affine (no regulariser counts as affine), so that the block enters the closed form."""
         squares = [own for own in self.structures if isinstance(own, Quadratic)]
         if len(squares) < len(self.xs) or any(own.lam is not squares[0].lam for own in squares):
             return False

@@ -20,7 +20,7 @@ LIMIT = 64  # evaluations in a search; pure bisection down to the last bit of a 
 
 
 class Scaled(NamedTuple):
-    """The linear model over a common scale, lest squares of gradients leave the range of the dtype.
+    """The linear model over a common scale, so that squares of gradients stay in the range of the dtype.
 
     Dual variables do not depend on the scale, because h is linear in all that is divided by it.
     """

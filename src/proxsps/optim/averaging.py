@@ -23,7 +23,8 @@ def polynomial_avg_fn(power: float = 8.0) -> Callable[[Tensor, Tensor, Tensor | 
 
     @torch.no_grad()
     def update(averaged: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
-        return polynomial_average(averaged, current, _precise(count, averaged), power)
+        new: Tensor = polynomial_average(averaged, current, _precise(count, averaged), power)
+        return new
 
     return update
 

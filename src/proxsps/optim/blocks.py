@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
-from proxsps.regularizers.structure import Entries, Quadratic, Rows, Structure
+from proxsps.regularizers.structure import Entries, Quadratic, Rows, Scalar, Structure
 
 if TYPE_CHECKING:
     from proxsps.optim.moments import Moments
@@ -47,7 +48,7 @@ class Block:
     scaled: bool = False  # whether the cap is `alpha` times one number for all blocks that is known after the sums
     moments: Moments | None = None  # averages of gradients, where the model is made of them
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
-    metrics: list[Tensor] | None = None  # D, one entry per entry, where the prox needs it
+    metrics: list[Tensor] = field(default_factory=list)  # D, one entry per entry, where the prox needs it
     starts: list[Tensor] | None = None  # sampled entries of x_0, where a part may compare them while it sums
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
@@ -56,6 +57,13 @@ class Block:
     def owners(self) -> list[Tensor]:
         """The parameters themselves, which key the optimizer's state, in the order of `params`."""
         return [self.group["params"][i] for i in self.indices]
+
+    @property
+    def known_moments(self) -> Moments:
+        """The averages of a block that is known to have them."""
+        if self.moments is None:
+            raise TypeError("A block without averages of gradients came to a part of the step that needs them.")
+        return self.moments
 
     @property
     def along(self) -> list[Tensor]:
@@ -83,16 +91,19 @@ class Block:
         return getattr(type(self.phi), "at", None) is Regularizer.at
 
     def _structure(self, i: int) -> Structure | None:
-        return self.phi.at(self.indices[i]).structure(self.params[i].shape)
+        found = self.phi.at(self.indices[i]).structure(self.params[i].shape)
+        if self.in_metric and isinstance(found, Quadratic) and found.center is None:
+            return Entries(Scalar(l2=found.lam))  # Euclidean, so that its factor differs by entry
+        return found
 
     @property
     def kind(self) -> str:
         """How the block computes h; a block with nothing to do is a line, and so is one whose cap is 0."""
         if not self.params or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
-        if self.in_metric:
-            return PROXES
         first = self._structure(0)
+        if self.in_metric and not (isinstance(first, Entries) and isinstance(first.psi, Scalar)):
+            return PROXES
         if self.phi.joint and not isinstance(first, Entries):
             return UNITS
         if isinstance(first, Entries):
@@ -121,11 +132,12 @@ class Block:
 
     @property
     def centers(self) -> list[Tensor] | list[None]:
-        """A centre a tensor, None where the squared l2 norm has none."""
-        if not self.centered:
+        """One centre per tensor, None where the squared l2 norm has none."""
+        phi = self.phi
+        if not isinstance(phi, L2) or phi.center is None:
             return [None] * len(self.params)
         return [
-            torch.as_tensor(self.phi.at(i).center, dtype=x.dtype, device=x.device)
+            torch.as_tensor(phi.at(i).center, dtype=x.dtype, device=x.device)
             for i, x in zip(self.indices, self.params, strict=True)
         ]
 
@@ -197,7 +209,7 @@ def _blocks(group: dict[str, Any], ranks: Ranks, kept: Container[Tensor]) -> lis
     moving = [i for i, param in enumerate(params) if takes_part(param, kept)]
     frozen = [i for i in moving if is_frozen(params[i])]
     moving = [i for i in moving if not is_frozen(params[i])]
-    blocks = []
+    blocks: list[Block] = []
     for indices, alpha, phi in ((moving, group["lr"], regularizer_of(group)), (frozen, 0.0, Zero())):
         own = [params[i] for i in indices]
         if own or not blocks:
@@ -248,13 +260,14 @@ def _resolve(block: Block) -> None:
     block.params, block.slopes = ([t.resolve_conj().resolve_neg() for t in ts] for ts in (params, block.slopes))
     for x, y in zip(params, block.params, strict=True):
         if x.is_neg() or x.is_conj():
-            block.afterwards.append(lambda x=x, y=y: x.copy_(y))
+            block.afterwards.append(partial(x.copy_, y))
 
 
 def regularizer_of(group: dict[str, Any]) -> Regularizer:
     """The regulariser of a group; `weight_decay` is the squared l2 norm by another name."""
-    if group["regularizer"] is not None:
-        return group["regularizer"]
+    phi: Regularizer | None = group["regularizer"]
+    if phi is not None:
+        return phi
     return L2(group["weight_decay"]) if group["weight_decay"] else Zero()
 
 

@@ -149,7 +149,7 @@ def computable(params: list[Tensor], value: Tensor | float, needs_loss: bool) ->
 
 def check_constructor(cls: type, options: Iterable[str]) -> None:
     """Raise for keywords that a constructor does not have."""
-    parameters = inspect.signature(cls.__init__).parameters
+    parameters = inspect.signature(inspect.getattr_static(cls, "__init__")).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     for key in options:

@@ -147,10 +147,10 @@ def _gradient_text(factor: float, rtol: float) -> str:
             "by their number, or the gradients are those of a sum and the loss is a mean."
         )
     if factor < 1:
-        k = 1 / factor
-        divided = f", or divided by {round(k)} micro-batches while the loss was not" if _whole(k, rtol) else ""
+        times = 1 / factor
+        divided = f", or divided by {round(times)} micro-batches while the loss was not" if _whole(times, rtol) else ""
         return (
-            f"{start} are {k:.3g} times too short. Likely they were clipped{divided}. Do not clip: the step gets "
+            f"{start} are {times:.3g} times too short. Likely they were clipped{divided}. Do not clip: the step gets "
             "longer by it; max_move= limits the move instead."
         )
     return (
@@ -180,7 +180,7 @@ class _Probe:
         self, opt: PolyakOptimizer, closure: Callable[[], Any], params: list[Tensor], weight: float, eps: float
     ) -> None:
         self._ranks, self._closure, self._weight = opt._ranks, closure, weight
-        pairs = [_real_pair(p.detach(), p.grad.detach()) for p in params]
+        pairs = [_real_pair(p.detach(), p.grad.detach()) for p in params if p.grad is not None]
         self._params, self._grads = [x for x, _ in pairs], [g for _, g in pairs]
         self._start = [x.clone() for x in self._params]
         self._labels, self._length = _cut(self._grads)

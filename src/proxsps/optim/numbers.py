@@ -29,6 +29,8 @@ ROUNDS = {False: 4, True: 7}  # of a search on a device, in single and in double
 class Numbers(ABC):
     """Scalars of one step, and what is done with them."""
 
+    dtype: torch.dtype  # of sums over tensors
+
     @abstractmethod
     def scalar(self, value: Tensor | Array | float) -> Array:
         """A number, from a tensor or a Python float."""
@@ -77,6 +79,8 @@ class Numbers(ABC):
 
 class Host(Numbers):
     """Numbers as NumPy doubles, for CPU tensors, where reading a number costs nothing."""
+
+    dtype = torch.float64
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         for block in blocks:

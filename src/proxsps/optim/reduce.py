@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from proxsps.regularizers.base import flatten, unflatten
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
     from proxsps.optim.blocks import Block
     from proxsps.optim.numbers import Numbers
@@ -191,16 +192,22 @@ def _differs(local: Tensor, group: ProcessGroup | None) -> Tensor:
     """1 where the bits of a tensor are not those of the group's first rank, else 0."""
     mine = local.detach().reshape(-1).contiguous()
     first = mine.clone()
-    dist.broadcast(first, src=dist.get_global_rank(group or dist.group.WORLD, 0), group=group)
+    members: ProcessGroup = group or dist.group.WORLD
+    dist.broadcast(first, src=dist.get_global_rank(members, 0), group=group)
     return (mine.view(torch.uint8) != first.view(torch.uint8)).any().to(torch.int32)
 
 
 def _replicas(param: Tensor, group: ProcessGroup | None) -> Iterator[tuple[Tensor, ProcessGroup | None]]:
     """What this rank holds of a parameter, with each group of ranks that hold the same."""
-    mesh = getattr(param, "device_mesh", None)
-    if mesh is None:
+    if not _is_distributed(param):
         yield param, group
         return
+    mesh = param.device_mesh
     for i, placement in enumerate(param.placements):
         if placement.is_replicate() and mesh.size(i) > 1:
             yield param.to_local(), mesh.get_group(i)
+
+
+def _is_distributed(param: Tensor) -> TypeGuard[DTensor]:
+    """Whether a parameter is a DTensor, told without loading the class."""
+    return getattr(param, "device_mesh", None) is not None

@@ -6,7 +6,7 @@ The formulas are those of `proxsps.core.schedules`; a scheduler only keeps count
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -122,18 +122,20 @@ class AdaptiveLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def _observe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        last = optimizer.last_step
+        # torch types the hook for any optimizer, and calls it with the one that has it.
+        last = cast(PolyakOptimizer, optimizer).last_step
         if last is not None:
             self.zetas.append(last.zeta)
 
     def get_lr(self) -> list[float | Tensor]:
         """The values for the next epoch."""
-        seen, self.zetas = torch.nn.utils.rnn.pad_sequence(self.zetas, True, math.nan).T if self.zetas else [], []
+        zetas, self.zetas = self.zetas, []
+        seen = torch.nn.utils.rnn.pad_sequence(zetas, True, math.nan).T if zetas else torch.empty(0)
         out = []
         for i, group in enumerate(self.optimizer.param_groups):
             base, lr = group.setdefault("initial_lr", group["lr"]), group["lr"]
-            zetas = _taken(seen[i]) if i < len(seen) else []
-            out.append(min(base, self.factor * schedules.adaptive(zetas, lr / self.factor)) if zetas else lr)
+            taken = _taken(seen[i]) if i < len(seen) else []
+            out.append(min(base, self.factor * schedules.adaptive(taken, lr / self.factor)) if taken else lr)
         return out
 
     def state_dict(self) -> dict[str, Any]:

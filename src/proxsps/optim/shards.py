@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from proxsps.core.array import Array
 from proxsps.optim.blocks import Block, gradient_of, is_frozen, takes_part
 from proxsps.optim.reduce import Ranks
 from proxsps.optim.travel import Rows
 from proxsps.regularizers import L2, Regularizer, Zero
 
 
-class Pieces:
+class Pieces(Regularizer):
     """The regularisers of the shards that a rank holds of a group's tensors, by their places in the group."""
-
-    joint = False
 
     def __init__(self, pieces: dict[int, Regularizer]) -> None:
         self._pieces = pieces
@@ -33,8 +33,18 @@ class Pieces:
         """That of one tensor."""
         return self._pieces[index]
 
+    def value(self, x: Array) -> Array:
+        """Each tensor has a regulariser of its own."""
+        raise TypeError("The shards of a group have one regulariser each: call at(i).value(x) of the i-th tensor.")
 
-def is_sharded(param: Tensor) -> bool:
+    def prox(self, z: Array, alpha: Array | float) -> Array:
+        """Each tensor has a regulariser of its own."""
+        raise TypeError(
+            "The shards of a group have one regulariser each: call at(i).prox(z, alpha) for the i-th tensor."
+        )
+
+
+def is_sharded(param: Tensor) -> TypeGuard[DTensor]:
     """Whether a parameter is distributed over a mesh of ranks, be it in shards or in copies."""
     return isinstance(param, DTensor)
 
@@ -57,16 +67,16 @@ def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks, kept: 
             block = blocks.setdefault((resting, count), Block(group, alpha, own, [], [], [], count / size, count > 1))
             if not takes_part(param, kept) or is_frozen(param) != resting:
                 continue
-            pieces.setdefault((resting, count), {})[i] = own.at(i) if whole else piece
-            block.indices.append(i)
+            pieces.setdefault((resting, count), {})[i] = own.at(i) if piece is None else piece
             block.params.append(full_or_local(param, param, whole))
             grad = param.grad
             x = block.params[-1]
             block.slopes.append(gradient_of(x) if grad is None else full_or_local(grad, param, whole))
             if whole:
                 block.gathered = True
-                block.afterwards.append(lambda param=param, y=x: param.to_local().copy_(cut(y, param)))
+                block.afterwards.append(partial(_write_shard, param, x))
     for key, found in pieces.items():
+        blocks[key].indices = list(found)
         blocks[key].phi = _joined(blocks[key].phi, found, len(group["params"]))
     return list(blocks.values())
 
@@ -97,7 +107,13 @@ def cut(array: Any, param: DTensor) -> Tensor:
     if not isinstance(array, DTensor):
         everywhere = torch.as_tensor(array, device=param.device)
         array = DTensor.from_local(everywhere, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return array.redistribute(mesh, param.placements).to_local()
+    local: Tensor = array.redistribute(mesh, param.placements).to_local()
+    return local
+
+
+def _write_shard(param: DTensor, whole: Tensor) -> None:
+    """Give a parameter this rank's shard of its new entries."""
+    param.to_local().copy_(cut(whole, param))
 
 
 def held_entries(held: Tensor, whole: bool) -> Tensor:
@@ -141,6 +157,11 @@ def full_or_local(tensor: Tensor, param: Tensor, whole: bool) -> Tensor:
     """A parameter or its gradient, whole or as the shard of this rank."""
     if not isinstance(param, DTensor):
         return tensor
+    if not isinstance(tensor, DTensor):
+        raise TypeError(
+            f"A sharded parameter (DTensor) has a gradient of the class {type(tensor).__name__}: make it a DTensor "
+            "with the placements of the parameter, as backward does."
+        )
     if whole:
         return tensor.full_tensor()
     if tensor.placements != param.placements:  # a gradient that is still to be summed over ranks
@@ -148,10 +169,11 @@ def full_or_local(tensor: Tensor, param: Tensor, whole: bool) -> Tensor:
     return tensor.to_local()
 
 
-def _joined(phi: Regularizer, pieces: dict[int, Regularizer], size: int) -> Regularizer | Pieces:
+def _joined(phi: Regularizer, pieces: dict[int, Regularizer], size: int) -> Regularizer:
     """The regularisers of single tensors as one for their block."""
     if all(piece is phi for piece in pieces.values()):
         return phi
     if isinstance(phi, L2):
-        return L2(phi.lam, [pieces[i].center if i in pieces else None for i in range(size)])
+        found = [pieces.get(i) for i in range(size)]
+        return L2(phi.lam, [piece.center if isinstance(piece, L2) else None for piece in found])
     return Pieces(pieces)

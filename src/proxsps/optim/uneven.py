@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from proxsps.optim.blocks import gather
 from proxsps.optim.numbers import choose
 from proxsps.optim.parts import Sums
-from proxsps.optim.reduce import join
+from proxsps.optim.reduce import Ranks, join
 
 # What methods keep from step to step, in their groups.
 MEMORY = ("k", "memory", "model_value", "model_offset", "reach", "g_sq")
@@ -86,6 +86,10 @@ def _take_over(opt: Any, source: int, group: Any) -> None:
 class TakesUnevenInputs(Joinable):
     """The part of an optimizer that `Join` talks to."""
 
+    param_groups: list[dict[str, Any]]
+    _ranks: Ranks
+    _watched: list[tuple[Tensor | float, float]]
+
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What `Join([model, opt])` calls on ranks that have run out of batches."""
         if any(hasattr(p, "device_mesh") for group in self.param_groups for p in group["params"]):
@@ -99,7 +103,8 @@ class TakesUnevenInputs(Joinable):
     @property
     def join_device(self) -> torch.device:
         """Where the parameters are."""
-        return self.param_groups[0]["params"][0].device
+        device: torch.device = self.param_groups[0]["params"][0].device
+        return device
 
     @property
     def join_process_group(self) -> Any:
@@ -165,6 +170,7 @@ def _living(kind: type) -> Iterator[Any]:
 
 def _subclasses(kind: type) -> Iterator[type]:
     """All classes below; isinstance of a class with abstract methods would take ten times as long."""
-    for child in kind.__subclasses__():
+    children: list[type] = kind.__subclasses__()
+    for child in children:
         yield child
         yield from _subclasses(child)

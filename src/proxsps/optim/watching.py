@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from proxsps.optim.backward import LastBackward
 from proxsps.optim.checks import check_loss, check_positive, loss_value
 
 
-class WatchesLosses:
+class WatchesLosses(Optimizer):
     """The part of an optimizer that finds out which loss a step is for."""
 
     needs_loss = True
-    param_groups: list[dict[str, Any]]
 
     def _forget_losses(self) -> None:
         """Nothing was watched yet."""

@@ -11,12 +11,12 @@ from functools import partial
 
 from proxsps import figures
 from proxsps.experiments.base import Drawing, Experiment
-from proxsps.experiments.no_lr.claims import CLAIMS
+from proxsps.experiments.no_lr.claims import CLAIMS, level_over_long_run
 from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, METHODS
-from proxsps.experiments.no_lr.tables import no_lr_table, task_table
+from proxsps.experiments.no_lr.tables import endings_table, no_lr_table, task_table
 from proxsps.experiments.no_lr.tasks import DigitsTask, ImagesTask, MatrixTask, SparseTask
 from proxsps.experiments.no_lr.text import TextTask
-from proxsps.training.trials import Task, Trial
+from proxsps.training.trials import ENDINGS, Task, Trial
 
 # From the quickest to the slowest.
 TASKS: tuple[Task, ...] = (
@@ -25,7 +25,7 @@ TASKS: tuple[Task, ...] = (
     DigitsTask("digits-1e-3", "digits, weight decay 1e-3: objective", weight_decay=1e-3),
     MatrixTask("matrix", "matrix factorisation: objective"),
     SparseTask("l1", "l1 logistic regression: gap"),
-    ImagesTask("fine-tuning", "fine-tuning a ResNet8: accuracy", steps=150, tuned=250),
+    ImagesTask("fine-tuning", "fine-tuning a ResNet8 with a new last layer: accuracy", steps=150, tuned=250),
     TextTask("transformer", "transformer: validation loss"),
     ImagesTask("resnet", "ResNet8 without batch norm: accuracy"),
     ImagesTask("resnet-bn", "ResNet8 with batch norm: accuracy", batch_norm=True),
@@ -33,7 +33,7 @@ TASKS: tuple[Task, ...] = (
 OPTIONAL = frozenset(task.name for task in TASKS if isinstance(task, ImagesTask))  # where CIFAR-10 is there
 LONGER = 4  # times the steps, in the long version
 LONG_TEXT = TextTask("transformer-10000", "transformer, 10,000 steps: validation loss", steps=10_000)
-LONG_LRS = (1e-3, 3e-3)  # AdamW's, for the run of 10,000 steps
+LONG_LRS = (3e-4, 1e-3, 3e-3, 1e-2)  # AdamW's, for the run of 10,000 steps
 
 
 def trials(tasks: tuple[Task, ...], seeds: int) -> list[Trial]:
@@ -50,12 +50,15 @@ def trials(tasks: tuple[Task, ...], seeds: int) -> list[Trial]:
 
 
 def long_trials(seeds: int) -> list[Trial]:
-    """The same with more steps, and one long run of the transformer."""
-    tasks = tuple(replace(task, steps=LONGER * task.steps) for task in TASKS)  # type: ignore[type-var]
-    ends = ("none", "cool-down", "average")
-    ours = [Trial(LONG_TEXT, METHODS[ADAM], None, 0, ending) for ending in ends]
-    theirs = [Trial(LONG_TEXT, METHODS["adamw"], lr, 0, ending) for lr in LONG_LRS for ending in ends]
-    return ours + theirs + trials(tasks, seeds)
+    """The same with more steps."""
+    return trials(tuple(replace(task, steps=LONGER * task.steps) for task in TASKS), seeds)  # type: ignore[type-var]
+
+
+def text_trials(seeds: int) -> list[Trial]:
+    """A long run of the transformer: our method in Adam's metric and AdamW, with every ending."""
+    ours, theirs = [(METHODS[ADAM], None)], [(METHODS["adamw"], lr) for lr in LONG_LRS]
+    chosen = [(method, lr, ending) for method, lr in ours + theirs for ending in ENDINGS]
+    return [Trial(LONG_TEXT, method, lr, seed, ending) for method, lr, ending in chosen for seed in range(seeds)]
 
 
 DRAWING = Drawing(
@@ -85,10 +88,26 @@ NO_LR_LONG = replace(
     NO_LR,
     name="no-lr-long",
     title="Training without a learning rate, longer runs",
-    description=f"As no-lr, with {LONGER} times the steps, and a transformer over 10,000 steps with one seed.",
+    description=f"As no-lr, with {LONGER} times the steps.",
     trials=long_trials,
-    seconds=LONGER * 1500 + 1500,
+    seconds=LONGER * NO_LR.seconds,
     hardware="two cores, hours",
 )
 
-EXPERIMENTS = (NO_LR, NO_LR_LONG)
+NO_LR_TRANSFORMER = replace(
+    NO_LR,
+    name="no-lr-transformer",
+    title="Training without a learning rate, a transformer over 10,000 steps",
+    description="ProxSPSAdam without lr, and AdamW with four learning rates, each with a constant step, with a "
+    "cool-down over the last quarter, and averaged. One seed.",
+    drawings=(),
+    claims=tuple(partial(level_over_long_run, ending) for ending in ENDINGS),
+    trials=text_trials,
+    optional=frozenset(),
+    table=endings_table,
+    summary=None,
+    seeds=1,
+    seconds=600,
+)
+
+EXPERIMENTS = (NO_LR, NO_LR_LONG, NO_LR_TRANSFORMER)

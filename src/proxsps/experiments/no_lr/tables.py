@@ -43,6 +43,16 @@ def _endings(trials: pd.DataFrame, task: str, method: str, metric: str) -> dict[
     return found
 
 
+def endings_table(frames: Frames) -> pd.DataFrame:
+    """One row per method and lr, and one column per ending."""
+    trials = frames["trials"]
+    tables = {ending: losses(rows) for ending, rows in trials.groupby("ending", sort=False)}
+    settings = next(iter(tables.values()))[["method", "lr"]]
+    lines = {"method": settings["method"].map(NAMES), "lr": settings["lr"].map("{:g}".format).replace("nan", "not set")}
+    cells = {ending: [shown("loss", loss) for loss in table["loss"]] for ending, table in tables.items()}
+    return pd.DataFrame({**lines, **cells})
+
+
 def task_table(frames: Frames) -> pd.DataFrame:
     """One row per task. Ours without lr; others at their best lr, with the decades of lr that are level with it."""
     table = losses(plain(frames["trials"]))

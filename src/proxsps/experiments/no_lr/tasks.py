@@ -100,7 +100,7 @@ class ImagesTask(Task):
     Args:
         batch_norm: whether the network has batch normalisation.
         tuned: steps of training on the first half of the classes, before the task begins on the second half with
-            those weights; 0 for training on all classes from the start.
+            those weights and a new last layer; 0 for training on all classes from the start.
     """
 
     metric: ClassVar[str] = "accuracy"
@@ -116,11 +116,13 @@ class ImagesTask(Task):
     batch_size: int = 64
 
     def model(self, seed: int) -> nn.Module:
-        """A fresh network, or one that was trained on the first half of the classes."""
+        """A fresh network, or one whose body was trained on the first half of the classes."""
         with seeded(BASE_SEED + seed):
             model = ResNet(self.depth, self.width, 10, self.batch_norm).to(memory_format=torch.channels_last)
         if self.tuned:
-            model.load_state_dict(_trained(replace(self, tuned=0, steps=self.tuned), seed))
+            trained = _trained(replace(self, tuned=0, steps=self.tuned), seed)
+            body = {name: value for name, value in trained.items() if not name.startswith("linear.")}
+            model.load_state_dict(body, strict=False)
         return model
 
     def batches(self, seed: int) -> Iterator[Batch]:

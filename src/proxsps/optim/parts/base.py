@@ -44,7 +44,7 @@ class Part(ABC):
 
     def extras(self) -> list[list[Array]]:
         """The further sums of blocks with averages, block by block: see `Moments.extras`."""
-        return [block.moments.extras(self.numbers, block) for block in self.blocks]
+        return [block.known_moments.extras(self.numbers, block) for block in self.blocks]
 
 
 class Curve(Part):

@@ -59,7 +59,7 @@ class DeviceEntries(Curve):
         ]
 
     def sums(self, points: bool) -> Array:
-        """The sums, in doubles; slopes are divided by their common norm, lest products leave the range of f32."""
+        """The sums, in doubles; slopes are divided by their common norm, so that products stay in the range of f32."""
         wide = self.numbers.dtype
         vectors = [bucket.vectors() for bucket in self._buckets] if self._keeps else []
         slopes = (d for _, d in vectors) if self._keeps else (bucket.vectors()[1] for bucket in self._buckets)

@@ -46,7 +46,7 @@ class Lines(Part):
 
     def checked(self, sums: Array, points: bool) -> Array:
         """The sums, with blocks whose squares overflowed or vanished in f32 taken again in f64."""
-        for i in np.flatnonzero(~np.isfinite(sums).all(axis=0) | (sums[0] < 1e-20)):
+        for i in np.flatnonzero(~np.isfinite(sums).all(axis=0) | (sums[0] < 1e-20)).tolist():
             sums[:, i] = self._torch_sums(self.blocks[i], points, exact=True)
         return sums
 

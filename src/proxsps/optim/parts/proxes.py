@@ -37,8 +37,10 @@ class Pile(NamedTuple):
     def prox(self, z: Tensor, alpha: Tensor | float) -> Tensor:
         """The prox of each tensor; in the metric, where there is one."""
         if self.metric is not None:
-            return self.phi.prox_diagonal(z, alpha / self.metric)
-        return _each(self.phi.prox, self.stacked, z, alpha)
+            y: Tensor = self.phi.prox_diagonal(z, alpha / self.metric)
+        else:
+            y = _each(self.phi.prox, self.stacked, z, alpha)
+        return y
 
     def tangent(self, z: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor | None:
         """Its derivative along e, or None where that is not cheap."""
@@ -46,7 +48,8 @@ class Pile(NamedTuple):
             return self.phi.prox_jvp(z, y, self.e, alpha / self.metric) if self.phi.separable else None
         if self.stacked and type(self.phi).prox_jvp is Regularizer.prox_jvp:
             return None
-        return _each(self.phi.prox_jvp, self.stacked, z, y, self.d, alpha)
+        tangent: Tensor | None = _each(self.phi.prox_jvp, self.stacked, z, y, self.d, alpha)
+        return tangent
 
     def tensors(self, y: Tensor) -> list[Tensor]:
         """The points of the parameters."""
@@ -55,7 +58,7 @@ class Pile(NamedTuple):
         return unflatten(y, self.params) if self.joined else [y]
 
 
-def _each(formula: Callable[..., Tensor], stacked: bool, *args: Tensor | float) -> Tensor:
+def _each(formula: Callable[..., Array], stacked: bool, *args: Tensor | float) -> Array:
     if not stacked:
         return formula(*args)
     return torch.func.vmap(formula, in_dims=(*[0] * (len(args) - 1), None))(*args)
@@ -84,7 +87,7 @@ def piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterato
 
 def _metric_piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterator[Pile]:
     """The piles of a block in a metric: all tensors of one dtype as one vector where each entry is independent."""
-    phi, parts = block.phi, (block.params, block.slopes, block.directions, block.metrics)
+    phi, parts = block.phi, (block.params, block.slopes, block.along, block.metrics)
     own = [phi.at(i) for i in block.indices]
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, x in enumerate(block.params):
@@ -93,10 +96,9 @@ def _metric_piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) ->
     for members in found.values():
         xs = [block.params[i] for i in members]
         joined = len(members) > 1 or phi.joint
-        x, d, e, metric = ([wide(tensors[i]) for i in members] for tensors in parts)
-        if joined:
-            x, d, e, metric = ([flatten(tensors)] for tensors in (x, d, e, metric))
-        yield Pile(place, own[members[0]], xs, x[0], d[0], False, e[0], metric[0], joined)
+        columns = [[wide(tensors[i]) for i in members] for tensors in parts]
+        x, d, e, metric = (flatten(column) if joined else column[0] for column in columns)
+        yield Pile(place, own[members[0]], xs, x, d, False, e, metric, joined)
 
 
 class Proxes(Curve):
@@ -110,14 +112,15 @@ class Proxes(Curve):
         wide = torch.Tensor.double if exact else widened
         self._piles = [pile for i, block in enumerate(blocks) for pile in piles(block, i, wide)]
         self._scale: Array | float = 1.0
-        self._last: tuple[tuple[Array, Array | float], list[Tensor]] | None = None
+        # Where the last evaluation was, None before the first; and y there.
+        self._last: tuple[tuple[Array, Array | float] | None, list[Tensor]] = (None, [])
 
     def sums(self, points: bool) -> Array:
         """Inner products of whole tensors; on a device, slopes are divided by their common norm from then on."""
         if self._device:
             norms = [torch.linalg.vector_norm(pile.d, dtype=self.numbers.dtype) for pile in self._piles]
             self._scale = scale_of(torch.linalg.vector_norm(torch.stack(norms)))
-            self._piles = [pile._replace(**self._shrunk(pile)) for pile in self._piles]
+            self._piles = [self._shrunk(pile) for pile in self._piles]
         scale, columns = self._scale, []
         for i in range(len(self.blocks)):
             own = [pile for pile in self._piles if pile.block == i]
@@ -128,9 +131,9 @@ class Proxes(Curve):
             return torch.stack(columns).reshape(-1, 3).T
         return np.array(columns).reshape(-1, 3).T
 
-    def _shrunk(self, pile: Pile) -> dict[str, Tensor]:
+    def _shrunk(self, pile: Pile) -> Pile:
         d = pile.d / self._scale
-        return {"d": d, "e": d if pile.e is pile.d else pile.e / self._scale}
+        return pile._replace(d=d, e=d if pile.e is pile.d else pile.e / self._scale)
 
     def _dots(self, left: Tensor, right: Tensor) -> list[Tensor]:
         if self._device:
@@ -163,7 +166,7 @@ class Proxes(Curve):
 
     def _at(self, u: Array) -> list[Tensor]:
         """y(u); that of the last evaluation where it was there."""
-        if self._last is None or self._device or self._last[0] != (u, self.reach):
+        if self._device or self._last[0] != (u, self.reach):
             self._height(u)
         return self._last[1]
 
