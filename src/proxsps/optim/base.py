@@ -1,4 +1,4 @@
-"""What all optimizers here share: checked groups, the loss that belongs to the gradient, one step, checkpoints."""
+"""What all optimizers here share: checked groups, and one step with the loss that belongs to the gradient."""
 
 from __future__ import annotations
 
@@ -27,26 +27,23 @@ from proxsps.optim.checks import (
     check_limit,
     check_lr,
     check_nonnegative,
-    check_origin,
     check_regularizer,
     check_unflattened,
-    check_variant,
     computable,
     is_fake,
 )
 from proxsps.optim.estimate import Estimate
 from proxsps.optim.last_step import LastStep, Solution, report
-from proxsps.optim.memory import restored
 from proxsps.optim.numbers import Host, Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
+from proxsps.optim.saving import SavesState
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
-from proxsps.regularizers import Regularizer
 
 LOW = 100  # steps in a row with a model at or below its bound, after which this is said
 
 
-class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
+class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     """Base of the optimizers that set their step from the loss value.
 
     A step has four parts: the estimate makes a linear model of the loss, the assembly reduces it to a few numbers, the
@@ -74,10 +71,6 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         super().__init__(params, defaults)
         self._complete = True
         self._register_hooks()
-
-    def _register_hooks(self) -> None:
-        self.register_state_dict_post_hook(_only_plain_data)
-        self.register_load_state_dict_pre_hook(_remember)
 
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
@@ -309,56 +302,6 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
             text = f"{type(self).__name__}: {reason}. {effect}. This is said once."
             warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
-    # Checkpoints
-
-    def _restore(self, state: dict[Any, Any]) -> None:
-        """Undo what torch does to loaded state: it casts all of it to the dtypes of the parameters.
-
-        What is left are copies, so that later steps do not change the dictionary they come from.
-        """
-        loading, self._loading = self._loading or {"param_groups": (), "state": {}}, None
-        params = [p for group in self.param_groups for p in group["params"]]
-        places = [i for group in loading["param_groups"] for i in group["params"]]
-        saved = dict(zip(params, places, strict=False))
-        for param in params:
-            original = loading["state"].get(saved.get(param))
-            own = state.get(param)
-            for key, value in own.items() if isinstance(own, dict) and isinstance(original, dict) else ():
-                if isinstance(value, Tensor):
-                    own[key] = self._unpacked(param, key, restored(key, value, original.get(key), param))
-
-    def _packed(self, param: Tensor, key: str, value: Any) -> Any:
-        """A value of the state as it goes into a checkpoint."""
-        return value
-
-    def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
-        """The inverse of `_packed`."""
-        return value
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_ranks": self._ranks}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # load_state_dict calls this last, after its hooks and checks: an error here leaves everything as it was.
-        own = self.param_groups if "defaults" not in state else None
-        for group, saved in zip(own or (), state["param_groups"], strict=own is not None):
-            check_origin(type(self).__name__, self.defaults, group, saved)
-            check_variant(type(self).__name__, group, saved)
-        if own is not None:
-            self._restore(state["state"])
-        super().__setstate__(state)
-        self._complete = True
-        self.defaults.pop("differentiable", None)  # torch adds it, to optimizers without that option too
-        if "_watched" not in self.__dict__:  # unpickled or copied
-            self._forget()
-            self._register_hooks()
-        for group in self.param_groups:
-            group.pop("differentiable", None)
-            for key, default in self.defaults.items():
-                group.setdefault(key, default)
-        for group, mine in zip(self.param_groups, own or (), strict=own is not None):
-            _keep_regularizer(group, mine["regularizer"])
-
 
 def _with_gradient(block: Block) -> list[Tensor]:
     """The first tensor of a block that has a gradient, if there is one."""
@@ -366,36 +309,3 @@ def _with_gradient(block: Block) -> list[Tensor]:
         if owner.grad is not None:
             return [x]
     return []
-
-
-def _only_plain_data(opt: PolyakOptimizer, state: dict[str, Any]) -> None:
-    """Make a dictionary of state one of plain data (regularisers as text) and copies, which do not follow later steps.
-
-    A hook, because hooks of the user, which come after it, are to see what will be saved.
-    """
-    state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
-    params = [p for group in opt.param_groups for p in group["params"]]
-    owners = dict(zip((i for group in state["param_groups"] for i in group["params"]), params, strict=True))
-    for i, own in list(state["state"].items()):
-        if i in owners and isinstance(own, dict):  # else it is the user's
-            state["state"][i] = {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
-
-
-def _remember(opt: PolyakOptimizer, state: dict[str, Any]) -> None:
-    """Keep hold of a dictionary that is being loaded, of which torch makes one in the dtypes of the parameters."""
-    opt._loading = state
-
-
-def _keep_regularizer(group: dict[str, Any], phi: Regularizer | None) -> None:
-    """Give a loaded group the regulariser it was constructed with, which a checkpoint has only as text."""
-    saved, group["regularizer"] = group["regularizer"], phi
-    if _plain(saved) != _plain(phi):  # a dictionary without one gets the default, which is no text
-        text = f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
-        warnings.warn(text, UserWarning, stacklevel=6)
-
-
-def _plain(value: Any) -> Any:
-    """An option of a group as it goes into a checkpoint."""
-    if isinstance(value, Regularizer):
-        return repr(value)
-    return value.clone() if isinstance(value, Tensor) else value

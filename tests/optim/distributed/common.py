@@ -29,6 +29,7 @@ METHODS: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
     "ProxSPS, L1, limited": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "max_move": 0.5}),
     "ProxSPS, capturable": (ProxSPS, {"lr": 8.0, "weight_decay": 0.005, "capturable": True}),
     "ProxSPS, L1, capturable": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "capturable": True}),
+    "ProxSPS, momentum": (ProxSPS, {"lr": 8.0, "weight_decay": 0.005, "momentum": 0.9}),
     "ProxSPS, matched": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "momentum": 0.5, "cap": "matched"}),
     "ProxSPS, no lr": (ProxSPS, {"lr": None, "weight_decay": 0.005, "momentum": 0.9}),
     "Adam": (ProxSPSAdam, {"weight_decay": 0.005}),

@@ -37,6 +37,24 @@ def bitwise(rank: int, world: int, folder: Path) -> Result:
     return out
 
 
+AVERAGED = ("ProxSPS, momentum", "ProxSPS, matched", "ProxSPS, no lr", "Adam", "Adam, tensors, limited")
+
+
+def averaged(rank: int, world: int, folder: Path) -> Result:
+    """100 steps of averaged models, on ranks and in one process."""
+    out = {}
+    for name in AVERAGED:
+        cls, options = METHODS[name]
+        if "matched" in name:  # with steps of 8 the run itself doubles a change of its start in each step
+            options = {**options, "lr": 2.0}
+        model = common.parallel(common.network())
+        opt = cls(model.parameters(), **options)
+        seen = common.train(model, opt, lambda k: common.part(common.batch(k, world), rank), 100)
+        single = common.alone(cls, world, 100, F64, **options) if rank == 0 else None
+        out[name] = common.everywhere(common.vector(model), world), single, len(seen)
+    return out
+
+
 def drift(rank: int, world: int, folder: Path) -> Result:
     """What happens without the optimizer's all-reduce."""
     model = common.parallel(common.network())
@@ -348,6 +366,7 @@ def loss_checked(rank: int, world: int, folder: Path) -> Result:
 
 SCENARIOS = (
     bitwise,
+    averaged,
     drift,
     joint,
     collectives,

@@ -20,6 +20,13 @@ def test_replicas_are_bitwise_equal_after_200_steps(replicated):
         assert torch.equal(points[0], points[1]), name
 
 
+def test_averaged_models_stay_together_for_100_steps_and_with_one_process(replicated):
+    for name, (points, single, steps) in replicated.of("averaged")[0].items():
+        assert steps == 100
+        assert torch.equal(points[0], points[1]), name
+        close((points[0], single))
+
+
 def test_without_the_all_reduce_replicas_drift_apart(replicated):
     one, two = replicated.of("drift")[0]["points"]
     assert (one - two).abs().max() > 0.01
