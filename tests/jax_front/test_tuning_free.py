@@ -135,7 +135,7 @@ class Reference:
 
     def first_zero(self, height, end, gap):
         """The first zero on (0, end], or an end."""
-        points = np.unique([*np.linspace(0, end, 400)[1:], *np.geomspace(end * 1e-6, end, 400)])
+        points = np.unique([*np.linspace(0, end, 80)[1:], *np.geomspace(end * 1e-6, end, 80)])
         heights = [height(point) for point in points]
         start = height(1e-12 * end)
         below = [i for i, h in enumerate(heights) if h < 0]
