@@ -240,6 +240,7 @@ def call(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(EXPERIMENTS, TINY.name, TINY)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # processes take seconds to start
     return lambda *words: CliRunner().invoke(app, list(words))
 
 
@@ -323,7 +324,6 @@ def test_a_kill_keeps_what_was_finished(call, monkeypatch, tmp_path: Path) -> No
     task = DigitsTask("digits", "digits", steps=100)
     trials = [Trial(task, METHODS["sgd"], 1e-3, seed) for seed in range(12)]
     monkeypatch.setitem(EXPERIMENTS, "tiny", replace(NO_LR, name="tiny", trials=lambda seeds: trials))
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     done = call("run", "tiny", "--seeds", "12", "--json")
     assert json.loads(done.stdout)[0]["ran"] == 12 - len(kept), done.stderr
     after = pd.read_parquet(store)
