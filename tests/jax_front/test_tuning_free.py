@@ -152,7 +152,7 @@ def inner(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     return float(sum(np.sum(x * y) for x, y in zip(a, b, strict=True)))
 
 
-SHAPES = [(5, 13)] * 4  # of one kind, for which each operation is compiled once
+SHAPES = [(5, 13)] * 4
 # Regularisers of JAX and of the reference.
 KINDS: dict[str, tuple[dict[str, Any], Group]] = {
     "none": ({}, Group()),
@@ -196,9 +196,8 @@ HEIGHTS = (0.02, 20.0, 0.3)  # of the loss, over ||g||: the first step reaches i
 
 
 @pytest.fixture(autouse=True)
-def op_by_op():
-    """In double precision. Compiling each of these programs would take most of the time."""
-    with jax.disable_jit(), jax.enable_x64(True):
+def double_precision():
+    with jax.enable_x64(True):
         yield
 
 
