@@ -61,6 +61,16 @@ def network(dtype: torch.dtype = F64, seed: int = 0, hidden: int = 7) -> nn.Sequ
     return nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 1), nn.Tanh(), nn.Linear(1, 3)).to(dtype)
 
 
+def compile_kernels() -> None:
+    """A step of every method, alone. No backward pass: a process that has started its threads cannot be forked."""
+    for dtype in (F32, F64):
+        for cls, options in METHODS.values():
+            model = network(dtype)
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            cls(model.parameters(), process_group=False, **options).step(loss=1.0)
+
+
 @functools.cache
 def batch(step: int, world: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
     """The joint batch of all ranks; another network made the targets, so that the loss can reach its bound."""

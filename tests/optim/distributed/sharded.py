@@ -150,6 +150,19 @@ def collectives(rank: int, world: int, folder: Path) -> Result:
     return out
 
 
+# One method for each way through the code over shards and whole tensors; `joint` has all of them over shards.
+MIXED = (
+    "ProxSPS",
+    "ProxSPS, L1, limited",
+    "ProxSPS, matched",
+    "ProxSPS, no lr",
+    "Adam",
+    "Adam, tensors, limited",
+    "SPS, L1",
+    "SPS, tensors, limited",
+    "DecSPS",
+    "ProxSGD, L1, limited",
+)
 RATELESS = ("ProxSPS, no lr", "Adam")  # the sample of their start needs shards of rows
 
 
@@ -157,9 +170,8 @@ def mixed(rank: int, world: int, folder: Path) -> Result:
     """Sharded and replicated parameters, DTensor or not, in one group: as tensor parallel training leaves them."""
     mesh = init_device_mesh("cpu", (world,))
     out = {}
-    for name, (cls, options) in METHODS.items():
-        if "capturable" in name:
-            continue
+    for name in MIXED:
+        cls, options = METHODS[name]
         points = []
         for spread in (True, False):
             params = [p.detach().clone() for p in common.network().parameters()]
