@@ -170,11 +170,14 @@ def update(block: Block, keep: float, move: float) -> None:
 
 def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
     """x <- keep x + move d in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
-    torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
-    _fused_sgd(block, -move, 0.0, 1 - ok.float())
+    skipped = 1 - ok.float()
+    torch._foreach_mul_(block.params, torch.where(ok, keep, skipped))  # which is 1 where not `ok`
+    _fused_sgd(block, move, 0.0, skipped, uphill=True)
 
 
-def _fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: Tensor | None) -> None:
+def _fused_sgd(
+    block: Block, lr: Tensor | float, weight_decay: float, found_inf: Tensor | None, uphill: bool = False
+) -> None:
     torch._fused_sgd_(
         block.params,
         block.along,
@@ -184,7 +187,7 @@ def _fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf:
         lr=lr,
         dampening=0.0,
         nesterov=False,
-        maximize=False,
+        maximize=uphill,
         is_first_step=True,
         grad_scale=None,
         found_inf=found_inf,
