@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from proxsps.core.array import Array
@@ -73,8 +72,8 @@ class Caps:
             self._largest, alpha = shares(numbers.vector(rates))
             own = list(alpha)
         else:
-            largest, own = shares(np.array(rates, dtype=np.float64))
-            self._largest, own = float(largest), own.tolist()
+            self._largest = max(map(float, rates))
+            own = [rate / (self._largest or 1.0) for rate in rates]
             alpha = numbers.vector(own)
         for block, share in zip(blocks, own, strict=True):
             block.scaled, block.alpha = True, share
