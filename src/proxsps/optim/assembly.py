@@ -6,11 +6,20 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from proxsps.core.array import Array, array_namespace
-from proxsps.core.caps import find_matched, l2_matched, l2_ray_heights, polyak_ray
+from proxsps.core.array import Array, array_namespace, over_blocks
+from proxsps.core.caps import (
+    Matched,
+    find_matched,
+    l2_matched_height,
+    l2_matched_step,
+    l2_ray_heights,
+    matched_decision,
+    polyak_ray,
+)
 from proxsps.core.dual import Evaluate, Found, eager_loop, fixed_loop, geometric, search_dual, stopping
 from proxsps.core.model import line_heights
 from proxsps.core.rules import Decision, Model
@@ -38,6 +47,24 @@ WORTH = 1 << 20  # entries from which on a pass over a sample is worth its while
 
 NOTHING = np.empty(0)
 Gap = Array | float | Callable[[Array, Array], Array]  # m - C, or how it follows from <g, x> and <d, x>
+
+
+class L2Matched(NamedTuple):
+    """A step of the matched cap with weight decay: its size s, and the numbers that the report of it follows from."""
+
+    gap: Array
+    d_sq: Array
+    d_dot_x: Array
+    share: Array
+    lam: Array
+    longest: Array
+    s: Array
+
+    def decision(self) -> Decision:
+        """All that a step tells, which takes more operations than the step itself."""
+        gap, d_sq, d_dot_x, share, lam, longest, s = self
+        found = Matched(s, l2_matched_height(gap, d_sq, d_dot_x, share, lam, s))
+        return matched_decision(gap, over_blocks(share * d_sq), found, longest)
 
 
 class Assembly:
@@ -102,6 +129,8 @@ class Assembly:
                 that makes the sums is also the first round of the search. Where m - C follows from sums, it is a
                 function of them, and a sample of the entries says what it will be about.
         """
+        if not self.curves and self.lines is not None:
+            return Sums(*self.lines.rows(points))
         columns: list[Array] = [None] * len(self.blocks)
 
         def take(part: Part) -> Array:
@@ -201,26 +230,23 @@ class Assembly:
 
     # The matched cap
 
-    def matched(self, gap: Array, sums: Sums, share: Array, lam: Array, longest: Array) -> Decision:
-        """The step of the matched cap; its u is s / longest."""
-        xp = array_namespace(gap)
-        d_sq = (share * sums.d_sq).sum()
+    def matched(
+        self, gap: Array, sums: Sums, share: Array, lam: Array, longest: Array
+    ) -> tuple[Decision | L2Matched, Array]:
+        """The step of the matched cap, and its size s; its u is s / longest."""
         if not self.curves:
             loop = fixed_loop(ROUNDS) if isinstance(self.numbers, Device) else eager_loop
-            found = l2_matched(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, loop)
-        else:
-            affine = self.numbers.vector([float(affine) for affine in self._affine])
-            heights = partial(self._ray_heights, sums, affine * share, lam)
-            start = self._ray_start(heights, gap, d_sq, longest)
-            found = find_matched(heights, gap, d_sq, longest, partial(self._zero, gap, start))
-        steep = longest * d_sq
-        u = xp.where(longest > 0, found.s / xp.where(longest > 0, longest, xp.ones_like(longest)), 0 * found.s)
-        if self.curves:
-            # H may jump at 0, where x violates a constraint. A step of any size then restores it.
-            u = xp.where((gap > 0) & (longest > 0), xp.maximum(u, xp.full_like(u, SMALLEST)), u)
-        # Beyond the longest step, the root is that of a step without a regulariser.
-        free = xp.maximum(gap / xp.where(steep > 0, steep, xp.ones_like(steep)), xp.ones_like(gap))
-        return Decision(xp.where(u < 1, u, free), u, found.height, found.evaluations)
+            s = l2_matched_step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, loop)
+            return L2Matched(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, s), s
+        d_sq = over_blocks(share * sums.d_sq)
+        affine = self.numbers.vector([float(affine) for affine in self._affine])
+        heights = partial(self._ray_heights, sums, affine * share, lam)
+        start = self._ray_start(heights, gap, d_sq, longest)
+        found = find_matched(heights, gap, d_sq, longest, partial(self._zero, gap, start))
+        # H may jump at 0, where x violates a constraint. A step of any size then restores it.
+        xp = array_namespace(gap)
+        found = found._replace(s=xp.where(gap > 0, xp.maximum(found.s, SMALLEST * longest), found.s))
+        return matched_decision(gap, d_sq, found, longest), found.s
 
     def _ray_start(self, heights: Callable[..., tuple[Array, Array]], gap: Array, d_sq: Array, longest: Array) -> Array:
         """Points for the first round on the ray: 1, and where a sample of the entries says that the zero is."""
@@ -311,7 +337,7 @@ class Assembly:
             max_move: limit on the length of the move, or None.
         """
         if not (isinstance(self.reach, float) and self.reach == 1):
-            if self.numbers.refuses(self.reach > 0):
+            if self.numbers.vanishes(self.reach):
                 return 1.0
             alpha = self.reach * alpha
         s: Array | float = 1.0

@@ -33,7 +33,8 @@ from proxsps.optim.checks import (
     is_fake,
 )
 from proxsps.optim.estimate import Estimate
-from proxsps.optim.last_step import LastStep, Solution, report
+from proxsps.optim.last_step import LastStep, Taken, report
+from proxsps.optim.memory import keep_numbers
 from proxsps.optim.numbers import Host, Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.saving import SavesState
@@ -76,7 +77,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
         self._forget_losses()
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
-        self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
+        self._taken: dict[str, Taken | None] = {"last": None}
         self._warned: set[str] = set()
         self._loading: dict[str, Any] | None = None
         self._low = 0  # steps in a row with a model at or below its bound
@@ -199,7 +200,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _step(self, blocks: list[Block], numbers: Numbers, value: Any, weight: float, bound: Any) -> None:
         bounded = self.bounded and bound is not None
-        f, C = numbers.scalar(value), numbers.scalar(bound if bounded else 0.0)
+        f, C = numbers.scalar(value), numbers.number(bound if bounded else 0.0)
         estimate, caps = self._estimate(), self._caps(numbers)
         estimate.prepare(blocks, numbers)
         alpha = caps.prepare(blocks, numbers)
@@ -208,9 +209,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         alone = self._ranks.size == 1
         ahead: Gap | None = None
         if alone and not estimate.coupled and not caps.scaled:
-            ahead = (lambda *dots: estimate.expected(f, *dots) - C) if bounded else math.inf
+            ahead = (lambda *dots: _above(estimate.expected(f, *dots), C)) if bounded else math.inf
             if estimate.plain and bounded:
-                ahead = f - C
+                ahead = _above(f, C)
         sums = assembly.sums(points=estimate.coupled or self._max_move is not None, gap=ahead)
         extras, travelled = estimate.extras(assembly.parts), caps.sums(assembly.parts)
         agreed, active = True, self._ranks.size
@@ -220,23 +221,22 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             )
         m = estimate.value(f, extras, sums, lam)
         # The model of an average may be below a bound that the loss keeps.
-        gap, above = m - C, (m if estimate.coupled else f) - C
-        ok = admissible(above, sums.d_sq, sums.d_dot_x, bounded) & agreed
-        if not estimate.plain:
-            ok = ok & (abs(gap) < math.inf)
+        gap = _above(m, C)
+        above, further = (gap, ()) if estimate.plain or estimate.coupled else (_above(f, C), (gap,))
+        ok = admissible(above, sums.d_sq, sums.d_dot_x, bounded, *further)
+        ok = ok if agreed is True else ok & agreed
         if numbers.refuses(ok):
             self._explain_skip(m if estimate.coupled else f, C, bounded)
-            solution = Solution.skipped(gap)
+            taken = Taken(alpha, False, gap)
         else:
             known = Known(gap, sums, alpha, lam, bounded, travelled, estimate.g_sq(extras, sums))
             step = self._choose(assembly, caps, known, ok)
             assembly.reach = step.reach
             s = assembly.write(step.u, estimate.move_sums(extras, sums), alpha, lam, ok, self._max_move)
-            if caps.scaled:
-                alpha = step.caps * alpha
-            solution = Solution(ok, gap, *step.decision, s, step.distance, step.longest)
+            taken = Taken(alpha, ok, gap, step, s)
+            keep_numbers(self.param_groups, numbers, ok, estimate.changes() | caps.changes())
             estimate.commit(ok)
-            caps.commit(ok)
+            caps.commit()
             if bounded and not estimate.plain and isinstance(numbers, Host):
                 self._notice_low(gap, C)
         for block in blocks:
@@ -244,8 +244,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
                 finish()
         if len(blocks) > len(self.param_groups):  # shards, whole and frozen tensors of one group
             places = {id(block.group): i for i, block in reversed(list(enumerate(blocks)))}
-            alpha = numbers.vector([alpha[places[id(group)]] for group in self.param_groups])
-        self._taken["last"] = (alpha, solution)
+            taken = taken._replace(alpha=numbers.vector([alpha[places[id(group)]] for group in self.param_groups]))
+        self._taken["last"] = taken
         if self._ranks.check and 1 < self._ranks.size == active:
             self._ranks.compare(self.last_step.tau, self._named())
 
@@ -263,7 +263,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     def last_step(self) -> LastStep | None:
         """What the last step did; None before the first, and where there was no gradient to step with."""
         taken = self._taken["last"]
-        return None if taken is None else report(*taken)
+        return None if taken is None else report(taken)
 
     def _explain_skip(self, m: Array, C: Array, bounded: bool) -> None:
         """Warn once of each reason to leave parameters as they are."""
@@ -301,6 +301,11 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             self._warned.add(kind)
             text = f"{type(self).__name__}: {reason}. {effect}. This is said once."
             warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
+
+
+def _above(m: Array, C: Array | float) -> Array:
+    """m - C; without an operation for the usual C = 0."""
+    return m if isinstance(C, float) and C == 0 else m - C
 
 
 def _with_gradient(block: Block) -> list[Tensor]:

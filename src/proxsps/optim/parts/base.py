@@ -42,6 +42,10 @@ class Part(ABC):
         In a metric the first one is <d, D^-1 d>.
         """
 
+    def rows(self, points: bool) -> Sequence[Array | float]:
+        """The same, row by row; what was not asked for may be the number 0."""
+        return list(self.sums(points))
+
     def extras(self) -> list[list[Array]]:
         """The further sums of blocks with averages, block by block: see `Moments.extras`."""
         return [block.known_moments.extras(self.numbers, block) for block in self.blocks]
