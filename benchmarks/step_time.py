@@ -13,7 +13,9 @@ have a model that is an average over steps, with weight decay; "no lr" is a step
 distance cap.
 
 Floors are what a step cannot do without: "read, then write" reads parameters and gradients once (torch.dot) before it
-reads and writes them (fused SGD), "read twice, then write" reads them twice.
+reads and writes them (fused SGD), "read twice, then write" reads them twice. "read three, then write two" is that of
+momentum, whose passes need the average of the gradients too (fused SGD with momentum), and "read four, then write
+three" that of Adam's metric, with the average of their squares (fused AdamW).
 """
 
 from __future__ import annotations
@@ -131,6 +133,8 @@ def contestants(
         return lambda: opt.step(loss=loss)
 
     sgd = torch.optim.SGD(params, lr=1e-9, weight_decay=DECAY, fused=True)
+    momentum = torch.optim.SGD(params, lr=1e-9, momentum=0.9, weight_decay=DECAY, fused=True)
+    adamw = torch.optim.AdamW(params, lr=1e-9, weight_decay=DECAY, fused=True)
 
     def passes(reads: int) -> Callable[[], object]:
         def run() -> None:
@@ -141,12 +145,29 @@ def contestants(
 
         return run
 
+    def averaging(opt: torch.optim.Optimizer, *names: str) -> Callable[[], object]:
+        """Read parameters, gradients and the state of these names once each, then let torch write."""
+
+        def run() -> None:
+            for p, g in zip(params, grads, strict=True):
+                streams = [p.detach(), g, *[opt.state[p][name] for name in names if name in opt.state[p]]]
+                flat = [stream.view(-1) for stream in streams]
+                for a, b in zip(flat[::2], flat[1::2], strict=False):
+                    torch.dot(a, b)
+                if len(flat) % 2:
+                    torch.sum(flat[-1])
+            opt.step()
+
+        return run
+
     steps = {
         "SGD fused": sgd.step,
-        "AdamW fused": torch.optim.AdamW(params, lr=1e-9, weight_decay=DECAY, fused=True).step,
+        "AdamW fused": adamw.step,
         "AdamW default": torch.optim.AdamW(params, lr=1e-9, weight_decay=DECAY).step,
         "read, then write": passes(1),
         "read twice, then write": passes(2),
+        "read three, then write two": averaging(momentum, "momentum_buffer"),
+        "read four, then write three": averaging(adamw, "exp_avg", "exp_avg_sq"),
     }
     paths = (
         {"kernels": True, "torch alone": False} if kernels else {"torch alone": False} if on_cpu else {"device": None}

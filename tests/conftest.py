@@ -1,7 +1,9 @@
 """What every run of the suite relies on, however it is started: the same examples, and interrupts that arrive."""
 
+import gc
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -10,6 +12,31 @@ from proxsps.methods import METHODS, Method
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+# Start processes, compile or train; with these first, a run ends with tests that take milliseconds.
+SLOW = ("optim/distributed", "jax_front", "sweep", "experiments", "cli", "training", "integrations", "test_docs.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return next((i for i, place in enumerate(SLOW) if f"/tests/{place}" in path), len(SLOW))
+
+    items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays until the end: collecting garbage need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Neighbouring tests in one process, where they share what was compiled or started; an idle one takes over some."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

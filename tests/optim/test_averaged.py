@@ -14,7 +14,7 @@ from proxsps.core.distance import sample_size
 from proxsps.optim import ProxSPS, ProxSPSAdam, parts
 from proxsps.optim.parts import AveragedLines
 from proxsps.optim.passes import moved_sq
-from proxsps.regularizers import L1, L2
+from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso
 
 SHAPES = [(1,), (63,), (8, 8), (65,), (129, 131), (3, 0)]
 VARIANTS = {
@@ -28,6 +28,15 @@ VARIANTS = {
     "Adam, no lr": (ProxSPSAdam, {}),
     "Adam, short moves": (ProxSPSAdam, {"max_move": 0.01}),
     "Adam without eps": (ProxSPSAdam, {"lr": 0.01, "eps": 0.0}),
+    "momentum, L1": (ProxSPS, {"lr": 0.01, "momentum": 0.9, "regularizer": L1(0.3)}),
+    "momentum, L1, no lr": (ProxSPS, {"lr": None, "momentum": 0.9, "regularizer": L1(0.3)}),
+    "momentum, Box, short moves": (ProxSPS, {"lr": 0.1, "momentum": 0.9, "regularizer": Box(-1, 2), "max_move": 1.0}),
+    "momentum, rows": (ProxSPS, {"lr": 0.01, "momentum": 0.9, "regularizer": GroupLasso(0.4, (-1,))}),
+    "momentum, columns, no lr": (ProxSPS, {"lr": None, "momentum": 0.9, "regularizer": GroupLasso(0.4, (0,))}),
+    "Adam, L1, proximal": (ProxSPSAdam, {"lr": 0.01, "cap": "proximal", "regularizer": L1(0.3)}),
+    "Adam, L1, no lr": (ProxSPSAdam, {"regularizer": L1(0.3)}),
+    "Adam, ElasticNet": (ProxSPSAdam, {"lr": 0.01, "regularizer": ElasticNet(0.2, 0.4), "max_move": 1.0}),
+    "Adam, Euclidean L2": (ProxSPSAdam, {"lr": 0.01, "eps": 0.0, "regularizer": L2(0.4)}),
 }
 PATHS = {"kernels": True, "torch alone": False, "made beforehand": False}
 
@@ -38,8 +47,13 @@ def path(request, monkeypatch):
     if request.param == "kernels":
         pytest.importorskip("numba")
     if request.param == "made beforehand":
-        monkeypatch.setattr(AveragedLines, "takes", lambda blocks: False)
+        make_beforehand(monkeypatch)
     return PATHS[request.param]
+
+
+def make_beforehand(patch):
+    patch.setattr(AveragedLines, "takes", lambda blocks: False)
+    patch.setattr(parts, "_make_averaging_curve", lambda *args: None)
 
 
 @pytest.fixture
@@ -48,7 +62,7 @@ def beforehand(monkeypatch):
 
     def run(act):
         with monkeypatch.context() as patch:
-            patch.setattr(AveragedLines, "takes", lambda blocks: False)
+            make_beforehand(patch)
             return act()
 
     return run
@@ -59,7 +73,9 @@ def problem(variant, fused, dtype=torch.float64, seed=0, **options):
     generator = torch.Generator().manual_seed(seed)
     params = [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in SHAPES]
     method, own = VARIANTS[variant]
-    groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:]}]
+    own = dict(own)
+    phi = own.pop("regularizer", None)
+    groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:], "regularizer": phi}]
     opt = method(groups, fused=fused, **own, **options)
 
     def step(scale=1.0, without=()):

@@ -65,10 +65,10 @@ def test_state_dict_survives_a_round_trip(case, kit):
     opt = case.make(kit.drawn(*SHAPES), weight_decay=0.1)
     drive(opt, seed=0)
     state = through_disk(opt.state_dict())
-    assert state == opt.state_dict()
+    assert kit.same(state, opt.state_dict())
     fresh = case.make(kit.drawn(*SHAPES))
     fresh.load_state_dict(state)
-    assert fresh.state_dict() == state
+    assert kit.same(fresh.state_dict(), state)
 
 
 def test_a_saved_state_does_not_follow_later_steps(case, kit):
@@ -77,7 +77,7 @@ def test_a_saved_state_does_not_follow_later_steps(case, kit):
     state = opt.state_dict()
     kept = copy.deepcopy(state)
     drive(opt, seed=5)
-    assert state == kept
+    assert kit.same(state, kept)
 
 
 def test_loading_does_not_tie_an_optimizer_to_the_dictionary(case, kit):
@@ -87,7 +87,7 @@ def test_loading_does_not_tie_an_optimizer_to_the_dictionary(case, kit):
     kept = copy.deepcopy(state)
     two.load_state_dict(state)
     drive(two, seed=5)
-    assert state == kept
+    assert kit.same(state, kept)
 
 
 @pytest.mark.parametrize("regularizer", [None, L1(0.1)], ids=["plain", "L1"])
@@ -136,11 +136,11 @@ def test_a_key_that_earlier_versions_saved_is_dropped(case, kit):
     older = copy.deepcopy(state)
     older["param_groups"][0]["differentiable"] = False
     opt.load_state_dict(older)
-    assert opt.state_dict() == state
+    assert kit.same(opt.state_dict(), state)
 
 
 @pytest.mark.parametrize("regularizer", [None, L1(0.1)], ids=["plain", "L1"])
-def test_a_flat_distributed_checkpoint_can_be_read_again_and_again(case, tmp_path, regularizer):
+def test_a_flat_distributed_checkpoint_can_be_read_again_and_again(case, kit, tmp_path, regularizer):
     dcp = pytest.importorskip("torch.distributed.checkpoint")
     tools = pytest.importorskip("torch.distributed.checkpoint.state_dict")
     options = tools.StateDictOptions(flatten_optimizer_state_dict=True)
@@ -156,7 +156,7 @@ def test_a_flat_distributed_checkpoint_can_be_read_again_and_again(case, tmp_pat
             state = tools.get_optimizer_state_dict(model, opt, options=options)
             dcp.load({"optimizer": state}, checkpoint_id=tmp_path, no_dist=True)
             tools.set_optimizer_state_dict(model, opt, state, options=options)
-            assert tools.get_optimizer_state_dict(model, opt, options=options) == saved
+            assert kit.same(tools.get_optimizer_state_dict(model, opt, options=options), saved)
 
 
 # -- dictionaries of other optimizers ---------------------------------------------------------------------------------
@@ -185,9 +185,9 @@ def test_the_state_of_another_optimizer_is_refused_and_nothing_changes(case, kit
     before, groups = opt.state_dict(), opt.param_groups
     with pytest.raises(ValueError, match=rf"not one of {case.cls.__name__}: a parameter group (has|lacks) .*Nothing"):
         opt.load_state_dict(other.state_dict())
-    assert opt.state_dict() == before
+    assert kit.same(opt.state_dict(), before)
     assert opt.param_groups is groups
-    assert not opt.state
+    assert case.averaged or not opt.state
 
 
 def test_a_hook_may_translate_the_state_of_another_optimizer(case, kit):
@@ -231,11 +231,11 @@ def test_hooks_of_the_state_dict_run(case, kit):
 def test_a_bare_step_with_lr_zero_and_zero_gradients_is_allowed(case, kit, lr):
     # torch.distributed.checkpoint creates optimizer state this way.
     params = kit.drawn(*SHAPES, scale=0.0)
-    opt, before = case.make(params, lr=lr, weight_decay=0.3), kit.points(params)
-    state = copy.deepcopy(opt.state_dict())
+    opt, before = case.make(params, weight_decay=0.3), kit.points(params)
+    usual, opt.param_groups[0]["lr"] = opt.param_groups[0]["lr"], lr
     opt.step()
     assert all(map(torch.equal, kit.points(params), before))
-    opt.param_groups[0]["lr"] = state["param_groups"][0]["lr"] = case.lr
+    opt.param_groups[0]["lr"] = usual
     assert drive(opt, seed=1).isfinite().all()
     fresh = case.make(kit.drawn(*SHAPES), weight_decay=0.3)
     assert torch.equal(drive(fresh, seed=1), torch.cat([p.detach().reshape(-1) for p in params]))

@@ -259,6 +259,21 @@ def test_one_parameter_and_complex_ones():
     assert check_loss(opt, lambda: (z - 1j).abs().square().sum(), loss).gradient_factor == pytest.approx(1, rel=1e-8)
 
 
+@pytest.mark.parametrize("lazy", ["gradient", "parameter"])
+def test_conjugations_that_torch_has_put_off(lazy):
+    start, target = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128), torch.tensor([1j, 2 - 1j])
+    z = nn.Parameter(start if lazy == "gradient" else start.conj())
+
+    def value():
+        return ((z.conj() if lazy == "gradient" else z) * target).sum().abs()
+
+    opt = ProxSPS([z])
+    loss = value()
+    loss.backward()
+    assert (z.grad if lazy == "gradient" else z).is_conj()
+    assert check_loss(opt, value, loss).gradient_factor == pytest.approx(1, rel=1e-6)
+
+
 def test_the_diagnosis_needs_no_tensors():
     assert diagnose(2.0, 2.0, [1.0, 1.0], 0.05) is None
     assert "not finite" in diagnose(float("nan"), 2.0, [1.0], 0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 pytest.importorskip("numba")
 
 from proxsps.optim import ProxSPS, kernels
-from proxsps.optim.kernels import layout
+from proxsps.optim.kernels import Psi, entries, layout, moments, rows
 from proxsps.regularizers import L2
 
 LARGE = 300_001  # several threads take part
@@ -277,6 +278,54 @@ def test_steps_do_not_depend_on_the_number_of_threads(threads, eager_threads):
         ProxSPS([x], weight_decay=0.1, fused=True).step(loss=0.5)
         points.append(x.detach())
     assert torch.equal(*points)
+
+
+def passes_of(backwards, dtype):
+    """The numbers and the tensors that all passes make, each of which walks this way."""
+    shapes, alpha = [(300, 101), (2, 50_001)], np.array([0.4, 0.9])
+    xs, ds = pairs(shapes, dtype)
+    way = {"turns": itertools.repeat(backwards)}
+    at, by_rows = memory(xs, ds)._replace(**way), rows.memory([xs], [ds], [(1,)])._replace(**way)
+    psi, groups = Psi.of(2, l1=0.3), Psi.of(by_rows.groups, l1=9.0)
+    firsts, seconds = pairs(shapes, dtype, seed=1)
+    averages = moments.averages([xs], [ds], [firsts], [[v.square_() for v in seconds]], np.full((4, 2), 0.5))
+    averages = averages._replace(**way)
+    numbers = [
+        kernels.sums(at, alpha, True),
+        entries.reduce(at, psi, alpha, alpha),
+        entries.move_sq(at, psi, alpha, 0.5),
+    ]
+    numbers += [rows.sums(by_rows), rows.norm_sq(by_rows, np.ones(by_rows.groups)), np.array(moments.sums(averages))]
+    kernels.write(at, np.full(2, 0.9), np.full(2, -0.2))
+    entries.write(at, psi, alpha, 0.5)
+    rows.write(by_rows, groups, np.full(by_rows.groups, 0.7), 0.5)
+    moments.write(averages, np.full(1, 0.9), np.full(1, -0.2))
+    return [*numbers, *[t.numpy() for t in (*xs, *firsts, *seconds)]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_way_a_pass_walks_does_not_change_a_bit(threads, eager_threads, dtype):
+    forwards = passes_of(False, dtype)
+    assert all(map(np.array_equal, forwards, passes_of(True, dtype)))
+    threads(2)
+    assert all(map(np.array_equal, forwards, passes_of(True, dtype)))
+
+
+def test_every_second_pass_begins_where_the_one_before_ended(threads):
+    threads(1)
+    at, seen = memory(*pairs([(3 * layout.STRETCH,)], torch.float32)), []
+    for _ in range(3):
+        layout.run(lambda *share: seen.append(share), at.layout.chunks, backwards=next(at.turns))
+    assert seen == [(0, 48), (32, 48), (16, 32), (0, 16), (0, 48)]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_shares_have_every_chunk_once(count, backwards):
+    chunks = layout.layout(((5, 7 * layout.CHUNK, 0, 3), (100 * layout.CHUNK + 1,)), 3).chunks
+    shares = chunks.shares(count, backwards)
+    assert [i for share in sorted(shares) for i in range(*share)] == list(range(len(chunks.sizes)))
+    assert shares == sorted(shares, reverse=backwards)
 
 
 def test_several_python_threads_at_once_get_right_results(threads, eager_threads):

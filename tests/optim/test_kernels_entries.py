@@ -114,7 +114,7 @@ def test_the_kinds_of_prox_agree_where_they_overlap(monkeypatch):
     kinds = entries._kinds(psi)
     assert set(kinds) == {entries.SOFT, entries.BOX}
     special = entries.reduce(memory(xs, ds), psi, alpha, POINTS)
-    monkeypatch.setattr(entries, "_kinds", lambda psi: np.full(len(xs), entries.GENERAL))
+    monkeypatch.setattr(entries, "_kinds", lambda psi, in_metric: np.full(len(xs), entries.GENERAL))
     np.testing.assert_allclose(special, entries.reduce(memory(xs, ds), psi, alpha, POINTS), rtol=1e-12, atol=1e-10)
 
 

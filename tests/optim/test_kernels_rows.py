@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("numba")
 
+from proxsps.optim import ProxSPS
 from proxsps.optim.kernels import layout, row_layout, rows
 from proxsps.optim.kernels.scalar import Psi
 from proxsps.regularizers import GroupLasso, L2Ball
@@ -306,3 +307,14 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch, dtype, joined)
     for sums, xs in results[1:]:
         assert np.array_equal(sums, results[0][0])
         assert all(map(torch.equal, xs, results[0][1]))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("dims", [(1,), (0,), None])
+def test_a_step_takes_tensors_without_entries(dims, fused):
+    params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((3, 0), (4, 5))]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt = ProxSPS(params, lr=0.1, regularizer=GroupLasso(0.1, dims), fused=fused)
+    opt.step(loss=1.0)
+    assert (params[1] < 1).all()

@@ -112,7 +112,8 @@ def test_autocast_makes_progress_with_full_precision_parameters(case, dtype):
         scaler.step(opt)
         scaler.update()
         losses.append(loss.item())
-        assert float(opt.last_step.gap) == loss.item()
+        # That of an averaged model is above the average of the models so far, not above this loss alone.
+        assert case.averaged or float(opt.last_step.gap) == loss.item()
     assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
     assert losses[-1] < 0.5 * losses[0]
 

@@ -239,6 +239,30 @@ def test_a_factor_scales_the_step_and_zero_stops_it(variant, capturable, kit):
     assert steps[2] == 0
 
 
+@PATHS
+@pytest.mark.parametrize("lr", [0.05, None])
+@pytest.mark.parametrize("adam", [False, True])
+def test_groups_with_an_lr_of_their_own_and_one_at_rest(adam, lr, path, kit):
+    """Against the formulas: a group with lr = 0 stays where it is, and counts in the model and in the distance cap."""
+    params = kit.drawn((70,), (5, 13), (34,))
+    cls, own = (ProxSPSAdam, {"betas": (0.9, 0.99)}) if adam else (ProxSPS, {"momentum": 0.9})
+    opt = cls([{"params": [p]} for p in params], lr=lr, cap="matched", lower_bound=None, **own, **path)
+    shares = (1.0, 0.25, 0.0)
+    for group, share in zip(opt.param_groups, shares, strict=True):
+        group["lr"] = share * (1.0 if lr is None else lr)
+    plain = kit.plain_model([p.detach().numpy().copy() for p in params], 0.9, 0.99 if adam else None)
+    for k in range(4):
+        gradients(kit, params, k)
+        xs = [p.detach().numpy().copy() for p in params]
+        plain.take(xs, [p.grad.numpy() for p in params], 0.9 - 0.05 * k)
+        opt.step(loss=0.9 - 0.05 * k)
+        assert float(opt.last_step.gap) == pytest.approx(plain.m, rel=1e-9)
+        for p, x, d, D, share in zip(params, xs, plain.d, plain.metric, shares, strict=True):
+            tau = share * (plain.distance if lr is None else lr)
+            np.testing.assert_allclose(p.detach().numpy(), x - tau * d / D, rtol=1e-9, atol=1e-12)
+        assert np.array_equal(params[2].detach().numpy(), xs[2])
+
+
 def test_last_step_says_which_cap_was_active(kit):
     def after(loss, **options):
         (p,) = kit.drawn((70,))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
-from proxsps.regularizers.structure import Entries, Quadratic, Rows, Structure
+from proxsps.regularizers.structure import Entries, Quadratic, Rows, Scalar, Structure
 
 if TYPE_CHECKING:
     from proxsps.optim.moments import Moments
@@ -91,16 +91,19 @@ class Block:
         return type(self.phi).at is Regularizer.at and self.phi.one_kind
 
     def _structure(self, i: int) -> Structure | None:
-        return self.phi.at(self.indices[i]).structure(self.params[i].shape)
+        found = self.phi.at(self.indices[i]).structure(self.params[i].shape)
+        if self.in_metric and isinstance(found, Quadratic) and found.center is None:
+            return Entries(Scalar(l2=found.lam))  # Euclidean, so that its factor differs by entry
+        return found
 
     @property
     def kind(self) -> str:
         """How the block computes h; a block with nothing to do is a line, and so is one whose cap is 0."""
         if not self.params or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
-        if self.in_metric:
-            return PROXES
         first = self._structure(0)
+        if self.in_metric and not (isinstance(first, Entries) and isinstance(first.psi, Scalar)):
+            return PROXES
         if self.phi.joint and not isinstance(first, Entries):
             return UNITS
         if isinstance(first, Entries):

@@ -180,8 +180,8 @@ class _Probe:
         self, opt: PolyakOptimizer, closure: Callable[[], Any], params: list[Tensor], weight: float, eps: float
     ) -> None:
         self._ranks, self._closure, self._weight = opt._ranks, closure, weight
-        self._params = [_real(p.detach()) for p in params]
-        self._grads = [_real(p.grad.detach()) for p in params if p.grad is not None]
+        pairs = [_real_pair(p.detach(), p.grad.detach()) for p in params if p.grad is not None]
+        self._params, self._grads = [x for x, _ in pairs], [g for _, g in pairs]
         self._start = [x.clone() for x in self._params]
         self._labels, self._length = _cut(self._grads)
         self.pieces = sorted({i for label in self._labels for i in torch.as_tensor(label).unique().tolist()})
@@ -301,8 +301,13 @@ def _square(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
 
 
-def _real(x: Tensor) -> Tensor:
-    return torch.view_as_real(x) if x.is_complex() else x
+def _real_pair(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """A parameter as a real view that can be written to, and its gradient."""
+    if not x.is_complex():
+        return x, g
+    if x.is_conj():  # of which there is no such view
+        x, g = x.conj(), g.conj()
+    return torch.view_as_real(x), torch.view_as_real(g.resolve_conj())
 
 
 def _wide(x: Tensor) -> torch.dtype:

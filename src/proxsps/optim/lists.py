@@ -33,7 +33,8 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
         return tensors[0].reshape(-1)
     if torch.compiler.is_compiling():
         return _join(list(tensors))
-    return torch.cat([x.reshape(-1) for x in tensors])
+    # Most tensors of a network are short vectors, and a view of each would take longer than to copy it.
+    return torch.cat([x if x.dim() == 1 else x.reshape(-1) for x in tensors])
 
 
 def spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:

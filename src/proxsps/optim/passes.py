@@ -156,10 +156,9 @@ def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Ten
 
 def update(block: Block, keep: float, move: float) -> None:
     """x <- keep x + move d on the host, in one pass over memory where that is safe."""
-    # As a factor on x the decay is a quotient, lam / u, which leaves the range of f32 for huge slopes.
-    decay = (keep - 1) / move if move else math.inf
-    if abs(decay) < 1e30 and stored(block.params) and stored(block.along):
-        _fused_sgd(block, -move, decay, None)
+    decay = safe_decay(keep, move)
+    if decay is not None and stored(block.params) and stored(block.along):
+        fused_sgd(block.params, block.along, -move, decay)
         return
     if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
         dtype = torch.float64 if block.double else torch.float32
@@ -168,18 +167,30 @@ def update(block: Block, keep: float, move: float) -> None:
         torch._foreach_add_(block.params, block.along, alpha=move)
 
 
+def safe_decay(keep: float, move: float) -> float | None:
+    """(keep - 1) / move, a factor on x in one pass with the move; None where this quotient leaves the range of f32.
+
+    It is lam / u, which is too large for huge slopes.
+    """
+    decay = (keep - 1) / move if move else math.inf
+    return decay if abs(decay) < 1e30 else None
+
+
 def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
     """x <- keep x + move d in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
     torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
-    _fused_sgd(block, -move, 0.0, 1 - ok.float())
+    fused_sgd(block.params, block.along, -move, 0.0, 1 - ok.float())
 
 
-def _fused_sgd(block: Block, lr: Tensor | float, weight_decay: float, found_inf: Tensor | None) -> None:
+def fused_sgd(
+    params: list[Tensor], moves: list[Tensor], lr: Tensor | float, decay: float, found_inf: Tensor | None = None
+) -> None:
+    """Torch's kernel: x <- x - lr (d + decay x), and nothing where `found_inf` is 1."""
     torch._fused_sgd_(
-        block.params,
-        block.along,
+        params,
+        moves,
         [],
-        weight_decay=weight_decay,
+        weight_decay=decay,
         momentum=0.0,
         lr=lr,
         dampening=0.0,

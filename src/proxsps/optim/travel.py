@@ -192,7 +192,7 @@ def sampled(owner: Tensor, ranks: Ranks) -> Sample:
         if is_sharded(owner):
             rows, share = rows_of(owner), shard_count(owner, ranks) / ranks.size
             x = x.to_local()
-    x = torch.view_as_real(x) if x.is_complex() else x
+    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     offset = 0 if rows is None else rows.first * rows.length
     count = owner.numel() * (2 if owner.is_complex() else 1)
     return Sample(sample(x.reshape(-1), offset), count, share, rows, owner)

@@ -1,8 +1,8 @@
 """Passes over all parameters at once on the CPU, compiled by numba (extra `fast`) and cached on disk.
 
 `sums` and `write` are those of blocks with an affine step, and `moments` has those that update averages of gradients on
-the way. `entries` and `rows` are for blocks whose prox acts on single entries, or on the norms of rows; they read the
-slope d from memory, which is the gradient or a tensor of the state.
+the way. `entries` and `rows` are for blocks whose prox acts on single entries, or on the norms of rows; their slope is
+the gradient, or an average that is updated on the way too.
 """
 
 from proxsps.optim.kernels import entries, moments, rows

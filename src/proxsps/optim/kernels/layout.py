@@ -3,6 +3,8 @@
 The kernels release the GIL, and a small thread pool of our own runs them on slices of the work, because numba's
 threading layers are unsafe from several threads or after a fork. Partial sums are kept per chunk of memory and added in
 one order: the result does not depend on the number of threads.
+
+Every second pass over the same tensors walks backwards: it begins with what the pass before has left in the cache.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import itertools
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from numba.core import types
@@ -32,6 +35,9 @@ CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay i
 RUN = 2_048
 PIECE = 256  # entries of a chunk that a sample reads at least
 SHARES = 8  # parts of the work per thread, so that one that wakes late or is held up takes fewer of them
+# Entries that even a pass backwards walks forwards: memory is loaded in advance in this direction, and a turn after
+# every chunk would cost more than the cache brings.
+STRETCH = 16 * CHUNK
 ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs more than it brings
 
 REMEMBERED = 64  # lists of state tensors whose checks are remembered
@@ -55,6 +61,17 @@ def pointer(typingctx, address, like):
     return target(address, like), build
 
 
+@numba.njit
+def walk(first, last):
+    """The numbers from `first` on, up or down, until before `last`."""
+    return range(first, last, 1 if first < last else -1)
+
+
+def turns() -> Iterator[bool]:
+    """Whether each pass of a step walks backwards: every second one."""
+    return itertools.cycle((False, True))
+
+
 @dataclass(frozen=True, eq=False)
 class Chunks:
     """Pieces of memory, as columns that a kernel reads, and their shares of the work that threads take in turn."""
@@ -62,18 +79,22 @@ class Chunks:
     columns: tuple[np.ndarray, ...]
     sizes: np.ndarray  # entries of each chunk
     threads: int  # at most
-    _shares: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    _shares: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
-    def shares(self, threads: int) -> list[tuple[int, int]]:
-        """Ranges of chunks with about the same number of entries."""
-        if threads not in self._shares:
-            count = SHARES * threads if threads > 1 else 1
+    def shares(self, threads: int, backwards: bool = False) -> list[tuple[int, int]]:
+        """Ranges of chunks with about the same number of entries, in the order in which to take them."""
+        key = threads, backwards
+        if key not in self._shares:
             ends = np.cumsum(self.sizes)
             total = ends[-1] if len(ends) else 0
+            count = SHARES * threads if threads > 1 else 1
+            if backwards:
+                count = max(count, int(total) // STRETCH)
             cuts = np.searchsorted(ends, total * np.arange(1, count) / count) + 1
             edges = [0, *np.minimum(cuts, len(ends)).tolist(), len(ends)]
-            self._shares[threads] = [pair for pair in itertools.pairwise(edges) if pair[0] < pair[1]]
-        return self._shares[threads]
+            pairs = [pair for pair in itertools.pairwise(edges) if pair[0] < pair[1]]
+            self._shares[key] = pairs[::-1] if backwards else pairs
+        return self._shares[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +146,7 @@ class Memory(NamedTuple):
     layout: Layout
     x_at: np.ndarray
     d_at: np.ndarray
+    turns: Iterator[bool]  # whether the next pass walks backwards
 
 
 class Addresses(NamedTuple):
@@ -205,25 +227,24 @@ def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]
     if at is None:
         return None
     sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
-    return Memory(at.like, layout(sizes, torch.get_num_threads()), *at.at)
+    return Memory(at.like, layout(sizes, torch.get_num_threads()), *at.at, turns())
 
 
 def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0, backwards: bool = False) -> None:
     """Call kernel(*args, first, last) on every share of the chunks; whoever is free takes the next one.
 
     Args:
-        kernel: compiled function that releases the GIL.
+        kernel: compiled function that releases the GIL and takes its chunks by `walk`.
         chunks: the pieces of memory to be shared out.
         args: arguments of the kernel.
         weight: work per entry, as a multiple of that of a plain sum: heavier passes take threads for fewer entries.
-        backwards: whether to begin with the last share, of which a pass before may have left something in the cache.
+        backwards: whether to begin with the last share.
     """
     total = int(chunks.sizes.sum())
     if not total:
         return
     threads = min(chunks.threads, max(1, int(total * weight) // ALONE))
-    shares = chunks.shares(threads)
-    waiting = deque(shares[::-1] if backwards else shares)
+    waiting = deque(chunks.shares(threads, backwards))
 
     def work() -> None:
         while waiting:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import REORDER, RUN, Memory, pointer, run
+from proxsps.optim.kernels.layout import REORDER, RUN, Memory, pointer, run, walk
 from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _sum_two(like, block, tensor, start, length, x_at, g_at, start_at, partial, first, last):
     """||g||^2 and <g, x> of each chunk, and ||x - x_0||^2 over its sample."""
-    for i in range(first, last):
+    for i in walk(first, last):
         j, n = tensor[i], length[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
@@ -34,7 +34,7 @@ def _sum_two(like, block, tensor, start, length, x_at, g_at, start_at, partial, 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _sum_three(like, block, tensor, start, length, x_at, g_at, start_at, lam, partial, first, last):
     """||d||^2, <d, x> and ||x||^2 of each chunk, for d = g + lam x, and ||x - x_0||^2 over its sample."""
-    for i in range(first, last):
+    for i in walk(first, last):
         j, n = tensor[i], length[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
@@ -60,7 +60,7 @@ def _sum_three(like, block, tensor, start, length, x_at, g_at, start_at, lam, pa
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _write(like, block, tensor, start, length, x_at, g_at, keep, move, first, last):
     """x <- keep x + move g in each chunk."""
-    for i in range(first, last):
+    for i in walk(first, last):
         j, n = tensor[i], length[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
@@ -77,7 +77,8 @@ def sums(at: Memory, lam: np.ndarray, points: bool, start: Start = NO_START) -> 
     chunks = at.layout.chunks
     partial = np.empty((4, len(chunks.sizes)))
     kernel, coupling = (_sum_three, (lam,)) if points else (_sum_two, ())
-    run(kernel, chunks, at.like, *chunks.columns, at.x_at, at.d_at, start.at, *coupling, partial)
+    args = (at.x_at, at.d_at, start.at, *coupling, partial)
+    run(kernel, chunks, at.like, *chunks.columns, *args, backwards=next(at.turns))
     if not len(start.at):
         return at.layout.per_block(partial[:3])
     partial[3] *= start.scale[chunks.columns[1]]
@@ -87,4 +88,4 @@ def sums(at: Memory, lam: np.ndarray, points: bool, start: Start = NO_START) -> 
 def write(at: Memory, keep: np.ndarray, move: np.ndarray) -> None:
     """x <- keep x + move d, with one number keep and one number move per block."""
     chunks = at.layout.chunks
-    run(_write, chunks, at.like, *chunks.columns, at.x_at, at.d_at, keep, move)
+    run(_write, chunks, at.like, *chunks.columns, at.x_at, at.d_at, keep, move, backwards=next(at.turns))

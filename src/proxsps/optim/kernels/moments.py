@@ -12,7 +12,7 @@ of the entries is compared with that at the start of the run while a chunk is in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numba
@@ -30,10 +30,12 @@ from proxsps.optim.kernels.layout import (
     layout,
     pointer,
     run,
+    turns,
+    walk,
 )
 from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
-NOWHERE = np.empty(0, np.int64)
+NOWHERE, NO_WEIGHTS = np.empty(0, np.int64), np.empty((4, 0))
 
 
 class Sums(NamedTuple):
@@ -63,21 +65,40 @@ class Averages(NamedTuple):
     weights: np.ndarray  # old, new, old_v, new_v as rows, one column per tensor
     eps: float
     least: float
+    turns: Iterator[bool]  # whether the next pass walks backwards
 
 
 @numba.njit(fastmath=ENTRYWISE)
-def _averaged(old, average, new, g):
+def averaged(old, average, new, g):
+    """The new d of an entry."""
     return old * average + new * g
 
 
 @numba.njit(fastmath=ENTRYWISE)
-def _averaged_square(old, average, new, g):
+def averaged_square(old, average, new, g):
+    """The new v of an entry."""
     return old * average + (new * g) * g  # in this order a weight of 0 wins over a square that overflows
 
 
 @numba.njit(fastmath=ENTRYWISE)
-def _metric(square, eps, least):
+def metric(square, eps, least):
+    """D of an entry."""
     return max(np.sqrt(square) + eps, least)
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def new_slopes(g, d, old, new, out):
+    """The new d of some entries, in memory for as many or more of them."""
+    for k in range(len(g)):
+        out[k] = averaged(old, d[k], new, g[k])
+    return out[: len(g)]
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def store_slopes(g, d, old, new):
+    """d <- the new d."""
+    for k in range(len(g)):
+        d[k] = averaged(old, d[k], new, g[k])
 
 
 @numba.njit(fastmath=REORDER)
@@ -85,7 +106,7 @@ def _add_average(x, g, d, old, new):
     """The sums of a run in the identity metric."""
     dd, dx, xx, gx, gg = old - old, old - old, old - old, old - old, old - old
     for k in range(len(x)):
-        slope = _averaged(old, d[k], new, g[k])
+        slope = averaged(old, d[k], new, g[k])
         dd += slope * slope
         dx += slope * x[k]
         xx += x[k] * x[k]
@@ -100,8 +121,8 @@ def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, least, one):
     zero = one - one
     dr, dx, xx, gx, gg, rr, rx = zero, zero, zero, zero, zero, zero, zero
     for k in range(len(x)):
-        slope = _averaged(old, d[k], new, g[k])
-        inverse = one / _metric(_averaged_square(old_v, v[k], new_v, g[k]), eps, least)
+        slope = averaged(old, d[k], new, g[k])
+        inverse = one / metric(averaged_square(old_v, v[k], new_v, g[k]), eps, least)
         direction, scaled = slope * inverse, g[k] * inverse
         dr += slope * direction
         dx += slope * x[k]
@@ -119,7 +140,7 @@ def _sum_average(
 ):
     """The sums of each chunk in the identity metric; those of the direction are those of the slope."""
     of = like.dtype.type
-    for i in range(first, last):
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -142,7 +163,7 @@ def _sum_adam(
 ):
     """The sums of each chunk in Adam's metric."""
     of = like.dtype.type
-    for i in range(first, last):
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -169,7 +190,7 @@ def _write_average(
 ):
     """d <- d', x <- keep x + move d' in each chunk."""
     of = like.dtype.type
-    for i in range(last - 1, first - 1, -1):
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -177,7 +198,7 @@ def _write_average(
         old, new = of(weights[0, j]), of(weights[1, j])
         a, b = of(keep[block[i]]), of(move[block[i]])
         for k in range(n):
-            slope = _averaged(old, d[k], new, g[k])
+            slope = averaged(old, d[k], new, g[k])
             d[k] = slope
             x[k] = a * x[k] + b * slope
 
@@ -188,7 +209,7 @@ def _write_adam(
 ):
     """d <- d', v <- v', x <- keep x + move D^-1 d' in each chunk."""
     of = like.dtype.type
-    for i in range(last - 1, first - 1, -1):
+    for i in walk(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -197,10 +218,10 @@ def _write_adam(
         old, new, old_v, new_v = of(weights[0, j]), of(weights[1, j]), of(weights[2, j]), of(weights[3, j])
         a, b, added, floor = of(keep[block[i]]), of(move[block[i]]), of(eps), of(least)
         for k in range(n):
-            slope = _averaged(old, d[k], new, g[k])
-            square = _averaged_square(old_v, v[k], new_v, g[k])
+            slope = averaged(old, d[k], new, g[k])
+            square = averaged_square(old_v, v[k], new_v, g[k])
             d[k], v[k] = slope, square
-            x[k] = a * x[k] + b * (slope / _metric(square, added, floor))
+            x[k] = a * x[k] + b * (slope / metric(square, added, floor))
 
 
 def averages(
@@ -236,7 +257,8 @@ def averages(
         return None
     like, x_at, g_at, d_at, v_at = found
     whole = layout(sizes, torch.get_num_threads())
-    return Averages(like, whole, x_at, g_at, d_at, v_at, NO_START, seen, weights, float(eps), float(least))
+    places = (x_at, g_at, d_at, v_at, NO_START)
+    return Averages(like, whole, *places, seen, weights, float(eps), float(least), turns())
 
 
 def _state_addresses(
@@ -260,7 +282,8 @@ def sums(at: Averages) -> Sums:
     chunks, adam = at.layout.chunks, len(at.v_at) > 0
     partial = np.empty((len(chunks.sizes), len(Sums._fields)))
     args = (at.x_at, at.g_at, at.d_at, at.v_at, at.start.at, at.weights, at.eps, at.least, partial)
-    run(_sum_adam if adam else _sum_average, chunks, at.like, *chunks.columns, *args, weight=3.0 if adam else 1.5)
+    kernel, weight = (_sum_adam, 3.0) if adam else (_sum_average, 1.5)
+    run(kernel, chunks, at.like, *chunks.columns, *args, weight=weight, backwards=next(at.turns))
     columns, tensor = partial.T, chunks.columns[1]
     if not at.seen.all():
         columns[3:5, ~at.seen[tensor]] = 0
@@ -273,15 +296,8 @@ def write(at: Averages, keep: np.ndarray, move: np.ndarray) -> None:
     """Store the new averages, and x <- keep x + move D^-1 d', with one number keep and one number move per block."""
     chunks, adam = at.layout.chunks, len(at.v_at) > 0
     args = (at.x_at, at.g_at, at.d_at, at.v_at, at.weights, at.eps, at.least, keep, move)
-    run(
-        _write_adam if adam else _write_average,
-        chunks,
-        at.like,
-        *chunks.columns,
-        *args,
-        weight=3.0 if adam else 1.5,
-        backwards=True,
-    )
+    kernel, weight = (_write_adam, 3.0) if adam else (_write_average, 1.5)
+    run(kernel, chunks, at.like, *chunks.columns, *args, weight=weight, backwards=next(at.turns))
 
 
 __all__ = ["Averages", "Sums", "averages", "sums", "write"]

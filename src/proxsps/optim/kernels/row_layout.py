@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.optim.kernels.layout import CHUNK, Chunks, addresses
+from proxsps.optim.kernels.layout import CHUNK, Chunks, addresses, turns
+from proxsps.optim.kernels.moments import NO_WEIGHTS, NOWHERE, Averages
 
 WIDTH = 512  # columns of a chunk at most, so that their sums stay in the cache
 TALL = 4 * CHUNK  # entries of a chunk of columns, which leaves one set of sums behind for each of its columns
@@ -45,7 +46,10 @@ class RowLayout:
 
 
 class RowMemory(NamedTuple):
-    """Where the rows of parameters x and slopes d lie, and the groups they form; valid while the tensors live."""
+    """Where the rows of parameters x and slopes d lie, and the groups they form; valid while the tensors live.
+
+    With averages, d is the old one, from which the passes make the new one with the gradients g.
+    """
 
     like: np.ndarray
     layout: RowLayout
@@ -54,6 +58,10 @@ class RowMemory(NamedTuple):
     group: np.ndarray  # the group of each slot
     groups: int
     joined: bool  # whether a group may have several rows
+    turns: Iterator[bool]  # whether the next pass walks backwards
+    g_at: np.ndarray = NOWHERE  # empty without averages
+    weights: np.ndarray = NO_WEIGHTS  # old and new as rows, one column per tensor
+    seen: np.ndarray = np.empty(0, bool)  # whether a tensor has a gradient
 
 
 def memory(
@@ -61,6 +69,7 @@ def memory(
     slopes: Sequence[Sequence[Tensor]],
     dims: Sequence[Dims],
     ids: np.ndarray | None = None,
+    averages: Averages | None = None,
 ) -> RowMemory | None:
     """The memory of the rows of CPU tensors, or None where the kernels do not apply.
 
@@ -70,11 +79,14 @@ def memory(
         dims: for each block the dims that are normed together, None for all; the other dims count the rows.
         ids: the group of each row, from 0 on, where several rows form one group; without, each row is one. Rows are
             counted block by block, tensor by tensor, in the order of memory.
+        averages: where averages lie of which the slopes are made; their memory has been checked.
     """
     xs = list(itertools.chain(*params))
-    at = addresses(xs, list(itertools.chain(*slopes)))
+    at = addresses(xs, list(itertools.chain(*slopes))) if averages is None else averages
     if at is None:
         return None
+    like, places = at.like, at.at if averages is None else (averages.x_at, averages.d_at)
+    further = () if averages is None else (averages.g_at, averages.weights, averages.seen)
     shapes = tuple([tuple([x.shape for x in block]) for block in params])
     plain = all([x.is_contiguous() for x in xs])
     strides = None if plain else tuple([tuple([x.stride() for x in block]) for block in params])
@@ -82,12 +94,12 @@ def memory(
     if layout is None:
         return None
     if ids is None:
-        return RowMemory(at.like, layout, *at.at, layout.owner, layout.rows, False)
+        return RowMemory(like, layout, *places, layout.owner, layout.rows, False, turns(), *further)
     if len(ids) != layout.rows:
         raise ValueError(f"ids must have one entry per row: got {len(ids)} for {layout.rows} rows.")
     ids = np.asarray(ids, np.int64)  # other integers would have the kernels compiled once more
     groups = int(ids.max()) + 1 if len(ids) else 0
-    return RowMemory(at.like, layout, *at.at, ids[layout.owner], groups, True)
+    return RowMemory(like, layout, *places, ids[layout.owner], groups, True, turns(), *further)
 
 
 def view(shape: Sequence[int], stride: Sequence[int] | None, dims: Dims) -> tuple[int, int, int] | None:

@@ -3,6 +3,9 @@
 A row is a group of entries that are normed together: a row of a matrix, a filter, a column, a whole tensor. With
 z = x - s d, s = u alpha, the new row is y = c z with c = prox(||z||) / ||z||. The sums ||x||^2, <x, d>, ||d||^2 of each
 row give ||z|| and <d, y - x> for every u. Products and sums are doubles: the search takes differences of them.
+
+A slope that is an average of gradients is made row by row in every pass, and stored by the write alone (as in
+`proxsps.optim.kernels.moments`).
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, Chunks, pointer, run
+from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, pointer, run, walk
+from proxsps.optim.kernels.moments import new_slopes, store_slopes
 from proxsps.optim.kernels.row_layout import RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
 
@@ -75,43 +79,65 @@ def _scale_columns(x, d, s, factor, relax, zero):
         x[k] = y if relax == 1 else x[k] + relax * (y - x[k])
 
 
+@numba.njit(fastmath=REORDER)
+def _add_further(x, g, out):
+    """<g, x> and ||g||^2."""
+    gx, gg = 0.0, 0.0
+    for k in range(len(x)):
+        a, b = np.float64(x[k]), np.float64(g[k])
+        gx += a * b
+        gg += b * b
+    out[0] += gx
+    out[1] += gg
+
+
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _sums(like, tensor, start, count, height, stride, slot, x_at, d_at, partial, first, last):
-    """||x||^2, <x, d> and ||d||^2 of each slot."""
-    for i in range(first, last):
-        n, m, at = count[i], height[i], slot[i]
+def _sums(
+    like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, partial, further, first, last
+):  # fmt: skip
+    """||x||^2, <x, d> and ||d||^2 of each slot; with averages <g, x> and ||g||^2 of each chunk."""
+    of, averages, fresh = like.dtype.type, len(g_at) > 0, np.empty(CHUNK, like.dtype)
+    for i in walk(first, last):
+        j, n, m, at = tensor[i], count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
-        x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
-        d = numba.carray(pointer(d_at[tensor[i]], like), end)[start[i] :]
-        if stride[i] == 1:
-            for g in range(n):
-                low, high = g * m, (g + 1) * m
-                partial[0, at + g], partial[1, at + g], partial[2, at + g] = _row_sums(x[low:high], d[low:high])
-        else:
-            xx, xd, dd = partial[0, at : at + n], partial[1, at : at + n], partial[2, at : at + n]
-            for k in range(m):
-                low, high = k * stride[i], k * stride[i] + n
-                _add_sums(x[low:high], d[low:high], xx, xd, dd)
+        x = numba.carray(pointer(x_at[j], like), end)[start[i] :]
+        d = numba.carray(pointer(d_at[j], like), end)[start[i] :]
+        g = numba.carray(pointer(g_at[j], like), end)[start[i] :] if averages else x
+        lines, length, apart = (n, m, m) if stride[i] == 1 else (m, n, stride[i])
+        for k in range(lines):
+            low, high = k * apart, k * apart + length
+            xs, ds = x[low:high], d[low:high]
+            if averages:
+                ds = new_slopes(g[low:high], ds, of(weights[0, j]), of(weights[1, j]), fresh)
+                _add_further(xs, g[low:high], further[i])
+            if stride[i] == 1:
+                partial[0, at + k], partial[1, at + k], partial[2, at + k] = _row_sums(xs, ds)
+            else:
+                _add_sums(xs, ds, partial[0, at : at + n], partial[1, at : at + n], partial[2, at : at + n])
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
-def _norm_sq(like, tensor, start, count, height, stride, slot, x_at, d_at, group, steps, partial, first, last):
+def _norm_sq(
+    like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, group, steps, partial, first, last
+):
     """||x - s d||^2 of each slot."""
-    for i in range(first, last):
-        n, m, at = count[i], height[i], slot[i]
+    of, averages, fresh = like.dtype.type, len(g_at) > 0, np.empty(CHUNK, like.dtype)
+    for i in walk(first, last):
+        j, n, m, at = tensor[i], count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
-        x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
-        d = numba.carray(pointer(d_at[tensor[i]], like), end)[start[i] :]
-        if stride[i] == 1:
-            for g in range(n):
-                low, high = g * m, (g + 1) * m
-                s = like.dtype.type(steps[group[at + g]])
-                partial[at + g] = _row_norm_sq(x[low:high], d[low:high], s)
-        else:
-            s = like.dtype.type(steps[group[at]])  # the columns of a tensor have one alpha
-            for k in range(m):
-                low, high = k * stride[i], k * stride[i] + n
-                _add_norm_sq(x[low:high], d[low:high], s, partial[at : at + n])
+        x = numba.carray(pointer(x_at[j], like), end)[start[i] :]
+        d = numba.carray(pointer(d_at[j], like), end)[start[i] :]
+        g = numba.carray(pointer(g_at[j], like), end)[start[i] :] if averages else x
+        lines, length, apart = (n, m, m) if stride[i] == 1 else (m, n, stride[i])
+        for k in range(lines):
+            low, high = k * apart, k * apart + length
+            xs, ds = x[low:high], d[low:high]
+            if averages:
+                ds = new_slopes(g[low:high], ds, of(weights[0, j]), of(weights[1, j]), fresh)
+            if stride[i] == 1:
+                partial[at + k] = _row_norm_sq(xs, ds, of(steps[group[at + k]]))
+            else:  # the columns of a tensor have one alpha
+                _add_norm_sq(xs, ds, of(steps[group[at]]), partial[at : at + n])
 
 
 @numba.njit
@@ -131,21 +157,27 @@ def _factors(norm_sq, alpha, l1, l2, lower, upper, out):
 
 @numba.njit(nogil=True, cache=True)
 def _write(
-    like, tensor, start, count, height, stride, slot, whole, x_at, d_at, group, alpha, l1, l2, lower, upper, u, factors,
-    relax, first, last,
+    like, tensor, start, count, height, stride, slot, whole, x_at, d_at, g_at, weights, group, alpha, l1, l2, lower,
+    upper, u, factors, relax, first, last,
 ):  # fmt: skip
-    """x <- x + relax (y - x) in each chunk; with the factors given, if any, where a row is not whole."""
-    of = like.dtype.type
+    """x <- x + relax (y - x) in each chunk; with the factors given, if any, where a row is not whole.
+
+    New averages are stored.
+    """
+    of, averages = like.dtype.type, len(g_at) > 0
     part, zero = of(relax), of(0)
-    for i in range(first, last):
-        n, m, at = count[i], height[i], slot[i]
+    for i in walk(first, last):
+        t, n, m, at = tensor[i], count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
-        x = numba.carray(pointer(x_at[tensor[i]], like), end)[start[i] :]
-        d = numba.carray(pointer(d_at[tensor[i]], like), end)[start[i] :]
+        x = numba.carray(pointer(x_at[t], like), end)[start[i] :]
+        d = numba.carray(pointer(d_at[t], like), end)[start[i] :]
+        fresh = numba.carray(pointer(g_at[t], like), end)[start[i] :] if averages else x
         if stride[i] == 1:
             for j in range(n):
-                xs, ds, g = x[j * m : (j + 1) * m], d[j * m : (j + 1) * m], group[at + j]
-                s = of(u * alpha[g])
+                low, high, g = j * m, (j + 1) * m, group[at + j]
+                xs, ds, s = x[low:high], d[low:high], of(u * alpha[g])
+                if averages:
+                    store_slopes(fresh[low:high], ds, of(weights[0, t]), of(weights[1, t]))
                 if whole[i]:
                     factor = _factor(_row_norm_sq(xs, ds, s), alpha[g], l1[g], l2[g], lower[g], upper[g])
                 else:
@@ -158,31 +190,44 @@ def _write(
                 scales[j] = of(factors[group[at + j]])
             for k in range(m):
                 low, high = k * stride[i], k * stride[i] + n
+                if averages:
+                    store_slopes(fresh[low:high], d[low:high], of(weights[0, t]), of(weights[1, t]))
                 _scale_columns(x[low:high], d[low:high], s, scales, part, zero)
 
 
 def sums(at: RowMemory) -> np.ndarray:
     """||x||^2, <x, d> and ||d||^2 as rows, one column per group."""
-    chunks, layout = at.layout.chunks, at.layout
-    partial = np.zeros((3, len(layout.owner)))
-    run(_sums, chunks, at.like, *chunks.columns, at.x_at, at.d_at, partial, weight=2.0)
+    return first_sums(at)[0]
+
+
+def first_sums(at: RowMemory) -> tuple[np.ndarray, np.ndarray]:
+    """The same, and with averages <g, x> and ||g||^2 as rows, one column per tensor."""
+    chunks, layout, tensors = at.layout.chunks, at.layout, len(at.g_at)
+    partial, further = np.zeros((3, len(layout.owner))), np.zeros((len(chunks.sizes), 2))
+    args = (at.x_at, at.d_at, at.g_at, at.weights, partial, further)
+    run(_sums, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
+    of_tensors = np.empty((2, 0))
+    if tensors:
+        of_tensors = np.array([np.bincount(chunks.columns[0], row, tensors) for row in further.T])
+        of_tensors[:, ~at.seen] = 0
     if layout.in_order and not at.joined:
-        return partial
-    return np.array([np.bincount(at.group, row, at.groups) for row in partial])
+        return partial, of_tensors
+    return np.array([np.bincount(at.group, row, at.groups) for row in partial]), of_tensors
 
 
 def norm_sq(at: RowMemory, steps: np.ndarray, chunks: Chunks | None = None) -> np.ndarray:
     """||x - s d||^2 of each group, with one s per group; 0 for groups outside the chunks, where these are given."""
     chunks = at.layout.chunks if chunks is None else chunks
     partial = np.zeros(len(at.layout.owner))
-    run(_norm_sq, chunks, at.like, *chunks.columns, at.x_at, at.d_at, at.group, steps, partial, weight=2.0)
+    args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, steps, partial)
+    run(_norm_sq, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
     return np.bincount(at.group, partial, at.groups)
 
 
 def write(
     at: RowMemory, psi: Psi, alpha: np.ndarray, u: float, relax: float = 1.0, known: np.ndarray | None = None
 ) -> None:
-    """x <- x + relax (y(u) - x); where relax is 1 exactly y(u), with exact zeros.
+    """x <- x + relax (y(u) - x); where relax is 1 exactly y(u), with exact zeros. Stores new averages.
 
     Args:
         at: the memory of parameters and slopes.
@@ -199,8 +244,8 @@ def write(
         _factors(_norms_sq(at, u * alpha, known), alpha, *constants, factors)
     if at.joined:
         whole = np.zeros_like(whole)
-    args = (at.x_at, at.d_at, at.group, alpha, *constants, float(u), factors, float(relax))
-    run(_write, chunks, at.like, *chunks.columns, whole, *args, weight=3.0)
+    args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, alpha, *constants, float(u), factors, float(relax))
+    run(_write, chunks, at.like, *chunks.columns, whole, *args, weight=3.0, backwards=next(at.turns))
 
 
 def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> np.ndarray:
@@ -215,4 +260,4 @@ def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> np.
     return norm_sq(at, steps, None if at.joined else at.layout.cut)
 
 
-__all__ = ["RowMemory", "memory", "norm_sq", "sums", "write"]
+__all__ = ["RowMemory", "first_sums", "memory", "norm_sq", "sums", "write"]

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from proxsps.optim.blocks import ENTRIES, PROXES, UNITS, Block, plain
+from proxsps.optim.blocks import ENTRIES, PROXES, ROWS, UNITS, Block, plain
 from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts.averaged import AveragedLines
 from proxsps.optim.parts.base import Curve, Part, Sums
 from proxsps.optim.parts.compiled import (
+    CompiledAveragedEntries,
     CompiledAverages,
     CompiledEntries,
     CompiledLines,
@@ -73,6 +74,10 @@ def make_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, exact: bool = False
 ) -> Curve:
     """The part of blocks of another kind; `exact` calculates in doubles."""
+    averaging = None if exact else _make_averaging_curve(kind, numbers, blocks, places, fused)
+    if averaging is not None:
+        averaging.kind = kind
+        return averaging
     make_moments(numbers, blocks)
     if kind == UNITS:
         (block,) = blocks
@@ -85,9 +90,30 @@ def make_curve(
     tensors = [t for block in blocks for t in (*block.params, *block.slopes)]
     if isinstance(numbers, Host) and (not plain(tensors) or any(map(torch._is_functional_tensor, tensors))):
         kind = PROXES  # their pieces are not theirs to write
+    if any(block.in_metric for block in blocks):
+        kind = PROXES
     curve = _curve(kind, numbers, blocks, places, fused, exact)
     curve.kind = kind
     return curve
+
+
+def _make_averaging_curve(
+    kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None
+) -> Curve | None:
+    """A part that updates averages in its passes, where the blocks have them and there is one."""
+    averaged = isinstance(numbers, Host) and not any(block.moments is None for block in blocks)
+    memory = averages_of(blocks) if averaged and kind != PROXES and fused is not False else None
+    if memory is None:
+        return None
+    if kind == UNITS:
+        return compiled_units(numbers, blocks[0], places, memory)
+    structures = [block.structures for block in blocks]
+    if kind == ROWS:
+        return compiled_rows(numbers, blocks, places, structures, memory)
+    own = [block[0] for block in structures]
+    if not all(isinstance(s.psi, Scalar) for s in own):
+        return None
+    return CompiledAveragedEntries(numbers, blocks, places, own, memory)
 
 
 def _curve(

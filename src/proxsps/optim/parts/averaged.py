@@ -17,12 +17,18 @@ from proxsps.core.array import Array
 from proxsps.core.estimate import Weights
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import FULL, Block, plain, same_order, stored
-from proxsps.optim.moments import Moments, least_metric
+from proxsps.optim.moments import Moments
+from proxsps.optim.parts.averaged_sums import (
+    PIECE,
+    block_sums,
+    columns_of,
+    fused_adam,
+    fuses,
+    members_of,
+    new_metric,
+)
 from proxsps.optim.parts.lines import Lines
-from proxsps.optim.passes import COPIES, bucketed
-
-PIECE = 1 << 18  # entries; smaller pieces spend their time on calls
-SUMS = 7  # <d, D^-1 d>, <d, x>, ||x||^2, <g, x>, ||D^-1 g||^2, ||D^-1 d||^2, <D^-1 d, x>
+from proxsps.optim.passes import fused_sgd, safe_decay
 
 
 class AveragedLines(Lines):
@@ -76,109 +82,43 @@ def _dense(block: Block) -> bool:
     return len(dtypes) == 1 and dtypes <= FULL and plain(*lists) and same_order(*lists) and all(map(stored, lists))
 
 
-def block_sums(block: Block, points: bool, exact: bool) -> list[float]:
-    """The sums of a block with the averages that the step would make, 0 for what is not needed; in f64 if `exact`."""
-    own, total = block.moments, [0.0] * SUMS
-    scratch = _scratch(block, exact)
-    for members, squares in _members(own):
-        columns = [[column[i] for i in members] for column in _columns(block)]
-        for vectors in bucketed(zip(*columns, strict=True), *COPIES, piece=PIECE):
-            if exact:
-                vectors = tuple(map(Tensor.double, vectors))
-            for row, number in _vector_sums(vectors, own, squares, points, scratch):
-                total[row] += number.item()
-    return total
-
-
-def _scratch(block: Block, exact: bool) -> list[Tensor]:
-    """Memory for d, D and D^-1 d of a piece: fresh memory for each of them would cost more than the arithmetic."""
-    if not block.params:
-        return []
-    longest = max(COPIES[1], min(PIECE, max(x.numel() for x in block.params)))
-    count = 1 if block.moments.squares is None else 3
-    return [torch.empty(longest, dtype=torch.float64 if exact else block.params[0].dtype) for _ in range(count)]
-
-
-def _columns(block: Block) -> list[list[Tensor]]:
-    own = block.moments
-    return [block.params, own.grads, own.averages, *([] if own.squares is None else [own.squares])]
-
-
-def _members(own: Moments) -> Iterator[tuple[Sequence[int], Weights | None]]:
-    """Places of tensors whose second moments have the same weights."""
-    if own.squares is None or len(set(own.square_weights)) <= 1:
-        yield range(len(own.grads)), own.square_weights[0] if own.square_weights else None
-        return
-    for weights in dict.fromkeys(own.square_weights):
-        yield [i for i, other in enumerate(own.square_weights) if other == weights], weights
-
-
-def _vector_sums(
-    vectors: Sequence[Tensor], own: Moments, weights: Weights | None, points: bool, scratch: Sequence[Tensor]
-) -> Iterator[tuple[int, Tensor]]:
-    """The sums that are needed, each with its row."""
-    x, g, d, *v = vectors
-    room = [buffer[: len(x)] for buffer in scratch]
-    slope = torch.lerp(d, g, own.weights.new, out=room[0])
-    yield 1, torch.dot(slope, x)
-    yield 3, torch.dot(g, x)
-    if points:
-        yield 2, torch.dot(x, x)
-    if not v or weights is None:
-        yield 0, torch.dot(slope, slope)
-        if own.sizes:
-            yield 4, torch.dot(g, g)
-        return
-    metric = _metric(torch.mul(v[0], weights.old, out=room[1]).addcmul_(g, g, value=weights.new), own.eps)
-    direction = torch.div(slope, metric, out=room[2])
-    yield 0, torch.dot(slope, direction)
-    if own.moves:
-        yield 5, torch.dot(direction, direction)
-        yield 6, torch.dot(direction, x)
-    if own.sizes:
-        scaled = torch.div(g, metric, out=metric)
-        yield 4, torch.dot(scaled, scaled)
-
-
-def _metric(square: Tensor, eps: float) -> Tensor:
-    """D from v, in the place of v."""
-    root = square.sqrt_()
-    return root.add_(eps) if eps else root.clamp_min_(least_metric(root.dtype))
-
-
 def write_block(block: Block, keep: float, move: float) -> None:
     """Take the gradients into the averages, and x <- keep x + move D^-1 d."""
     own = block.moments
-    for members, weights in _members(own):
-        columns = [[column[i] for i in members] for column in _columns(block)]
-        if weights is not None and move and own.eps and weights.old < 1:
-            _fused_adam(columns, own, weights, keep, move)
+    for members, weights in members_of(own):
+        columns = [[column[i] for i in members] for column in columns_of(block)]
+        if weights is not None and move and fuses(columns, own, weights):
+            betas = own.weights.old, weights.old
+            fused_adam(columns, betas, own.eps, lr=-move, weight_decay=(keep - 1) / move)
             continue
         for lists in _pieces(columns):
             _write(lists, own, weights, keep, move)
 
 
-def _pieces(columns: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:
+def _pieces(columns: Sequence[list[Tensor]]) -> Iterator[list[list[Tensor]]]:
     """Lists of tensors, or of pieces of them, that stay in the cache together."""
-    waiting: list[tuple[Tensor, ...]] = []
-    size = 0
-    for item in zip(*columns, strict=True):
-        entries = item[0].numel()
-        if entries > PIECE and item[0].is_contiguous():
-            yield from ([[t] for t in part] for part in zip(*(t.view(-1).split(PIECE) for t in item), strict=True))
-            continue
-        if waiting and size + entries > PIECE:
-            yield list(map(list, zip(*waiting, strict=True)))
-            waiting, size = [], 0
-        waiting.append(item)
+    first, size = 0, 0
+    for i, x in enumerate(columns[0]):
+        entries = x.numel()
+        if size + entries > PIECE and i > first:
+            yield [column[first:i] for column in columns]
+            first, size = i, 0
         size += entries
-    if waiting:
-        yield list(map(list, zip(*waiting, strict=True)))
+        if entries > PIECE and x.is_contiguous():
+            yield from (
+                [[t] for t in part] for part in zip(*(c[i].view(-1).split(PIECE) for c in columns), strict=True)
+            )
+            first, size = i + 1, 0
+    if first < len(columns[0]):
+        yield [column[first:] for column in columns]
 
 
 def _write(lists: Sequence[list[Tensor]], own: Moments, weights: Weights | None, keep: float, move: float) -> None:
     xs, gs, ds, *squares = lists
-    torch._foreach_lerp_(ds, gs, own.weights.new)
+    _average(ds, gs, own.weights.new)
+    if weights is None and (decay := safe_decay(keep, move)) is not None:
+        fused_sgd(xs, ds, -move, decay)
+        return
     if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
         torch._foreach_mul_(xs, torch.tensor(keep, dtype=xs[0].dtype))
     if weights is None:
@@ -187,26 +127,12 @@ def _write(lists: Sequence[list[Tensor]], own: Moments, weights: Weights | None,
     (vs,) = squares
     torch._foreach_mul_(vs, weights.old)
     torch._foreach_addcmul_(vs, gs, gs, weights.new)
-    torch._foreach_addcdiv_(xs, ds, [_metric(v.clone(), own.eps) for v in vs], move)
+    torch._foreach_addcdiv_(xs, ds, [new_metric(v.clone(), own.eps, v.dtype) for v in vs], move)
 
 
-def _fused_adam(columns: Sequence[list[Tensor]], own: Moments, weights: Weights, keep: float, move: float) -> None:
-    """The same by torch's own kernel, after so many steps that its bias correction is over: ours is in the weights."""
-    xs, gs, ds, vs = columns
-    torch._fused_adamw_(
-        xs,
-        gs,
-        ds,
-        vs,
-        [],
-        [torch.tensor(1e30)] * len(xs),
-        lr=-move,
-        beta1=own.weights.old,
-        beta2=weights.old,
-        weight_decay=(keep - 1) / move,
-        eps=own.eps,
-        amsgrad=False,
-        maximize=False,
-        grad_scale=None,
-        found_inf=None,
-    )
+def _average(ds: list[Tensor], gs: list[Tensor], new: float) -> None:
+    """d <- d + new (g - d); bitwise g where nothing of the old is to stay."""
+    if new == 1:
+        torch._foreach_copy_(ds, gs)
+    else:
+        fused_sgd(ds, gs, -new, -1.0)

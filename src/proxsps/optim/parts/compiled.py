@@ -16,7 +16,7 @@ from proxsps.core.step import Affine
 from proxsps.optim.blocks import UNITS, Block
 from proxsps.optim.moments import Moments, least_metric
 from proxsps.optim.numbers import Numbers
-from proxsps.optim.parts.averaged import AveragedLines
+from proxsps.optim.parts.averaged import AveragedLines, block_sums
 from proxsps.optim.parts.base import Curve
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.parts.rows import row_constants, row_points, row_stretches
@@ -167,6 +167,10 @@ class CompiledEntries(Curve):
         """From the first pass."""
         return self._products
 
+    def ray_heights(self, s: Array) -> Array:
+        """One pass for all points."""
+        return load_kernels().entries.ray(self._memory, self._psi, np.multiply.outer(s, self._alpha)).sum(axis=-1)
+
     def moves_sq(self, u: Array) -> Array:
         """One pass."""
         return load_kernels().entries.move_sq(self._memory, self._psi, self.scaled(self._alpha), float(u)).sum()
@@ -175,6 +179,36 @@ class CompiledEntries(Curve):
         """One pass."""
         if ok:
             load_kernels().entries.write(self._memory, self._psi, self.scaled(self._alpha), float(u), float(s))
+
+
+class CompiledAveragedEntries(CompiledEntries):
+    """Entries whose slopes are averages, in the identity metric or in Adam's: updated in the passes of the step."""
+
+    def sums(self, points: bool) -> Array:
+        """One pass, which makes `extras` too."""
+        start = start_of(self.blocks, self._memory)
+        if start is not None:
+            self._memory = self._memory._replace(start=start)
+        kernels, u = load_kernels().entries, self.ahead if len(self.ahead) else np.ones(1)
+        sums, self._further = kernels.first_reduce(self._memory, self._psi, self.scaled(self._alpha), u)
+        if len(self.ahead):
+            self.answered = (self.ahead, *sums[3:].reshape(2, len(u), -1).sum(axis=-1))
+        self.moved_sq = None if start is None else self._further.moved_sq
+        self._products = sums[2].sum()
+        return np.array([sums[0], self._further.d_dot_x, np.zeros(len(self.blocks))])
+
+    def extras(self) -> list[list[Array]]:
+        """From the same pass; blocks whose sums leave the range of f32 are taken again in f64."""
+        _, g_dot_x, g_sq, _ = self._further
+        for i in np.flatnonzero(~np.isfinite(g_dot_x + g_sq) | (g_sq < 1e-20)):
+            *_, g_dot_x[i], g_sq[i], _, _ = block_sums(self.blocks[i], points=False, exact=True)
+        return [[*pair, *np.zeros(3)] for pair in zip(g_dot_x, g_sq, strict=True)]
+
+    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+        """One pass, which stores the new averages too."""
+        super().write(u, s, ok)
+        for block in self.blocks if ok else ():
+            block.moments.written = True
 
 
 class CompiledRows(Curve):
@@ -206,7 +240,7 @@ class CompiledRows(Curve):
 
     def sums(self, points: bool) -> Array:
         """One pass; three sums per group are kept for the search."""
-        self._known = load_kernels().rows.sums(self._memory)
+        self._known, self._further = load_kernels().rows.first_sums(self._memory)
         self._rows = RowSums(*self._known)
         x_sq, d_dot_x, d_sq = (np.bincount(self._owners, part, len(self.blocks)) for part in self._known)
         return np.stack([d_sq, d_dot_x, x_sq])
@@ -236,24 +270,45 @@ class CompiledRows(Curve):
         kernels.rows.write(self._memory, psi, alpha, float(u), float(s), self._known)
 
 
+class CompiledAveragedRows(CompiledRows):
+    """Rows whose slopes are averages, which are updated in the passes of the step."""
+
+    def extras(self) -> list[list[Array]]:
+        """From the pass that makes the sums."""
+        owners = np.repeat(np.arange(len(self.blocks)), [len(block.params) for block in self.blocks])
+        pairs = zip(*(np.bincount(owners, part, len(self.blocks)) for part in self._further), strict=True)
+        return [[*pair, *np.zeros(3)] for pair in pairs]
+
+    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+        """One pass, which stores the new averages too."""
+        super().write(u, s, ok)
+        for block in self.blocks if ok else ():
+            block.moments.written = True
+
+
 def compiled_rows(
-    numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], structures: Sequence[Sequence[Rows]]
+    numbers: Numbers,
+    blocks: Sequence[Block],
+    places: Sequence[int],
+    structures: Sequence[Sequence[Rows]],
+    averages: Any = None,
 ) -> CompiledRows | None:
     """The rows of blocks, each by itself; None where the kernels do not apply."""
     kernels = load_kernels()
     if kernels is None:
         return None
     tensors = ([block.params for block in blocks], [block.slopes for block in blocks])
-    memory = kernels.rows.memory(*tensors, [own[0].dims for own in structures])
+    memory = kernels.rows.memory(*tensors, [own[0].dims for own in structures], averages=averages)
     if memory is None:
         return None
     stretches = row_stretches(blocks, structures)
     owners = np.repeat(*np.array([[i, rows] for i, *_, rows in stretches]).T)
     alpha, psi = row_constants([own[1:] for own in stretches], np.zeros(len(owners)))
-    return CompiledRows(numbers, blocks, places, memory, alpha, psi, owners)
+    kind = CompiledRows if averages is None else CompiledAveragedRows
+    return kind(numbers, blocks, places, memory, alpha, psi, owners)
 
 
-def compiled_units(numbers: Numbers, block: Block, places: Sequence[int]) -> CompiledRows | None:
+def compiled_units(numbers: Numbers, block: Block, places: Sequence[int], averages: Any = None) -> CompiledRows | None:
     """Groups of slices of several tensors; None where the kernels do not apply."""
     kernels, structure = load_kernels(), block.phi.joint_structure([x.shape for x in block.params])
     if kernels is None or structure is None:
@@ -268,9 +323,10 @@ def compiled_units(numbers: Numbers, block: Block, places: Sequence[int]) -> Com
         *(np.append(np.broadcast_to(c, (count,)), [b] * extra) for c, b in zip(structure.psi, blank, strict=True))
     )
     tensors = ([[x] for x in block.params], [[d] for d in block.slopes])
-    memory = kernels.rows.memory(*tensors, structure.dims, ids)
+    memory = kernels.rows.memory(*tensors, structure.dims, ids, averages)
     if memory is None:
         return None
-    part = CompiledRows(numbers, [block], places, memory, block.alpha, psi, np.zeros(count + extra, np.int64))
+    kind = CompiledRows if averages is None else CompiledAveragedRows
+    part = kind(numbers, [block], places, memory, block.alpha, psi, np.zeros(count + extra, np.int64))
     part.kind = UNITS
     return part

@@ -180,8 +180,9 @@ def row_stretches(
     found = []
     for i, (block, own) in enumerate(zip(blocks, structures, strict=True)):
         for x, rows in zip(block.params, own, strict=True):
-            normed = math.prod(x.shape if rows.dims is None else [x.shape[d] for d in rows.dims])
-            found.append((i, block.alpha, rows.psi, x.numel() // normed if normed else 0))
+            normed = range(x.dim()) if rows.dims is None else {d % x.dim() for d in rows.dims}
+            count = math.prod(x.shape[d] for d in range(x.dim()) if d not in normed)  # of empty rows too
+            found.append((i, block.alpha, rows.psi, count))
     return found
 
 
