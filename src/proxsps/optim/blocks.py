@@ -86,6 +86,19 @@ class Block:
         return [first, *(self._structure(i) for i in range(1, len(self.params)))]
 
     @property
+    def entries(self) -> Entries:
+        """The structure of all tensors of a block of this kind."""
+        first = self._structure(0)
+        if not isinstance(first, Entries):
+            raise TypeError("A block whose regulariser does not act on each entry came to a part that needs this.")
+        return first
+
+    @property
+    def rows(self) -> list[Rows]:
+        """The structures of the tensors of a block of this kind, one by one."""
+        return [own for own in self.structures if isinstance(own, Rows)]
+
+    @property
     def _alike(self) -> bool:
         """Whether the first tensor tells the structure of all, up to the lengths of rows."""
         return type(self.phi).at is Regularizer.at and self.phi.one_kind

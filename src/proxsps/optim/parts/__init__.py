@@ -107,10 +107,9 @@ def _make_averaging_curve(
         return None
     if kind == UNITS:
         return compiled_units(numbers, blocks[0], places, memory)
-    structures = [block.structures for block in blocks]
     if kind == ROWS:
-        return compiled_rows(numbers, blocks, places, structures, memory)
-    own = [block[0] for block in structures]
+        return compiled_rows(numbers, blocks, places, [block.rows for block in blocks], memory)
+    own = [block.entries for block in blocks]
     if not all(isinstance(s.psi, Scalar) for s in own):
         return None
     return CompiledAveragedEntries(numbers, blocks, places, own, memory)
@@ -121,10 +120,9 @@ def _curve(
 ) -> Curve:
     if kind == PROXES:
         return Proxes(numbers, blocks, places, exact)
-    structures = [block.structures for block in blocks]
     compiles = isinstance(numbers, Host) and fused is not False and not exact and load_kernels() is not None
     if kind == ENTRIES:
-        own = [block[0] for block in structures]
+        own = [block.entries for block in blocks]
         memory = memory_of(blocks) if compiles and all(isinstance(s.psi, Scalar) for s in own) else None
         _check_fused(None if exact else fused, memory, blocks)
         if memory is not None:
@@ -132,6 +130,7 @@ def _curve(
         if isinstance(numbers, Device):
             return DeviceEntries(numbers, blocks, places, own)
         return EntriesOfTensors(numbers, blocks, places, own, exact)
+    structures = [block.rows for block in blocks]
     rows = compiled_rows(numbers, blocks, places, structures) if compiles else None
     _check_fused(None if exact else fused, rows, blocks)
     if rows is not None:

@@ -33,7 +33,7 @@ def block_sums(block: Block, points: bool, exact: bool) -> Array:
 
     Without `exact` a sum may be NaN although all entries are finite: then ask again.
     """
-    own, total = block.moments, np.zeros(SUMS)
+    own, total = block.known_moments, np.zeros(SUMS)
     for members, weights in members_of(own):
         columns = [[column[i] for i in members] for column in columns_of(block)]
         vectors = bucketed(zip(*columns, strict=True), *JOINED, piece=PIECE)
@@ -48,7 +48,7 @@ def block_sums(block: Block, points: bool, exact: bool) -> Array:
 
 def columns_of(block: Block) -> list[list[Tensor]]:
     """Parameters, gradients, averages and, in a metric, averages of squares."""
-    own = block.moments
+    own = block.known_moments
     return [block.params, own.grads, own.averages, *([] if own.squares is None else [own.squares])]
 
 

@@ -149,14 +149,17 @@ def _products(x: Tensor, d: Tensor, steps: Tensor, psi: Scalar | Prox, alpha: Te
     """<d, y - x> for each of the steps, a column."""
     z = torch.addcmul(x, d, steps)  # one row per step
     if not isinstance(psi, Scalar):
-        return (psi.prox(z, alpha) - x) @ d
-    return _prox(z, psi, alpha).sub_(x) @ d
+        moves: Tensor = psi.prox(z, alpha) - x
+    else:
+        moves = _prox(z, psi, alpha).sub_(x)
+    return moves @ d
 
 
 def _prox(z: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
     """The prox, in the memory of z where psi is known."""
     if not isinstance(psi, Scalar):
-        return psi.prox(z, alpha)
+        y: Tensor = psi.prox(z, alpha)
+        return y
     if psi.l1:
         z = _shrink(z, alpha * psi.l1)
     if psi.l2:
@@ -170,7 +173,8 @@ def _shrink(z: Tensor, threshold: Tensor | float) -> Tensor:
         return z.sub_(z.clamp(-threshold, threshold))
     if torch.compiler.is_compiling():
         return torch.nn.functional.softshrink(z, threshold)
-    return torch.ops.aten.softshrink.out(z, threshold, out=z)
+    torch.ops.aten.softshrink.out(z, threshold, out=z)
+    return z
 
 
 def _added(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -259,7 +263,7 @@ class DeviceRows(Curve):
 
     def _constants(self) -> None:
         """Caps and functions of all rows: numbers where all are equal, else one entry per row."""
-        columns = [[self.blocks[stack.block].alpha for stack in self._stacks]]
+        columns: list[Sequence[Tensor | float]] = [[self.blocks[stack.block].alpha for stack in self._stacks]]
         columns += zip(*(stack.psi for stack in self._stacks), strict=True)
         self._alpha, *psi = (self._spread(column) for column in columns)
         self._psi = Scalar(*psi)

@@ -7,7 +7,7 @@ is calculated from it never reaches memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,8 +79,8 @@ def _cut(x: Tensor, d: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 def _sample(block: Block, place: int, every: int) -> Iterator[Bucket]:
     """The first part of each tensor of a block that is not short."""
     chosen = [i for i, x in enumerate(block.params) if x.numel() >= SHORT]
-    parts = ([ts[i].reshape(-1)[: ts[i].numel() // every] for i in chosen] for ts in (block.params, block.slopes))
-    yield from buckets(*parts, place, BUCKET)
+    xs, ds = ([ts[i].reshape(-1)[: ts[i].numel() // every] for i in chosen] for ts in (block.params, block.slopes))
+    yield from buckets(xs, ds, place, BUCKET)
 
 
 class EntriesOfTensors(Curve):
@@ -167,7 +167,8 @@ class EntriesOfTensors(Curve):
     ) -> None:
         """Add to h and h' at the points what a bucket contributes."""
         alpha, psi = self.cap(bucket.block), self._psi[bucket.block]
-        evaluate, dots = _plain, ()
+        evaluate: Callable[..., tuple[float, float]] = _plain
+        dots: tuple[float, ...] = ()
         if isinstance(psi, Scalar):
             evaluate, dots = (_bounded, ()) if psi.bounded else (_shrunk, self._dots(bucket, x, d)[:1])
         for i, u in enumerate(points):
@@ -264,7 +265,8 @@ def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Te
         z = torch.nn.functional.softshrink(z, alpha * psi.l1)
     scale = 1 + alpha * psi.l2
     low, high = psi.lower * scale, psi.upper * scale
-    return torch.ops.aten.hardtanh_backward.grad_input(d, z, low, high, grad_input=out)
+    torch.ops.aten.hardtanh_backward.grad_input(d, z, low, high, grad_input=out)
+    return out
 
 
 def _prox(z: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
