@@ -26,7 +26,7 @@ from proxsps.core.step import (
     relaxation,
 )
 from proxsps.optim.blocks import LINES, ORDER, PROXES, UNITS, Block
-from proxsps.optim.numbers import Device, Host, Numbers
+from proxsps.optim.numbers import Device, Host
 from proxsps.optim.parts import Curve, Lines, Part, Sums, make_curve, make_lines
 from proxsps.optim.reduce import Ranks
 from proxsps.optim.refine import POINTS
@@ -49,7 +49,7 @@ class Assembly:
     """
 
     def __init__(
-        self, blocks: Sequence[Block], numbers: Numbers, ranks: Ranks, fused: bool | None, coupled: bool
+        self, blocks: Sequence[Block], numbers: Host | Device, ranks: Ranks, fused: bool | None, coupled: bool
     ) -> None:
         self.blocks, self.numbers, self._coupled = blocks, numbers, coupled
         self._ranks = ranks
@@ -121,7 +121,7 @@ class Assembly:
                 take(self.curves[i])
         return Sums(*array_namespace(columns[0]).stack(columns, axis=1))
 
-    def _known_line(self, columns: Sequence[Array | None], gap: Array) -> Line:
+    def _known_line(self, columns: Sequence[Array], gap: Array) -> Line:
         """The line of the affine blocks, before the other blocks are summed."""
         places = [] if self.lines is None else self.lines.places
         own = [self.blocks[i] for i in places]
@@ -146,7 +146,8 @@ class Assembly:
         height = slope = 0.0
         for curve in self.curves:
             own, bend = curve.heights(u) if every == 1 else curve.sampled(u, every)
-            height, slope = height + curve.share * own, slope + curve.share * bend
+            height = height + curve.share * own
+            slope = slope + curve.share * (math.nan if bend is None else bend)
         if self._sharded:
             height, slope = self._ranks.sum(height, slope)
         start, fall = line_heights(line, u)

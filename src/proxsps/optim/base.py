@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from proxsps.optim.checks import (
 from proxsps.optim.estimate import Estimate
 from proxsps.optim.last_step import LastStep, Solution, report
 from proxsps.optim.memory import restored
-from proxsps.optim.numbers import Host, Numbers, choose
+from proxsps.optim.numbers import Device, Host, Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
@@ -76,8 +76,9 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         self._register_hooks()
 
     def _register_hooks(self) -> None:
-        self.register_state_dict_post_hook(_only_plain_data)
-        self.register_load_state_dict_pre_hook(_remember)
+        # torch types hooks for any optimizer, and calls them with the one that they are registered with.
+        self.register_state_dict_post_hook(cast(Any, _only_plain_data))
+        self.register_load_state_dict_pre_hook(cast(Any, _remember))
 
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
@@ -204,7 +205,7 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         decision = self._decide(model, assembly.blocks, assembly.numbers, ok)
         return Step(decision, decision.u)
 
-    def _step(self, blocks: list[Block], numbers: Numbers, value: Any, weight: float, bound: Any) -> None:
+    def _step(self, blocks: list[Block], numbers: Host | Device, value: Any, weight: float, bound: Any) -> None:
         bounded = self.bounded and bound is not None
         f, C = numbers.scalar(value), numbers.scalar(bound if bounded else 0.0)
         estimate, caps = self._estimate(), self._caps(numbers)
@@ -256,7 +257,8 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
 
     @property
     def _max_move(self) -> float | None:
-        return self.param_groups[0]["max_move"]
+        limit: float | None = self.param_groups[0]["max_move"]
+        return limit
 
     def _named(self) -> Iterable[tuple[str, Tensor]]:
         """All parameters with a name each."""
@@ -321,7 +323,9 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         for param in params:
             original = loading["state"].get(saved.get(param))
             own = state.get(param)
-            for key, value in own.items() if isinstance(own, dict) and isinstance(original, dict) else ():
+            if not isinstance(own, dict) or not isinstance(original, dict):
+                continue
+            for key, value in own.items():
                 if isinstance(value, Tensor):
                     own[key] = self._unpacked(param, key, restored(key, value, original.get(key), param))
 

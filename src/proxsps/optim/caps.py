@@ -105,7 +105,8 @@ class Caps:
         one = self._numbers.scalar(1.0)
         if self._distance is None:
             return self._largest, one, math.nan
-        distance = self._distance.cap(*known.travelled, known.g_sq)
+        (sums,) = known.travelled
+        distance = self._distance.cap(sums, known.g_sq)
         if self._factor:
             return distance, self._largest, distance
         return array_namespace(one).minimum(distance, self._largest), one, distance
