@@ -12,7 +12,7 @@ import torch
 
 from proxsps.core.distance import sample_size
 from proxsps.optim import ProxSPS, ProxSPSAdam, parts
-from proxsps.optim.parts import AveragedLines
+from proxsps.optim.parts import AveragedLines, averaged, averaged_sums
 from proxsps.optim.passes import moved_sq
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso
 
@@ -119,6 +119,22 @@ def test_all_paths_take_the_same_steps(path, beforehand, variant, dtype):
     assert_close(run(path), beforehand(lambda: run(False)), 1e-10 if dtype is torch.float64 else 1e-4)
 
 
+@pytest.mark.parametrize("variant", ["momentum", "momentum, no lr", "Adam", "Adam, no lr"])
+def test_a_step_does_not_depend_on_what_is_joined_and_cut(monkeypatch, variant):
+    def run():
+        opt, params, step = problem(variant, False, torch.float32)
+        for _ in range(3):
+            step()
+        averaged_sums._plan.cache_clear()
+        return everything(opt, params)
+
+    whole = run()
+    monkeypatch.setattr(averaged_sums, "JOINED", (64, 70))
+    for module in (averaged_sums, averaged):
+        monkeypatch.setattr(module, "PIECE", 1000)
+    assert_close(run(), whole, 1e-4)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_step_that_is_skipped_leaves_everything_as_it_was(path, variant):
     opt, params, step = problem(variant, path, torch.float32)
@@ -188,6 +204,63 @@ def test_squares_beyond_single_precision_are_taken_in_double(path, variant, scal
         torch.testing.assert_close(opt.last_step.tau, wide.last_step.tau, rtol=1e-3, atol=0)
     for p, q in zip(params, doubles, strict=True):
         torch.testing.assert_close(p.double(), q, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("beside", [None, L1(0.1)], ids=["alone", "beside a search"])
+def test_a_gradient_whose_square_overflows_skips_the_step(path, beside):
+    """Its v would be infinite for ever, and the entry would never move again. So the step is skipped, as in JAX."""
+    skips_overflow(beside, fused=path)
+
+
+@pytest.mark.parametrize("beside", [None, L1(0.1)], ids=["alone", "beside a search"])
+def test_a_gradient_whose_square_overflows_skips_the_step_on_a_device(beside):
+    skips_overflow(beside, capturable=True)
+
+
+def skips_overflow(beside, **options):
+    params = [torch.nn.Parameter(torch.ones(70)) for _ in range(2)]
+    groups = [{"params": params[:1]}, {"params": params[1:], "regularizer": beside}]
+    opt = ProxSPSAdam(groups, **options)
+    for largest in (1.0, 1.0, 3e19, 1e18):  # times the weight of the third step, 1/3, the square is finite again
+        for p in params:
+            p.grad = torch.ones_like(p)
+        params[1].grad[-1] = largest
+        before = everything(opt, params)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            opt.step(loss=1.0)
+        after = everything(opt, params)
+        taken = largest < 1e19
+        assert (opt.last_step.branch_name != "skipped") == taken
+        assert taken or all(map(torch.equal, after[0], before[0]))
+        assert all(t.isfinite().all() for t in after[0])
+
+
+def test_a_slope_that_nearly_cancels_is_taken_in_double(path):
+    """By products of d and g alone, ||d'||^2 would be a difference of numbers that f32 cannot tell apart."""
+    taus = []
+    for dtype in (torch.float32, torch.float64):
+        opt, params, _ = problem("momentum", path, dtype)
+        generator = torch.Generator().manual_seed(5)
+        for factor, noise in ((1.0, 0.0), (-9.0, 1e-2)):  # d' = .9 d + .1 g
+            for p in params:
+                g = torch.randn(p.shape, generator=generator.manual_seed(p.numel()))
+                p.grad = (factor * g + noise * torch.randn(p.shape, generator=generator)).to(dtype)
+                p.data.zero_()
+            opt.step(loss=1e-3)
+        taus.append(opt.last_step.tau)
+    torch.testing.assert_close(*taus, rtol=1e-3, atol=0)
+
+
+def test_an_eps_that_single_precision_does_not_have_leaves_entries_without_gradient_alone(path):
+    x = torch.nn.Parameter(torch.ones(70))
+    opt = ProxSPSAdam([x], lr=0.1, eps=1e-50, fused=path)
+    for _ in range(2):
+        x.grad = torch.ones(70)
+        x.grad[::2] = 0
+        opt.step(loss=1.0)
+    assert (x[::2] == 1).all()
+    assert (x[1::2] < 1).all()
 
 
 def test_a_step_of_length_zero_takes_the_gradient_into_the_averages(path):
@@ -292,3 +365,31 @@ def test_a_start_in_another_form_is_not_read_as_a_vector(path, variant):
     assert moved_sq(block) > 0
     block.starts[4] = torch.zeros(129, 8, dtype=torch.float64)
     assert moved_sq(block) is None
+
+
+SEARCHES = {  # and how many passes three steps may take before they write
+    "momentum": (ProxSPS, {"lr": 0.1, "momentum": 0.9}, 8),
+    "Adam, proximal": (ProxSPSAdam, {"lr": 0.1, "cap": "proximal"}, 8),
+    "Adam, matched": (ProxSPSAdam, {"lr": 0.1}, 11),  # its longest step is known only after the sums
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_over_averages_takes_few_passes(monkeypatch, name):
+    """The pass that makes the sums is the first round of the search: a sample tells where to look."""
+    entries = pytest.importorskip("proxsps.optim.kernels.entries")
+    method, own, most = SEARCHES[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.nn.Parameter(torch.randn(1 << 20, generator=generator))
+    opt, whole, original = method([x], regularizer=L1(0.1), **own), [], entries._pass
+
+    def counted(at, psi, alphas, u, every=1, further=False):
+        whole.append(every == 1)
+        return original(at, psi, alphas, u, every, further)
+
+    monkeypatch.setattr(entries, "_pass", counted)
+    for _ in range(3):
+        x.grad = torch.randn(1 << 20, generator=generator) + 0.5 * x.detach()
+        opt.step(loss=4e4)
+        assert opt.last_step.branch_name == "inside"
+    assert sum(whole) <= most

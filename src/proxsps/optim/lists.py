@@ -38,6 +38,13 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([x if x.dim() == 1 else x.reshape(-1) for x in tensors])
 
 
+def join_all(lists: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    """Each list of tensors as one vector; those of one dtype in one operation."""
+    if len({tensors[0].dtype for tensors in lists}) > 1 or len(lists[0]) == 1:
+        return [join(tensors) for tensors in lists]
+    return join([x for tensors in lists for x in tensors]).split([sum(x.numel() for x in ts) for ts in lists])
+
+
 def spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     """Write the entries of a vector into the tensors, the inverse of `join`."""
     spread_all([vector], [tensors])

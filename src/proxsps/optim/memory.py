@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxsps.core.array import Array, chosen
 from proxsps.optim.blocks import PLAIN
+from proxsps.optim.numbers import Device, Numbers
 
 State = Mapping[Tensor, dict[str, Any]]
 
@@ -32,6 +34,18 @@ def store_all(groups: Sequence[dict[str, Any]], **values: Tensor | float) -> Non
     for group in groups:
         for key, value in values.items():
             store(group, key, value)
+
+
+def keep_numbers(
+    groups: Sequence[dict[str, Any]], numbers: Numbers, ok: Array, changes: Mapping[str, tuple[Array, Array]]
+) -> None:
+    """Keep numbers of the whole step, each given as it is after and as it was before, where the step was taken."""
+    if not changes:
+        return
+    after, before = zip(*changes.values(), strict=True)
+    if isinstance(numbers, Device):  # the host has stopped before where a step is skipped
+        after = chosen(ok, after, before).unbind()
+    store_all(groups, **dict(zip(changes, map(numbers.factor, after), strict=True)))
 
 
 def blank(owner: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -128,23 +129,60 @@ def bucketed(
 
 def moved_sq(block: Block) -> float | None:
     """||x - x_0||^2 of a block, estimated from the sample of its start; None where that is not a simple view of x."""
-    if block.starts is None or not plain(block.params) or not all([x.is_contiguous() for x in block.params]):
+    if not comparable(block):
         return None
-    pairs = [(x, start) for x, start in zip(block.params, block.starts, strict=True) if x.numel()]
-    if not all([_is_sample(start, x) for x, start in pairs]):
-        return None
-    if not pairs:
-        return 0.0
-    # One operation for each view: with hundreds of tensors they take longer than the arithmetic.
-    samples = [x.as_strided((start.numel(),), (STRIDE,)) for x, start in pairs]
-    norms = torch.stack(torch._foreach_norm(torch._foreach_sub(samples, [start for _, start in pairs])))
-    scales = [x.numel() / start.numel() for x, start in pairs]
-    return torch.dot(norms.double().square(), torch.tensor(scales, dtype=torch.float64)).item()
+    distance, sizes = Distance(block.starts), [x.numel() for x in block.params]
+    small = [i for i, size in enumerate(sizes) if 0 < size <= COPIES[0]]
+    if small:
+        distance.add(small, [sizes[i] for i in small], 0, join([block.params[i] for i in small]))
+    for i, x in enumerate(block.params):
+        if sizes[i] > COPIES[0]:
+            distance.add([i], [sizes[i]], 0, x.view(-1))
+    return distance.moved_sq
 
 
-def _is_sample(start: Tensor, x: Tensor) -> bool:
-    """Whether these are sampled entries of x in their plain form, a vector; checkpoints may have others."""
-    return x.dtype in FULL and x.dtype is start.dtype and start.shape == (sample_size(x.numel()),)
+def comparable(block: Block) -> bool:
+    """Whether the starts of a block are sampled entries of its tensors, as vectors; checkpoints may have others."""
+    xs, starts = block.params, block.starts
+    if starts is None or not plain(xs) or not all([x.is_contiguous() for x in xs]):
+        return False
+    dtypes = {t.dtype for t in (*xs, *starts)}
+    return len(dtypes) <= 1 and dtypes <= FULL and [s.shape for s in starts] == [(sample_size(x.numel()),) for x in xs]
+
+
+class Distance:
+    """||x - x_0||^2, added up over vectors of parameters."""
+
+    def __init__(self, starts: Sequence[Tensor]) -> None:
+        self._starts = starts
+        self.moved_sq = 0.0
+
+    def add(self, members: Sequence[int], sizes: Sequence[int], low: int, x: Tensor) -> None:
+        """Compare the entries from `low` on of one tensor, or all those of several that are joined."""
+        if len(members) == 1:
+            first = -low % STRIDE
+            own, start = x[first::STRIDE], self._starts[members[0]]
+            at = (low + first) // STRIDE
+            norm = torch.linalg.vector_norm(own - start[at : at + len(own)]).item()
+            self.moved_sq += norm**2 * sizes[0] / start.numel()
+            return
+        # A view of each would take longer than the arithmetic.
+        places, scales = _joined_sample(tuple(sizes))
+        moves = x[places].sub_(join([self._starts[i] for i in members]))
+        self.moved_sq += torch.dot(moves.double().square_(), scales).item()
+
+
+@lru_cache(maxsize=64)
+def _joined_sample(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Places of the sampled entries of joined tensors, and for how many entries each of them stands."""
+    places: list[int] = []
+    scales: list[float] = []
+    first = 0
+    for size in sizes:
+        places += range(first, first + size, STRIDE)
+        scales += [size / sample_size(size)] * sample_size(size)
+        first += size
+    return torch.tensor(places, device="cpu"), torch.tensor(scales, dtype=torch.float64, device="cpu")
 
 
 def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:
@@ -178,14 +216,20 @@ def safe_decay(keep: float, move: float) -> float | None:
 
 def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
     """x <- keep x + move d in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
-    torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
-    fused_sgd(block.params, block.along, -move, 0.0, 1 - ok.float())
+    skipped = 1 - ok.float()
+    torch._foreach_mul_(block.params, torch.where(ok, keep, skipped))  # which is 1 where not `ok`
+    fused_sgd(block.params, block.along, move, 0.0, skipped, uphill=True)
 
 
 def fused_sgd(
-    params: list[Tensor], moves: list[Tensor], lr: Tensor | float, decay: float, found_inf: Tensor | None = None
+    params: list[Tensor],
+    moves: list[Tensor],
+    lr: Tensor | float,
+    decay: float,
+    found_inf: Tensor | None = None,
+    uphill: bool = False,
 ) -> None:
-    """Torch's kernel: x <- x - lr (d + decay x), and nothing where `found_inf` is 1."""
+    """Torch's kernel: x <- x - lr (d + decay x), or x + lr (d - decay x) `uphill`; nothing where `found_inf` is 1."""
     torch._fused_sgd_(
         params,
         moves,
@@ -195,7 +239,7 @@ def fused_sgd(
         lr=lr,
         dampening=0.0,
         nesterov=False,
-        maximize=False,
+        maximize=uphill,
         is_first_step=True,
         grad_scale=None,
         found_inf=found_inf,

@@ -20,15 +20,14 @@ from proxsps.core.array import Array, array_namespace
 from proxsps.core.distance import (
     STRIDE,
     Travel,
+    advance_travel,
     distance_cap,
-    keep_travel,
     sample,
     sample_size,
-    start_travel,
-    update_travel,
+    start_reach,
 )
 from proxsps.optim.blocks import PLAIN, Block
-from proxsps.optim.memory import State, local_entries, store_all
+from proxsps.optim.memory import State
 from proxsps.optim.numbers import Host, Numbers
 from proxsps.optim.parts import Part
 from proxsps.optim.passes import widened
@@ -97,7 +96,8 @@ class Distance:
 
     def sums(self, parts: Iterable[Part]) -> Array:
         """||x - x_0||^2 and, where it may be needed, ||x||^2, of what this rank holds."""
-        known, blocks = self._numbers.scalar(0.0), []
+        known: Array | float = 0.0
+        blocks: list[Block] = []
         for part in parts:
             if part.moved_sq is not None:
                 known = known + sum(
@@ -111,26 +111,35 @@ class Distance:
                     self._take(owner)
         if not self._samples:
             return self._numbers.vector([known, 0.0])
-        moved = known + self._square(torch._foreach_sub(self._samples, self._starts))
-        return self._numbers.vector([moved, self._square(self._samples) if self._first else 0.0])
+        moves = torch._foreach_sub(self._samples, self._starts)
+        squares = self._squares([moves, self._samples] if self._first else [moves])
+        if self._first and isinstance(known, float):
+            return squares
+        return self._numbers.vector([known + squares[0], squares[1] if self._first else 0.0])
 
-    def _square(self, tensors: Sequence[Tensor]) -> Array:
-        weighted = torch._foreach_mul(tensors, [factor**0.5 for factor in self._factors])
-        norms = self._numbers.column(torch.stack(torch._foreach_norm(weighted)))
-        return (norms * norms).sum()
+    def _squares(self, lists: Sequence[Sequence[Tensor]]) -> Array:
+        """The sum of the squares of each list, estimated from its samples."""
+        tensors, scales = [t for ts in lists for t in ts], [factor**0.5 for factor in self._factors]
+        weighted = torch._foreach_mul(tensors, scales * len(lists))
+        norms = self._numbers.column(torch.stack(torch._foreach_norm(weighted, 2, self._numbers.dtype)))
+        return (norms**2).reshape(len(lists), -1).sum(1)
 
     def cap(self, sums: Array, g_sq: Array) -> Array:
         """A_k, from the sums and ||D^-1 g||^2 over all ranks."""
-        moved_sq, x_sq = sums[0], sums[1]
-        before, xp = self._before, array_namespace(moved_sq)
-        reach = xp.where(before.taken <= 0, start_travel(x_sq).reach, before.reach) if self._first else before.reach
-        self._after = update_travel(before._replace(reach=reach), moved_sq, g_sq)
+        before, xp = self._before, array_namespace(sums)
+        moved, length = xp.sqrt(sums)
+        reach = before.reach
+        if self._first:
+            reach = xp.where(before.taken <= 0, start_reach(length), reach)
+        self._after = advance_travel(before._replace(reach=reach), moved, g_sq)
         return distance_cap(self._after)
 
-    def commit(self, ok: Array) -> None:
-        """Keep the new numbers."""
-        after = keep_travel(ok, self._after, self._before)
-        store_all(self._groups, **dict(zip(KEYS, map(self._numbers.factor, after), strict=True)))
+    def changes(self) -> dict[str, tuple[Array, Array]]:
+        """The numbers of the groups, after this step and before."""
+        return dict(zip(KEYS, zip(self._after, self._before, strict=True), strict=True))
+
+    def commit(self) -> None:
+        """Keep the start of tensors that are new."""
         self._keep()
 
 

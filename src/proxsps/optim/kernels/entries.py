@@ -22,6 +22,7 @@ from proxsps.optim.kernels.entry_loops import BOX, FURTHER, GENERAL, SOFT, move_
 from proxsps.optim.kernels.layout import Memory, run, sampled
 from proxsps.optim.kernels.metric import move_sq_metric, reduce_metric, write_metric
 from proxsps.optim.kernels.moments import NO_WEIGHTS, NOWHERE, Averages
+from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.kernels.scalar import Psi
 
 
@@ -74,9 +75,11 @@ def reduce(at: Memory | Averages, psi: Psi, alpha: np.ndarray, u: np.ndarray, ev
     return first
 
 
-def first_reduce(at: Averages, psi: Psi, alpha: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, Further]:
-    """The sums of `reduce`, and those that only a step with averages needs."""
-    sums, further = _pass(at, psi, alpha[None], u, further=True)
+def first_reduce(
+    at: Averages, psi: Psi, alpha: np.ndarray, u: np.ndarray, every: int = 1
+) -> tuple[np.ndarray, Further]:
+    """The sums of `reduce`, and those that only a step with averages needs; a sample has no distances."""
+    sums, further = _pass(at if every == 1 else at._replace(start=NO_START), psi, alpha[None], u, every, further=True)
     return sums[0], Further(*further)
 
 

@@ -163,13 +163,15 @@ def _store_slopes(g, d, v, weights, eps, least, one, inverse):
 
 @numba.njit(fastmath=REORDER)
 def _further(x, g, d, r, zero):
-    dx, gx, gg = zero, zero, zero
+    """<d, x>, <g, x>, ||r g||^2 and ||g||^2."""
+    dx, gx, gg, size = zero, zero, zero, zero
     for k in range(len(x)):
         scaled = r[k] * g[k]
         dx += d[k] * x[k]
         gx += g[k] * x[k]
         gg += scaled * scaled
-    return dx, gx, gg
+        size += g[k] * g[k]
+    return dx, gx, gg, size
 
 
 @numba.njit
@@ -210,6 +212,8 @@ def reduce_metric(
                 sums = _further(xs, gs, ds, rs, of(0))
                 for row in range(3):
                     partial[i, row - FURTHER] += sums[row]
+                if not np.isfinite(sums[3]):  # v may overflow, and infinity there would not show in the other sums
+                    partial[i, 1 - FURTHER] = np.nan
                 if len(start_at):
                     begin = numba.carray(pointer(start_at[j], like), sample_end(start[i] + n))
                     partial[i, -1] += moved_sq(xs, begin, start[i] + low)

@@ -117,8 +117,9 @@ def _add_average(x, g, d, old, new):
 
 @numba.njit(fastmath=REORDER, error_model="numpy")
 def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, least, one):
-    """The sums of a run in Adam's metric."""
+    """The sums of a run in Adam's metric, and ||g||^2."""
     zero = one - one
+    size = zero
     dr, dx, xx, gx, gg, rr, rx = zero, zero, zero, zero, zero, zero, zero
     for k in range(len(x)):
         slope = averaged(old, d[k], new, g[k])
@@ -131,7 +132,8 @@ def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, least, one):
         gg += scaled * scaled
         rr += direction * direction
         rx += direction * x[k]
-    return dr, dx, xx, gx, gg, rr, rx
+        size += g[k] * g[k]
+    return dr, dx, xx, gx, gg, rr, rx, size
 
 
 @numba.njit(nogil=True, cache=True)
@@ -180,6 +182,8 @@ def _sum_adam(
             )
             for row in range(7):
                 out[row] += sums[row]
+            if not np.isfinite(sums[7]):  # v may overflow, and infinity there would not show in the other sums
+                out[0] = np.nan
             if len(start_at):
                 out[7] += moved_sq(x[at:end], start, low + at)
 

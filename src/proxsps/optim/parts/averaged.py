@@ -28,7 +28,7 @@ from proxsps.optim.parts.averaged_sums import (
     new_metric,
 )
 from proxsps.optim.parts.lines import Lines
-from proxsps.optim.passes import fused_sgd, safe_decay
+from proxsps.optim.passes import Distance, comparable, fused_sgd, safe_decay
 
 
 class AveragedLines(Lines):
@@ -51,8 +51,13 @@ class AveragedLines(Lines):
 
     def _found(self, points: bool) -> Array:
         """All sums as rows with one column per block."""
-        self.measure()
-        return np.array([block_sums(block, points, exact=False) for block in self.blocks]).T
+        if not all(map(comparable, self.blocks)):
+            return np.array([block_sums(block, points, exact=False) for block in self.blocks]).T
+        distances = [Distance(block.starts) for block in self.blocks]
+        pairs = zip(self.blocks, distances, strict=True)
+        sums = np.array([block_sums(block, points, False, distance) for block, distance in pairs]).T
+        self.moved_sq = np.array([distance.moved_sq for distance in distances])
+        return sums
 
     def extras(self) -> list[list[Array]]:
         """From the same pass."""
@@ -87,9 +92,11 @@ def write_block(block: Block, keep: float, move: float) -> None:
     own = block.known_moments
     for members, weights in members_of(own):
         columns = [[column[i] for i in members] for column in columns_of(block)]
-        if weights is not None and move and fuses(columns, own, weights):
+        if weights is not None and fuses(columns, own, weights):
             betas = own.weights.old, weights.old
-            fused_adam(columns, betas, own.eps, lr=-move, weight_decay=(keep - 1) / move)
+            fused_adam(columns, betas, own.eps, lr=-move, weight_decay=(keep - 1) / move if move else 0.0)
+            if not move:
+                _scale(columns[0], keep)
             continue
         for lists in _pieces(columns):
             _write(lists, own, weights, keep, move)
@@ -119,10 +126,10 @@ def _write(lists: Sequence[list[Tensor]], own: Moments, weights: Weights | None,
     if weights is None and (decay := safe_decay(keep, move)) is not None:
         fused_sgd(xs, ds, -move, decay)
         return
-    if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
-        torch._foreach_mul_(xs, torch.tensor(keep, dtype=xs[0].dtype))
+    _scale(xs, keep)
     if weights is None:
-        torch._foreach_add_(xs, ds, alpha=move)
+        if move:
+            torch._foreach_add_(xs, ds, alpha=move)
         return
     (vs,) = squares
     torch._foreach_mul_(vs, weights.old)
@@ -136,3 +143,8 @@ def _average(ds: list[Tensor], gs: list[Tensor], new: float) -> None:
         torch._foreach_copy_(ds, gs)
     else:
         fused_sgd(ds, gs, -new, -1.0)
+
+
+def _scale(xs: list[Tensor], keep: float) -> None:
+    if keep != 1:  # a tensor, because torch takes far longer for hundreds of products with a Python number
+        torch._foreach_mul_(xs, torch.tensor(keep, dtype=xs[0].dtype))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.core.estimate import Weights
 from proxsps.optim.blocks import Block
-from proxsps.optim.moments import Moments, least_metric
-from proxsps.optim.passes import bucketed
+from proxsps.optim.lists import join
+from proxsps.optim.moments import Moments, least_metric, overflows
+from proxsps.optim.passes import Distance, pieces
 
 PIECE = 1 << 18  # entries; smaller pieces spend their time on calls
 JOINED = (1 << 14, 1 << 16)  # entries of a tensor that is joined with others, and of these together
@@ -28,15 +30,16 @@ ENDLESS = torch.tensor(1e30, device="cpu")  # steps after which Adam's bias corr
 STILL = 1 - 2.0**-53  # the beta with which an average of ones stays what it is
 
 
-def block_sums(block: Block, points: bool, exact: bool) -> Array:
+def block_sums(block: Block, points: bool, exact: bool, distance: Distance | None = None) -> Array:
     """The sums of a block with the averages that the step would make, 0 for what is not needed; in f64 if `exact`.
 
-    Without `exact` a sum may be NaN although all entries are finite: then ask again.
+    Parameters are also compared with their start, where a `distance` is to be measured. Without `exact` a sum may be
+    NaN although all entries are finite: then ask again.
     """
     own, total = block.known_moments, np.zeros(SUMS)
     for members, weights in members_of(own):
         columns = [[column[i] for i in members] for column in columns_of(block)]
-        vectors = bucketed(zip(*columns, strict=True), *JOINED, piece=PIECE)
+        vectors = _vectors(columns, members, distance)
         if exact or (weights is not None and not (fuses(columns, own, weights) and _has_inverse(columns, own))):
             total += _plain_sums(vectors, own, weights, points, exact)
         elif weights is None:
@@ -44,6 +47,36 @@ def block_sums(block: Block, points: bool, exact: bool) -> Array:
         else:
             total += _fused_sums(vectors, _scratch(columns[0], 4), own, weights, points)
     return total
+
+
+def _vectors(
+    columns: Sequence[Sequence[Tensor]], places: Sequence[int], distance: Distance | None
+) -> Iterator[tuple[Tensor, ...]]:
+    """Columns of tensors of one dtype as vectors, small tensors joined and long ones cut into pieces."""
+    sizes = tuple([x.numel() for x in columns[0]])
+    for members in _plan(sizes):
+        low = 0
+        for vectors in pieces(*(join([column[i] for i in members]) for column in columns), piece=PIECE):
+            yield vectors
+            if distance is not None:  # when the sums are made, and x is still in the cache
+                distance.add([places[i] for i in members], [sizes[i] for i in members], low, vectors[0])
+            low += len(vectors[0])
+
+
+@lru_cache(maxsize=16)
+def _plan(sizes: tuple[int, ...]) -> list[list[int]]:
+    """Which tensors are joined; with hundreds of them, to decide it anew at every step would take a tenth of it."""
+    alone = [[i] for i, size in enumerate(sizes) if size > JOINED[0]]
+    joined: list[list[int]] = []
+    room = 0
+    for i, size in enumerate(sizes):
+        if 0 < size <= JOINED[0]:
+            if size > room:
+                joined.append([])
+                room = JOINED[1]
+            joined[-1].append(i)
+            room -= size
+    return alone + joined
 
 
 def columns_of(block: Block) -> list[list[Tensor]]:
@@ -179,15 +212,10 @@ def _plain_sums(
             scaled = torch.div(g, D, out=D)
             sums |= {4: torch.dot(scaled, scaled)} if own.sizes else {}
             if overflows(piece[1]):
-                sums[0] = math.nan
+                sums |= {0: math.nan, 3: math.nan}
         for row, number in sums.items():
             total[row] += float(number)
     return total
-
-
-def overflows(g: Tensor) -> bool:
-    """Whether the square of an entry is beyond the range of its dtype: v would be infinite for ever."""
-    return g.numel() > 0 and not math.isfinite(g.abs().amax().square().item())
 
 
 def new_metric(square: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""The parts of a step by the compiled kernels, for dense CPU tensors of f32 or f64 in one memory order."""
+"""Lines and entries by the compiled kernels, for dense CPU tensors of f32 or f64 in one memory order."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import numpy as np
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
 from proxsps.core.step import Affine
-from proxsps.optim.blocks import UNITS, Block
+from proxsps.optim.blocks import Block
 from proxsps.optim.moments import Moments, least_metric
 from proxsps.optim.numbers import Numbers
 from proxsps.optim.parts.averaged import AveragedLines
 from proxsps.optim.parts.averaged_sums import block_sums
 from proxsps.optim.parts.base import Curve
 from proxsps.optim.parts.lines import Lines
-from proxsps.optim.parts.rows import row_constants, row_points, row_stretches
-from proxsps.regularizers.structure import Entries, Rows, Scalar
+from proxsps.regularizers.structure import Entries
 
 
 @cache
@@ -89,7 +87,7 @@ def averages_of(blocks: Sequence[Block]) -> Any:
     squares = None if records[0].squares is None else [own.squares for own in records]
     weights = np.concatenate([_weights(own, gs) for own, gs in zip(records, grads, strict=True)], axis=1)
     eps, least = records[0].eps, 0.0
-    if squares is not None and not eps:
+    if squares is not None:
         least = least_metric(next(x.dtype for block in blocks for x in block.params))
     params, averages = [block.params for block in blocks], [own.averages for own in records]
     return kernels.moments.averages(params, grads, averages, squares, weights, eps, least)
@@ -178,9 +176,10 @@ class CompiledEntries(Curve):
         """From the first pass."""
         return self._products
 
-    def ray_heights(self, s: Array) -> Array:
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
         """One pass for all points."""
-        return _kernels().entries.ray(self._memory, self._psi, np.multiply.outer(s, self._alpha)).sum(axis=-1)
+        caps = np.multiply.outer(s, self._alpha)
+        return load_kernels().entries.ray(self._memory, self._psi, caps, every).sum(axis=-1)
 
     def moves_sq(self, u: Array) -> Array:
         """One pass."""
@@ -208,6 +207,12 @@ class CompiledAveragedEntries(CompiledEntries):
         self._products = sums[2].sum()
         return np.array([sums[0], self._further.d_dot_x, np.zeros(len(self.blocks))])
 
+    def sampled_dots(self, every: int) -> tuple[Array, Array, Array]:
+        """A short pass."""
+        args = (self._memory, self._psi, self._alpha, np.ones(1), every)
+        sums, further = load_kernels().entries.first_reduce(*args)
+        return further.g_dot_x.sum(), sums[1].sum(), sums[2].sum()
+
     def extras(self) -> list[list[Array]]:
         """From the same pass; blocks whose sums leave the range of f32 are taken again in f64."""
         _, g_dot_x, g_sq, _ = self._further
@@ -219,125 +224,4 @@ class CompiledAveragedEntries(CompiledEntries):
         """One pass, which stores the new averages too."""
         super().write(u, s, ok)
         for block in self.blocks if ok else ():
-            block.known_moments.written = True
-
-
-class CompiledRows(Curve):
-    """Rows, or groups of them, by the kernels.
-
-    Args:
-        numbers: those of the step.
-        blocks: the blocks.
-        places: their places among all blocks.
-        memory: where the rows lie.
-        alpha: caps; a number, or one per group of rows.
-        psi: functions of the groups' norms; numbers, or one per group.
-        owners: the block of each group.
-    """
-
-    def __init__(
-        self,
-        numbers: Numbers,
-        blocks: Sequence[Block],
-        places: Sequence[int],
-        memory: Any,
-        alpha: Array | float,
-        psi: Scalar,
-        owners: np.ndarray,
-    ) -> None:
-        super().__init__(numbers, blocks, places)
-        self._memory, self._alpha, self._psi, self._owners = memory, alpha, psi, owners
-        self.points = row_points(len(owners))
-
-    def sums(self, points: bool) -> Array:
-        """One pass; three sums per group are kept for the search."""
-        self._known, self._further = _kernels().rows.first_sums(self._memory)
-        self._rows = RowSums(*self._known)
-        x_sq, d_dot_x, d_sq = (np.bincount(self._owners, part, len(self.blocks)) for part in self._known)
-        return np.stack([d_sq, d_dot_x, x_sq])
-
-    def _heights(self, u: Array) -> tuple[Array, Array]:
-        return row_heights(self._rows, self._psi, self.scaled(self._alpha), u)
-
-    def ray_heights(self, s: Array) -> Array:
-        """From the sums of the groups."""
-        return row_ray_heights(self._rows, self._psi, self._alpha, s)[0]
-
-    def products_sq(self) -> Array:
-        """Sums in doubles are hardly rounded."""
-        return np.float64(0.0)
-
-    def moves_sq(self, u: Array) -> Array:
-        """By the sums of the rows alone."""
-        return row_moves_sq(self._rows, self._psi, self.scaled(self._alpha), u)
-
-    def write(self, u: Array, s: Array | float, ok: Array) -> None:
-        """One pass."""
-        if not ok:
-            return
-        kernels, groups = _kernels(), len(self._owners)
-        alpha = np.ascontiguousarray(np.broadcast_to(np.float64(self.scaled(self._alpha)), (groups,)))
-        psi = kernels.Psi.of(groups, *self._psi)
-        kernels.rows.write(self._memory, psi, alpha, float(u), float(s), self._known)
-
-
-class CompiledAveragedRows(CompiledRows):
-    """Rows whose slopes are averages, which are updated in the passes of the step."""
-
-    def extras(self) -> list[list[Array]]:
-        """From the pass that makes the sums."""
-        owners = np.repeat(np.arange(len(self.blocks)), [len(block.params) for block in self.blocks])
-        pairs = zip(*(np.bincount(owners, part, len(self.blocks)) for part in self._further), strict=True)
-        return [[*pair, *np.zeros(3)] for pair in pairs]
-
-    def write(self, u: Array, s: Array | float, ok: Array) -> None:
-        """One pass, which stores the new averages too."""
-        super().write(u, s, ok)
-        for block in self.blocks if ok else ():
-            block.known_moments.written = True
-
-
-def compiled_rows(
-    numbers: Numbers,
-    blocks: Sequence[Block],
-    places: Sequence[int],
-    structures: Sequence[Sequence[Rows]],
-    averages: Any = None,
-) -> CompiledRows | None:
-    """The rows of blocks, each by itself; None where the kernels do not apply."""
-    kernels = load_kernels()
-    if kernels is None:
-        return None
-    tensors = ([block.params for block in blocks], [block.slopes for block in blocks])
-    memory = kernels.rows.memory(*tensors, [own[0].dims for own in structures], averages=averages)
-    if memory is None:
-        return None
-    stretches = row_stretches(blocks, structures)
-    owners = np.repeat(*np.array([[i, rows] for i, *_, rows in stretches]).T)
-    alpha, psi = row_constants([own[1:] for own in stretches], np.zeros(len(owners)))
-    kind = CompiledRows if averages is None else CompiledAveragedRows
-    return kind(numbers, blocks, places, memory, alpha, psi, owners)
-
-
-def compiled_units(numbers: Numbers, block: Block, places: Sequence[int], averages: Any = None) -> CompiledRows | None:
-    """Groups of slices of several tensors; None where the kernels do not apply."""
-    kernels, structure = load_kernels(), block.phi.joint_structure([x.shape for x in block.params])
-    if kernels is None or structure is None:
-        return None
-    count = int(structure.groups.max()) + 1
-    free = structure.groups < 0
-    # Slices without a penalty make one group more, with no function at all.
-    ids = np.where(free, count, structure.groups)
-    extra = int(free.any())
-    blank = Scalar()
-    psi = Scalar(
-        *(np.append(np.broadcast_to(c, (count,)), [b] * extra) for c, b in zip(structure.psi, blank, strict=True))
-    )
-    tensors = ([[x] for x in block.params], [[d] for d in block.slopes])
-    memory = kernels.rows.memory(*tensors, structure.dims, ids, averages)
-    if memory is None:
-        return None
-    kind = CompiledRows if averages is None else CompiledAveragedRows
-    part = kind(numbers, [block], places, memory, block.alpha, psi, np.zeros(count + extra, np.int64))
-    part.kind = UNITS
-    return part
+            block.moments.written = True

@@ -145,7 +145,7 @@ class RowsOfTensors(Curve):
     def _heights(self, u: Array) -> tuple[Array, Array]:
         return row_heights(self._rows, self._psi, self.scaled(self._alpha), u)
 
-    def ray_heights(self, s: Array) -> Array:
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
         """From the sums of the rows."""
         return row_ray_heights(self._rows, self._psi, self._alpha, s)[0]
 
