@@ -35,7 +35,7 @@ from proxsps.core.step import (
     relaxation,
 )
 from proxsps.optim.blocks import LINES, ORDER, PROXES, UNITS, Block
-from proxsps.optim.numbers import Device, Host, Numbers
+from proxsps.optim.numbers import Device, Host
 from proxsps.optim.parts import Curve, Lines, Part, Sums, make_curve, make_lines
 from proxsps.optim.reduce import Ranks
 from proxsps.optim.refine import POINTS
@@ -79,7 +79,7 @@ class Assembly:
     """
 
     def __init__(
-        self, blocks: Sequence[Block], numbers: Numbers, ranks: Ranks, fused: bool | None, coupled: bool
+        self, blocks: Sequence[Block], numbers: Host | Device, ranks: Ranks, fused: bool | None, coupled: bool
     ) -> None:
         self.blocks, self.numbers, self._coupled = blocks, numbers, coupled
         self._ranks = ranks
@@ -199,7 +199,8 @@ class Assembly:
         height = slope = 0.0
         for curve in self.curves:
             own, bend = curve.heights(u) if every == 1 else curve.sampled(u, every)
-            height, slope = height + curve.share * own, slope + curve.share * bend
+            height = height + curve.share * own
+            slope = slope + curve.share * (math.nan if bend is None else bend)
         if self._sharded:
             height, slope = self._ranks.sum(height, slope)
         start, fall = line_heights(line, u)

@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -198,7 +198,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         decision = self._decide(model, assembly.blocks, assembly.numbers, ok)
         return Step(decision, decision.u)
 
-    def _step(self, blocks: list[Block], numbers: Numbers, value: Any, weight: float, bound: Any) -> None:
+    def _step(self, blocks: list[Block], numbers: Host | Device, value: Any, weight: float, bound: Any) -> None:
         bounded = self.bounded and bound is not None
         f, C = numbers.scalar(value), numbers.number(bound if bounded else 0.0)
         estimate, caps = self._estimate(), self._caps(numbers)
@@ -251,7 +251,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     @property
     def _max_move(self) -> float | None:
-        return self.param_groups[0]["max_move"]
+        limit: float | None = self.param_groups[0]["max_move"]
+        return limit
 
     def _named(self) -> Iterable[tuple[str, Tensor]]:
         """All parameters with a name each."""

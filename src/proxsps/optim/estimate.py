@@ -43,6 +43,9 @@ class Estimate:
     def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> None:
         """Set the slopes of the blocks, or say how they are made."""
 
+    def start(self, owner: Tensor) -> None:
+        """Make the state of a parameter, where there is none."""
+
     def extras(self, parts: Iterable[Part]) -> list[Array]:
         """Further sums on this rank, after those of the slopes: rows with one number per block."""
         return []
@@ -153,7 +156,7 @@ class Averaged(Estimate):
             if self._beta2 is not None:
                 moments.squares = _held(block, owns, "square")
                 moments.present = [owner.grad is not None for owner in owners]
-                if device:
+                if isinstance(moments, DeviceMoments):
                     moments.beta2 = self._beta2
                     moments.steps = [own["steps"] for own in owns]
                 else:
@@ -220,9 +223,10 @@ class Averaged(Estimate):
     def commit(self, ok: Array) -> None:
         """Keep the new averages."""
         for block in self._blocks:
-            if not block.moments.written:
-                block.moments.make(block, self._numbers)  # in a step of length 0, nothing is written
-            block.moments.keep(ok, partial(self._replace, block))
+            own = block.known_moments
+            if not own.written:
+                own.make(block, self._numbers)  # in a step of length 0, nothing is written
+            own.keep(ok, partial(self._replace, block))
         if self._beta2 is not None:
             self._count(ok)
 
@@ -233,7 +237,7 @@ class Averaged(Estimate):
             return
         counts = []
         for block in self._blocks:
-            for owner, has in zip(block.owners, block.moments.present, strict=True):
+            for owner, has in zip(block.owners, block.known_moments.present, strict=True):
                 if has:
                     own = self._state[owner]
                     if "steps" not in own:
@@ -259,7 +263,7 @@ class Averaged(Estimate):
 
 def _held(block: Block, owns: Sequence[dict[str, Any]], key: str) -> list[Tensor]:
     """State of a block as it has its parameters; zeros where there is none yet."""
-    found = [own.get(key) for own in owns]
+    found: list[Any] = [own.get(key) for own in owns]
     if any([held is None for held in found]):
         found = [blank(owner) if held is None else held for owner, held in zip(block.owners, found, strict=True)]
     if all([type(held) is Tensor for held in found]) and not any([held.is_complex() for held in found]):

@@ -32,7 +32,8 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0].reshape(-1)
     if torch.compiler.is_compiling():
-        return _join(list(tensors))
+        vector: Tensor = _join(list(tensors))
+        return vector
     # Most tensors of a network are short vectors, and a view of each would take longer than to copy it.
     return torch.cat([x if x.dim() == 1 else x.reshape(-1) for x in tensors])
 

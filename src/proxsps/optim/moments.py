@@ -71,7 +71,7 @@ class Moments:
         if wrapped:
             self.slopes = [old * d + new * g for d, g in zip(self.averages, grads, strict=True)]
         elif grads:
-            self.slopes = torch._foreach_mul(self.averages, old)
+            self.slopes = list(torch._foreach_mul(self.averages, old))
             torch._foreach_add_(self.slopes, grads, alpha=new)
         block.slopes = self.slopes
         if self.squares is None:
@@ -82,10 +82,10 @@ class Moments:
                 parts = zip(olds, self.squares, news, grads, strict=True)
                 self.new_squares = [old * v + new * (g * g) for old, v, new, g in parts]
             else:
-                self.new_squares = torch._foreach_mul(self.squares, olds)
+                self.new_squares = list(torch._foreach_mul(self.squares, olds))
                 torch._foreach_addcmul_(self.new_squares, grads, grads, news)
             self.metrics = metrics(self.new_squares, self.eps)
-        block.directions = torch._foreach_div(self.slopes, self.metrics) if grads else []
+        block.directions = list(torch._foreach_div(self.slopes, self.metrics)) if grads else []
         block.metrics = self.metrics
 
     def extras(self, numbers: Numbers, block: Block) -> list[Array]:
@@ -95,7 +95,7 @@ class Moments:
         """
         columns = [block.params, self.grads]
         if self.squares is not None:
-            columns += [self.metrics, block.directions if self.moves else self.metrics]
+            columns += [self.metrics, block.along if self.moves else self.metrics]
         sums = self._sums(numbers, columns, exact=False)
         if not all(number == 0 or 1e-20 < abs(number) < 1e30 for number in sums):  # beyond the range of f32
             sums = self._sums(numbers, columns, exact=True)
@@ -105,7 +105,8 @@ class Moments:
 
     def _centered(self, numbers: Numbers, block: Block, sums: list[Array]) -> list[Array]:
         if block.centered and block.quadratic:
-            sums[2] = numbers.total([(d * c).sum() for d, c in zip(self.slopes, block.centers, strict=True)])
+            pairs = zip(self.slopes, block.centers, strict=True)
+            sums[2] = numbers.total([(d * c).sum() for d, c in pairs if c is not None])
         return sums
 
     def _sums(self, numbers: Numbers, columns: Sequence[Sequence[Tensor]], exact: bool) -> list[Array]:

@@ -159,7 +159,8 @@ class Host(Numbers):
 
     def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
         """An array of doubles."""
-        return values[places]
+        found: Sequence[Array] = values[places]
+        return found
 
     def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
         """Read once for the whole step."""
@@ -238,7 +239,7 @@ class Device(Numbers):
         return torch.where(ok, y.to(x.dtype), x)
 
 
-def choose(blocks: Sequence[Block], capturable: bool) -> Numbers:
+def choose(blocks: Sequence[Block], capturable: bool) -> Host | Device:
     """The numbers for a step over these blocks."""
     params = [x for block in blocks for x in block.params] or [x for block in blocks for x in block.group["params"]]
     on_cpu = all([x.is_cpu for x in params])  # cheaper for each tensor than its device

@@ -62,7 +62,7 @@ class Distance:
         if self._first:
             return
         for block in blocks:
-            starts = [self._state.get(owner, {}).get("start") for owner in block.owners]
+            starts: list[Any] = [self._state.get(owner, {}).get("start") for owner in block.owners]
             if not block.sharded and all([type(start) is Tensor for start in starts]):
                 block.starts = starts
 
@@ -82,7 +82,7 @@ class Distance:
             start = found.read(own["start"])
         self._samples.append(widened(found.entries))
         self._starts.append(widened(start))
-        self._factors.append(found.share * found.count / max(1, sample_size(found.count)))
+        self._factors.append(found.share * found.size / max(1, sample_size(found.size)))
 
     def start(self) -> None:
         """Make the state of all parameters with a gradient, where there is none."""
@@ -147,7 +147,7 @@ class Rows(NamedTuple):
     """Which rows of a parameter a rank has: its entries are a stretch of the flat tensor."""
 
     first: int
-    count: int
+    held: int
     length: int  # entries per row
     total: int
 
@@ -156,39 +156,40 @@ class Sample(NamedTuple):
     """The sampled entries that this rank holds of a parameter, and where they are in its `start`."""
 
     entries: Tensor
-    count: int  # entries of the whole parameter
+    size: int  # entries of the whole parameter
     share: float  # one over the number of ranks that hold the same entries
     rows: Rows | None  # the rows that these entries are from; None for all of a tensor
     owner: Tensor
 
     def keep(self) -> Tensor:
         """The entries as state: a vector, or for a sharded tensor a matrix that is sharded alike."""
-        if self.rows is None:
-            return self.entries.clone()
-        from proxsps.optim.shards import sharded_like
+        if self.rows is not None:
+            from proxsps.optim.shards import is_sharded, sharded_like
 
-        return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, _width(self.rows)))
+            if is_sharded(self.owner):
+                return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, _width(self.rows)))
+        return self.entries.clone()
 
     def read(self, start: Tensor) -> Tensor:
         """The inverse of `keep`."""
-        return start if self.rows is None else self.vector(start.to_local())
+        return start if self.rows is None else self.vector(local_entries(start))
 
     def matrix(self, entries: Tensor) -> Tensor:
         """Sampled entries with one row for each row of the tensor, padded with zeros."""
         rows = self.rows or _all_rows(self.owner)
-        local = entries.new_zeros(rows.count * _width(rows))
-        local[self._replace(rows=rows)._places()] = entries
-        return local.view(rows.count, _width(rows))
+        local = entries.new_zeros(rows.held * _width(rows))
+        local[self._places(rows)] = entries
+        return local.view(rows.held, _width(rows))
 
     def vector(self, matrix: Tensor) -> Tensor:
         """The inverse of `matrix`."""
-        return matrix.reshape(-1)[self._replace(rows=self.rows or _all_rows(self.owner))._places()]
+        return matrix.reshape(-1)[self._places(self.rows or _all_rows(self.owner))]
 
-    def _places(self) -> Tensor:
-        """Where the entries are in the rows of the matrix."""
-        rows, before = self.rows, self.rows.first * self.rows.length
+    def _places(self, rows: Rows) -> Tensor:
+        """Where the entries are in the matrix of these rows."""
+        before = rows.first * rows.length
         first = before + -before % STRIDE
-        place = first + STRIDE * torch.arange(self.entries.shape[0], device=self.entries.device)
+        place: Tensor = first + STRIDE * torch.arange(self.entries.shape[0], device=self.entries.device)
         return (place // rows.length - rows.first) * _width(rows) + place % rows.length // STRIDE
 
 
@@ -200,7 +201,7 @@ def sampled(owner: Tensor, ranks: Ranks) -> Sample:
 
         if is_sharded(owner):
             rows, share = rows_of(owner), shard_count(owner, ranks) / ranks.size
-            x = x.to_local()
+            x = local_entries(x)
     x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     offset = 0 if rows is None else rows.first * rows.length
     count = owner.numel() * (2 if owner.is_complex() else 1)

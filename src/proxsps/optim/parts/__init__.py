@@ -124,10 +124,9 @@ def _curve(
 ) -> Curve:
     if kind == PROXES:
         return Proxes(numbers, blocks, places, exact)
-    structures = [block.structures for block in blocks]
     compiles = isinstance(numbers, Host) and fused is not False and not exact and load_kernels() is not None
     if kind == ENTRIES:
-        own = [block[0] for block in structures]
+        own = [block.entries for block in blocks]
         memory = memory_of(blocks) if compiles and all(isinstance(s.psi, Scalar) for s in own) else None
         _check_fused(None if exact else fused, memory, blocks)
         if memory is not None:
@@ -135,6 +134,7 @@ def _curve(
         if isinstance(numbers, Device):
             return DeviceEntries(numbers, blocks, places, own)
         return EntriesOfTensors(numbers, blocks, places, own, exact)
+    structures = [block.rows for block in blocks]
     rows = compiled_rows(numbers, blocks, places, structures) if compiles else None
     _check_fused(None if exact else fused, rows, blocks)
     if rows is not None:

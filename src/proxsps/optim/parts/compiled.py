@@ -15,7 +15,8 @@ from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block
 from proxsps.optim.moments import Moments, least_metric
 from proxsps.optim.numbers import Numbers
-from proxsps.optim.parts.averaged import AveragedLines, block_sums
+from proxsps.optim.parts.averaged import AveragedLines
+from proxsps.optim.parts.averaged_sums import block_sums
 from proxsps.optim.parts.base import Curve
 from proxsps.optim.parts.lines import Lines
 from proxsps.regularizers.structure import Entries
@@ -29,6 +30,14 @@ def load_kernels() -> ModuleType | None:
     except (ImportError, RuntimeError):
         return None
     return kernels
+
+
+def _kernels() -> ModuleType:
+    """The compiled kernels, for a part that was made because they are there."""
+    found = load_kernels()
+    if found is None:
+        raise RuntimeError("The compiled kernels need numba (the extra 'fast'); use fused=None or fused=False.")
+    return found
 
 
 def memory_of(blocks: Sequence[Block]) -> Any:
@@ -51,28 +60,29 @@ class CompiledLines(Lines):
         lam = np.array([block.lam if self.coupled else 0.0 for block in self.blocks])
         start = start_of(self.blocks, self._memory)
         if start is None:
-            return self.checked(load_kernels().sums(self._memory, lam, points or self.coupled), points)
-        *sums, self.moved_sq = load_kernels().sums(self._memory, lam, points or self.coupled, start)
+            return self.checked(_kernels().sums(self._memory, lam, points or self.coupled), points)
+        *sums, self.moved_sq = _kernels().sums(self._memory, lam, points or self.coupled, start)
         return self.checked(np.array(sums), points)
 
     def move(self, update: Affine, ok: Array) -> None:
         """One pass."""
         if ok:
-            load_kernels().write(self._memory, update.keep, update.move)
+            _kernels().write(self._memory, update.keep, update.move)
 
 
 def start_of(blocks: Sequence[Block], memory: Any) -> Any:
     """Where the start of the run lies; None where there is none, or the kernels cannot compare it."""
     if any(block.starts is None for block in blocks):
         return None
-    return load_kernels().start_of([block.params for block in blocks], [block.starts for block in blocks], memory.like)
+    return _kernels().start_of([block.params for block in blocks], [block.starts for block in blocks], memory.like)
 
 
 def averages_of(blocks: Sequence[Block]) -> Any:
     """Addresses of parameters, gradients and averages, or None where the kernels do not apply."""
-    kernels, records = load_kernels(), [block.moments for block in blocks]
+    kernels = load_kernels()
     if kernels is None or not any(block.params for block in blocks) or any(block.centered for block in blocks):
         return None
+    records = [block.known_moments for block in blocks]
     grads = [[None if _unstored(g) else g for g in own.grads] for own in records]
     squares = None if records[0].squares is None else [own.squares for own in records]
     weights = np.concatenate([_weights(own, gs) for own, gs in zip(records, grads, strict=True)], axis=1)
@@ -110,12 +120,12 @@ class CompiledAverages(AveragedLines):
         start = start_of(self.blocks, self._memory)
         if start is not None:
             self._memory = self._memory._replace(start=start)
-        *sums, moved_sq = load_kernels().moments.sums(self._memory)
+        *sums, moved_sq = _kernels().moments.sums(self._memory)
         self.moved_sq = None if start is None else moved_sq
         return np.array(sums)
 
     def _write(self, update: Affine) -> None:
-        load_kernels().moments.write(self._memory, update.keep, update.move)
+        _kernels().moments.write(self._memory, update.keep, update.move)
 
 
 class CompiledEntries(Curve):
@@ -133,7 +143,7 @@ class CompiledEntries(Curve):
         self._memory = memory
         self._alpha = np.array([block.alpha for block in blocks])
         constants = np.array([own.psi for own in structures], np.float64).T.copy()
-        self._psi = load_kernels().Psi(*constants)
+        self._psi = _kernels().Psi(*constants)
         self._products = np.float64(0.0)
         self.points = 3
         self.entries = sum(x.numel() for block in blocks for x in block.params)
@@ -149,7 +159,7 @@ class CompiledEntries(Curve):
     def pass_over(self, u: Array, every: int = 1) -> tuple[Array, Array, Array]:
         """Sums by block, and h and its slope at the points; from a sample for `every` above 1."""
         points = u if len(u) else np.ones(1)  # a pass for the sums alone has no kernel of its own
-        found = load_kernels().entries.reduce(self._memory, self._psi, self.scaled(self._alpha), points, every)
+        found = _kernels().entries.reduce(self._memory, self._psi, self.scaled(self._alpha), points, every)
         h, slope = found[3:].reshape(2, len(points), -1).sum(axis=-1)[:, : len(u)]
         return found[:3], h, slope
 
@@ -159,7 +169,8 @@ class CompiledEntries(Curve):
 
     def _heights(self, u: Array) -> tuple[Array, Array]:
         parts = [self.pass_over(u[i : i + 4])[1:] for i in range(0, len(u), 4)]
-        return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+        heights, slopes = zip(*parts, strict=True)
+        return np.concatenate(heights), np.concatenate(slopes)
 
     def products_sq(self) -> Array:
         """From the first pass."""
@@ -172,12 +183,12 @@ class CompiledEntries(Curve):
 
     def moves_sq(self, u: Array) -> Array:
         """One pass."""
-        return load_kernels().entries.move_sq(self._memory, self._psi, self.scaled(self._alpha), float(u)).sum()
+        return _kernels().entries.move_sq(self._memory, self._psi, self.scaled(self._alpha), float(u)).sum()
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """One pass."""
         if ok:
-            load_kernels().entries.write(self._memory, self._psi, self.scaled(self._alpha), float(u), float(s))
+            _kernels().entries.write(self._memory, self._psi, self.scaled(self._alpha), float(u), float(s))
 
 
 class CompiledAveragedEntries(CompiledEntries):
@@ -188,7 +199,7 @@ class CompiledAveragedEntries(CompiledEntries):
         start = start_of(self.blocks, self._memory)
         if start is not None:
             self._memory = self._memory._replace(start=start)
-        kernels, u = load_kernels().entries, self.ahead if len(self.ahead) else np.ones(1)
+        kernels, u = _kernels().entries, self.ahead if len(self.ahead) else np.ones(1)
         sums, self._further = kernels.first_reduce(self._memory, self._psi, self.scaled(self._alpha), u)
         if len(self.ahead):
             self.answered = (self.ahead, *sums[3:].reshape(2, len(u), -1).sum(axis=-1))
@@ -205,7 +216,7 @@ class CompiledAveragedEntries(CompiledEntries):
     def extras(self) -> list[list[Array]]:
         """From the same pass; blocks whose sums leave the range of f32 are taken again in f64."""
         _, g_dot_x, g_sq, _ = self._further
-        for i in np.flatnonzero(~np.isfinite(g_dot_x + g_sq) | (g_sq < 1e-20)):
+        for i in np.flatnonzero(~np.isfinite(g_dot_x + g_sq) | (g_sq < 1e-20)).tolist():
             *_, g_dot_x[i], g_sq[i], _, _ = block_sums(self.blocks[i], points=False, exact=True)
         return [[*pair, *np.zeros(3)] for pair in zip(g_dot_x, g_sq, strict=True)]
 

@@ -186,14 +186,17 @@ def _products(
     z = torch.addcmul(x, d if e is None else e, steps)  # one row per step
     alpha = alpha if e is None else alpha * inverse
     if not isinstance(psi, Scalar):
-        return (psi.prox(z, alpha) - x) @ d
-    return _prox(z, psi, alpha).sub_(x) @ d
+        moves: Tensor = psi.prox(z, alpha) - x
+    else:
+        moves = _prox(z, psi, alpha).sub_(x)
+    return moves @ d
 
 
 def _prox(z: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
     """The prox, in the memory of z where psi is known."""
     if not isinstance(psi, Scalar):
-        return psi.prox(z, alpha)
+        y: Tensor = psi.prox(z, alpha)
+        return y
     if psi.l1:
         z = _shrink(z, alpha * psi.l1)
     if psi.l2:
@@ -207,7 +210,8 @@ def _shrink(z: Tensor, threshold: Tensor | float) -> Tensor:
         return z.sub_(z.clamp(-threshold, threshold))
     if torch.compiler.is_compiling():
         return torch.nn.functional.softshrink(z, threshold)
-    return torch.ops.aten.softshrink.out(z, threshold, out=z)
+    torch.ops.aten.softshrink.out(z, threshold, out=z)
+    return z
 
 
 def _added(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -178,7 +178,8 @@ class EntriesOfTensors(Curve):
     ) -> None:
         """Add to h and h' at the points what a bucket contributes."""
         alpha, psi = self.cap(bucket.block), self._psi[bucket.block]
-        evaluate, dots = _plain, ()
+        evaluate: Callable[..., tuple[float, float]] = _plain
+        dots: tuple[float, ...] = ()
         if isinstance(psi, Scalar):
             evaluate, dots = (_bounded, ()) if psi.bounded else (_shrunk, self._dots(bucket, x, d)[:1])
         for i, u in enumerate(points):
@@ -275,7 +276,8 @@ def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Te
         z = torch.nn.functional.softshrink(z, alpha * psi.l1)
     scale = 1 + alpha * psi.l2
     low, high = psi.lower * scale, psi.upper * scale
-    return torch.ops.aten.hardtanh_backward.grad_input(d, z, low, high, grad_input=out)
+    torch.ops.aten.hardtanh_backward.grad_input(d, z, low, high, grad_input=out)
+    return out
 
 
 def _prox(z: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
