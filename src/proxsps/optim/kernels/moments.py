@@ -248,7 +248,7 @@ def _state_addresses(
 ) -> tuple[np.ndarray, ...] | None:
     """An array of the type of the tensors, and the addresses of x, g, d and v."""
     known = [contiguous_addresses(state) for state in states]
-    if all([one is not None for one in known]) and all([x.is_contiguous() for x in xs]):
+    if all([one is not None for one in known]) and all(map(Tensor.is_contiguous, xs)):
         at = addresses(xs, gs)
         if at is None or any([one.like is not at.like or one.sizes != sizes for one in known]):
             return None
