@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxsps import L1, SPS, Box, DecSPS, ElasticNet, GroupLasso, ProxSPS
+from proxsps import L1, SPS, Box, DecSPS, ElasticNet, GroupLasso, ProxSPS, ProxSPSAdam
 from proxsps.optim.parts import load_kernels
 
 FREE = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "profiler.")
@@ -104,12 +104,18 @@ def draw(device: str, shapes: list[tuple[int, ...]] | None = None) -> list[Tenso
 
 
 def contestants(device: str) -> dict[str, Callable[[], object]]:
-    """A step of each optimizer, each on parameters of its own."""
+    """A step of each optimizer, each on parameters of its own that ours make when they first step."""
     loss = torch.tensor(1.0, device=device)
 
-    def polyak(method: Any, **options: Any) -> Callable[[], object]:
-        opt = method(draw(device), lr=1.0, capturable=True, **options)
-        return lambda: opt.step(loss=loss)
+    def polyak(method: Any, lr: float | None = 1.0, **options: Any) -> Callable[[], object]:
+        made: list[Any] = []
+
+        def step() -> None:
+            if not made:
+                made.append(method(draw(device), lr=lr, capturable=True, **options))
+            made[0].step(loss=loss)
+
+        return step
 
     def filters() -> Callable[[], object]:
         params = draw(device)
@@ -128,10 +134,16 @@ def contestants(device: str) -> dict[str, Callable[[], object]]:
         "ProxSPS, weight decay": polyak(ProxSPS, weight_decay=DECAY),
         "SPS, weight decay": polyak(SPS, weight_decay=DECAY),
         "DecSPS, weight decay": polyak(DecSPS, weight_decay=DECAY),
+        "ProxSPS, momentum": polyak(ProxSPS, momentum=0.9, weight_decay=DECAY),
+        "ProxSPS, matched cap": polyak(ProxSPS, cap="matched", weight_decay=DECAY),
+        "ProxSPS, momentum, no lr": polyak(ProxSPS, lr=None, momentum=0.9, weight_decay=DECAY),
+        "ProxSPSAdam": polyak(ProxSPSAdam, lr=None, weight_decay=DECAY),
         "ProxSPS, L1": polyak(ProxSPS, regularizer=L1(1e-3)),
         "ProxSPS, ElasticNet": polyak(ProxSPS, regularizer=ElasticNet(1e-3, DECAY)),
         "ProxSPS, Box": polyak(ProxSPS, regularizer=Box(-2.0, 2.0)),
         "ProxSPS, GroupLasso.filters and weight decay": filters(),
+        "ProxSPS, momentum, L1": polyak(ProxSPS, momentum=0.9, regularizer=L1(1e-3)),
+        "ProxSPSAdam, L1": polyak(ProxSPSAdam, lr=None, regularizer=L1(1e-3)),
     }
 
 

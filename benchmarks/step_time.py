@@ -93,8 +93,8 @@ def groups_of(name: str, params: list[Tensor]) -> list[dict[str, Any]]:
     return [*groups, {"params": others, "weight_decay": DECAY}] if others else groups
 
 
-def loss_for(branch: str, groups: list[dict[str, Any]]) -> Tensor:
-    """A loss above a bound of 0 at which the step ends on this branch."""
+def loss_for(branch: str, groups: list[dict[str, Any]], adam: bool = False) -> Tensor:
+    """A loss above a bound of 0 at which the step ends on this branch; in Adam's metric for gradients that stay."""
 
     def fall(u: float) -> float:
         total = 0.0
@@ -102,7 +102,11 @@ def loss_for(branch: str, groups: list[dict[str, Any]]) -> Tensor:
             phi = group.get("regularizer") or L2(group["weight_decay"])
             for p in group["params"]:
                 x, d = p.detach().double(), p.grad.double()
-                total += float(torch.sum(d * (x - phi.prox(x - u * ALPHA * d, ALPHA))))
+                if adam:
+                    y = phi.prox_diagonal(x - u * ALPHA * d.sign(), ALPHA / d.abs())
+                else:
+                    y = phi.prox(x - u * ALPHA * d, ALPHA)
+                total += float(torch.sum(d * (x - y)))
         return total
 
     top = fall(1.0)
@@ -127,9 +131,15 @@ def contestants(
         opt, loss = method(params, weight_decay=DECAY, fused=fused, **options), torch.tensor(1.0)
         return lambda: opt.step(loss=loss)
 
-    def averaged_l1(fused: bool | None) -> Callable[[], object]:
-        groups = groups_of("L1", params)
+    def averaged_prox(name: str, fused: bool | None) -> Callable[[], object]:
+        groups = groups_of(name, params)
         opt, loss = ProxSPS(groups, lr=ALPHA, momentum=0.9, fused=fused), loss_for("searched", groups)
+        return lambda: opt.step(loss=loss)
+
+    def adam_l1(lr: float | None, fused: bool | None) -> Callable[[], object]:
+        groups = groups_of("L1", params)
+        loss = loss_for("searched", groups, adam=True)
+        opt = ProxSPSAdam(groups, lr=lr, cap="matched" if lr is None else "proximal", fused=fused)
         return lambda: opt.step(loss=loss)
 
     sgd = torch.optim.SGD(params, lr=1e-9, weight_decay=DECAY, fused=True)
@@ -177,7 +187,10 @@ def contestants(
         makers[f"weight decay, {path}"] = partial(polyak, fused)
         for name, (method, options) in AVERAGED.items():
             makers[f"{name}, {path}"] = partial(averaged, method, fused, **options)
-        makers[f"L1 with momentum, {path}"] = partial(averaged_l1, fused)
+        makers[f"L1 with momentum, {path}"] = partial(averaged_prox, "L1", fused)
+        makers[f"GroupLasso with momentum, {path}"] = partial(averaged_prox, "GroupLasso", fused)
+        makers[f"L1 in Adam's metric, {path}"] = partial(adam_l1, ALPHA, fused)
+        makers[f"L1 in Adam's metric, no lr, {path}"] = partial(adam_l1, None, fused)
         for name in [*REGULARIZERS, *(["mixed"] if len(params) > 1 else [])]:
             for branch in ("searched", "capped"):
                 if branch == "searched" or name in ("L1", "GroupLasso"):

@@ -13,16 +13,23 @@ from proxsps.methods import METHODS, Method
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
-# Start processes, compile or train; with these first, a run ends with tests that take milliseconds.
-SLOW = ("optim/distributed", "jax_front", "sweep", "experiments", "cli", "training", "integrations", "test_docs.py")
+# Tests that start processes, compile or train: one half for each of two workers to begin with.
+SLOW = (
+    ("optim/distributed", "jax_front", "experiments", "training"),
+    ("sweep", "cli", "integrations", "sparsity", "test_docs.py", "test_package.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def rank(item: pytest.Item) -> int:
-        path = item.path.as_posix()
-        return next((i for i, place in enumerate(SLOW) if f"/tests/{place}" in path), len(SLOW))
+    """Slow tests first in each half, so that workers end with tests that take milliseconds."""
 
-    items.sort(key=rank)
+    def half(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return next((i for i, places in enumerate(SLOW) if any(f"/tests/{place}" in path for place in places)), 2)
+
+    first, second, quick = ([item for item in items if half(item) == i] for i in range(3))
+    cut = max(0, len(items) // 2 - len(first))
+    items[:] = [*first, *quick[:cut], *second, *quick[cut:]]
 
 
 def pytest_collection_finish() -> None:

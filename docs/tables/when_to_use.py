@@ -48,11 +48,9 @@ def cells(rows):
     higher = rows["metric"].iloc[0] == "accuracy"
     values = [final(rows, *column, higher) for column in COLUMNS.values()]
     best = (max if higher else min)(value for value in values if value == value)
-    texts = [f"{value:.1%}" if higher else f"{value:.3g}" for value in values]
-    return [
-        "diverged" if value != value else f"**{text}**" if value == best else text
-        for value, text in zip(values, texts, strict=True)
-    ]
+    shown = "{:.1%}" if higher else "{:#.3g}"
+    texts = ["diverged" if value != value else shown.format(value) for value in values]
+    return [f"**{text}**" if text == shown.format(best) else text for text in texts]
 
 
 def final(rows, method, lr, higher):

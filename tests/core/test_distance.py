@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from proxsps.core import distance
+from proxsps.core.array import chosen
 from proxsps.core.distance import (
     STRIDE,
     Travel,
     distance_cap,
-    keep_travel,
     sample,
     sample_size,
     sampled_square,
@@ -99,7 +99,7 @@ def test_the_reach_never_shrinks_and_skipped_steps_change_nothing():
     old = Travel(np.array([2.0, 2.0]), np.array([1.0, 1.0]), np.array([4.0, 4.0]))
     new = update_travel(old, np.array([1.0, np.nan]), np.array([9.0, np.inf]))
     assert new.reach[0] == 2
-    found = keep_travel(np.array([True, False]), new, old)
+    found = chosen(np.array([True, False]), new, old)
     assert [part[1] for part in found] == [2, 1, 4]
     assert [part[0] for part in found] == [part[0] for part in new]
 

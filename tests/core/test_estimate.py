@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from proxsps.core import estimate
+from proxsps.core.array import chosen
 from proxsps.core.estimate import (
     Averages,
     averaged,
     averaged_value,
     corrected_weights,
-    keep_averages,
     metric,
     momentum_weights,
     start_averages,
@@ -162,7 +162,7 @@ def test_runs_are_independent():
 def test_a_skipped_step_leaves_all_numbers_as_they_were():
     old = Averages(np.array([1.0, 1.0]), np.array([2.0, 2.0]), np.array([3.0, 3.0]))
     new = update_averages(old, np.array([5.0, np.nan]), np.array([7.0, np.inf]), momentum_weights(old.taken, 0.9))
-    found = keep_averages(np.array([True, False]), new, old)
+    found = chosen(np.array([True, False]), new, old)
     for part, after, before in zip(found, new, old, strict=True):
         assert part[0] == after[0] != before[0]
         assert part[1] == before[1]

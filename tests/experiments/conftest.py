@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from proxsps.experiments import EXPERIMENTS
 from proxsps.experiments.base import Frames
 from proxsps.sweep.result import METRICS
 from proxsps.sweep.spec import RunSpec
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests of claims share `judging`
 
 SEEDS, EPOCHS, STEPS = 2, 12, 20
 Value = Callable[[RunSpec], Any]  # of a run: a number, or one for each epoch

@@ -156,6 +156,12 @@ def test_bound_holds(rows, name):
     assert f"{own['ratio'].max():.3g}" in verdict.measured
 
 
+def test_the_experiment_has_all_of_these_claims(rows):
+    claims = BOUNDS.judge({"checks": rows})
+    assert len(claims) == len(CHECKS)
+    assert all(claim.holds for claim in claims)
+
+
 def test_summary_takes_the_closest_row_and_every_verdict(rows):
     table = summary(rows)
     assert len(table) == len(rows.groupby(["check", "problem"]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -31,7 +33,12 @@ from proxsps.regularizers import (
     Zero,
 )
 
-jax.config.update("jax_num_cpu_devices", 2)  # before JAX starts; tests of parallel steps need a second device
+# Both before JAX starts; tests of parallel steps need a second device.
+jax.config.update("jax_num_cpu_devices", 2)
+if version("jaxlib") == "0.10.2":  # XLA ends the process if it does not know a flag
+    # Programs here run for microseconds, and nearly all the time is that of XLA: a sixth of it without optimisations.
+    FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 
 CENTERS = [np.linspace(-1, 2, 12).reshape(4, 3)]
 # name -> (options of JAX and torch alike, whether there is a subgradient)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from proxsps._install import extra
@@ -123,13 +126,33 @@ def test_too_few_centres():
 
 
 def run(code: str) -> str:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    """What a process prints in which XLA has its default settings."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
 
+STEP = """
+import sys
+import jax, jax.numpy as jnp
+from proxsps.jax import prox_sps
+from proxsps.regularizers import L1
+
+x, d = jnp.linspace(-1.0, 2.0, 67), jnp.linspace(1.0, -0.5, 67)
+opt = prox_sps(0.8, regularizer=L1(0.2))
+updates, state = jax.jit(lambda x, d, value: opt.update(d, opt.init(x), x, value=value))(x, d, 5.0)
+"""
+
+
 def test_jax_users_never_load_torch_and_torch_users_never_load_jax():
-    assert run("import sys, proxsps.jax, proxsps.regularizers; print('torch' in sys.modules)") == "False"
+    """The step of a user, who compiles with XLA's default settings, is the one that the tests here look at."""
+    here: dict[str, Any] = {}
+    exec(STEP, here)
+    printed = run(STEP + "print('torch' in sys.modules, state.last_step.branch_name, *updates)")
+    loaded, branch, *updates = printed.split()
+    assert (loaded, branch) == ("False", here["state"].last_step.branch_name)
+    np.testing.assert_allclose(np.array(updates, "float32"), here["updates"], rtol=1e-5, atol=1e-6)
     assert run("import sys, proxsps.optim, proxsps.sweep.batched; print('jax' in sys.modules)") == "False"
 
 

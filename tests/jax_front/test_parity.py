@@ -17,7 +17,7 @@ SHAPE = (4, 3)
 # A search stops at a duality gap of 1e-7 (f32) or 1e-12 (f64) of the loss's height; sums of a few entries round less.
 TOLERANCE = {"float32": 4e-6, "float64": 4e-12}
 MOST = 16  # evaluations of any search here
-VALUES = (0.02, 1.0, 8.0, 300.0)  # heights of the loss, from deep inside to capped
+STATES = ((0, 1.0), (0, 0.02), (1, 300.0))  # seeds, and heights of the loss: at least one inside, and the last capped
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def compare(kit: Any, method: Any, options: dict[str, Any], dtype: str) -> set[s
     opt = method.make(method.lr, **options)
     step = kit.stepper(opt)
     branches = set()
-    for seed, value in enumerate(VALUES):
+    for seed, value in STATES:
         xs, ds = kit.drawn(seed, SHAPE, dtype=dtype), kit.drawn(100 + seed, SHAPE, dtype=dtype)
         other = kit.torch_optimizer(method, [xs], [{}], **options)
         expected = kit.torch_step(other, [ds], value)

@@ -135,7 +135,7 @@ class Reference:
 
     def first_zero(self, height, end, gap):
         """The first zero on (0, end], or an end."""
-        points = np.unique([*np.linspace(0, end, 400)[1:], *np.geomspace(end * 1e-6, end, 400)])
+        points = np.unique([*np.linspace(0, end, 80)[1:], *np.geomspace(end * 1e-6, end, 80)])
         heights = [height(point) for point in points]
         start = height(1e-12 * end)
         below = [i for i, h in enumerate(heights) if h < 0]
@@ -152,7 +152,7 @@ def inner(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     return float(sum(np.sum(x * y) for x, y in zip(a, b, strict=True)))
 
 
-SHAPES = [(5, 13)] * 4  # of one kind, for which each operation is compiled once
+SHAPES = [(5, 13)] * 4
 # Regularisers of JAX and of the reference.
 KINDS: dict[str, tuple[dict[str, Any], Group]] = {
     "none": ({}, Group()),
@@ -196,9 +196,8 @@ HEIGHTS = (0.02, 20.0, 0.3)  # of the loss, over ||g||: the first step reaches i
 
 
 @pytest.fixture(autouse=True)
-def op_by_op():
-    """In double precision. Compiling each of these programs would take most of the time."""
-    with jax.disable_jit(), jax.enable_x64(True):
+def double_precision():
+    with jax.enable_x64(True):
         yield
 
 

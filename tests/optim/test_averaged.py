@@ -365,3 +365,31 @@ def test_a_start_in_another_form_is_not_read_as_a_vector(path, variant):
     assert moved_sq(block) > 0
     block.starts[4] = torch.zeros(129, 8, dtype=torch.float64)
     assert moved_sq(block) is None
+
+
+SEARCHES = {  # and how many passes three steps may take before they write
+    "momentum": (ProxSPS, {"lr": 0.1, "momentum": 0.9}, 8),
+    "Adam, proximal": (ProxSPSAdam, {"lr": 0.1, "cap": "proximal"}, 8),
+    "Adam, matched": (ProxSPSAdam, {"lr": 0.1}, 11),  # its longest step is known only after the sums
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_over_averages_takes_few_passes(monkeypatch, name):
+    """The pass that makes the sums is the first round of the search: a sample tells where to look."""
+    entries = pytest.importorskip("proxsps.optim.kernels.entries")
+    method, own, most = SEARCHES[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.nn.Parameter(torch.randn(1 << 20, generator=generator))
+    opt, whole, original = method([x], regularizer=L1(0.1), **own), [], entries._pass
+
+    def counted(at, psi, alphas, u, every=1, further=False):
+        whole.append(every == 1)
+        return original(at, psi, alphas, u, every, further)
+
+    monkeypatch.setattr(entries, "_pass", counted)
+    for _ in range(3):
+        x.grad = torch.randn(1 << 20, generator=generator) + 0.5 * x.detach()
+        opt.step(loss=4e4)
+        assert opt.last_step.branch_name == "inside"
+    assert sum(whole) <= most

@@ -73,7 +73,7 @@ def test_many_tensors_are_few_operations_for_the_compiler(phi):
         sizes.append(len([node for node in graph.graph.nodes if node.op in ("call_function", "call_method")]))
         return graph.forward
 
-    for tensors in (3, 30):
+    for tensors in (3, 12):
         torch._dynamo.reset()
         params = [torch.nn.Parameter(torch.ones(5, 2)) for _ in range(tensors)]
         for p in params:
@@ -81,7 +81,7 @@ def test_many_tensors_are_few_operations_for_the_compiler(phi):
         opt = ProxSPS(params, lr=0.5, regularizer=phi, capturable=True)
         torch.compile(lambda loss, opt=opt: opt.step(loss=loss), backend=count, fullgraph=True)(torch.tensor(0.7))
         assert all((p < 1).all() for p in params)
-    assert sizes[1] - sizes[0] <= 27  # at most one view for each tensor
+    assert sizes[1] - sizes[0] <= 9  # at most one view for each tensor
     assert sizes[1] < 500
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 pytest.importorskip("numba")
 
+import proxsps
 from proxsps.optim import ProxSPS, kernels
 from proxsps.optim.kernels import Psi, entries, layout, moments, rows
 from proxsps.regularizers import L2
@@ -383,14 +387,13 @@ x = torch.nn.Parameter(torch.ones(5)); x.grad = torch.ones(5)
 for method in (ProxSPS, SPS):
     method([x], fused=True).step(loss=0.5)
 x, d, psi, one = torch.ones(4, 3), torch.ones(4, 3), Psi.of(1, l1=0.1), np.ones(1)
-at = kernels.memory([[x]], [[d]])
-entries.reduce(at, psi, one, one), entries.move_sq(at, psi, one, 0.5), entries.write(at, psi, one, 0.5)
 at = rows.memory([[x]], [[d]], [None], np.zeros(1, np.int64))
 rows.sums(at), rows.write(at, psi, one, 0.5)
 first, second = torch.ones(4, 3), torch.ones(4, 3)
 for squares in (None, [[second]]):
     at = moments.averages([[x]], [[d]], [[first]], squares, np.full((4, 1), 0.5))
     moments.sums(at), moments.write(at, one, one)
+    entries.reduce(at, psi, one, one), entries.move_sq(at, psi, one, 0.5), entries.write(at, psi, one, 0.5)
 stats = {}
 for module in (lines, entries, rows, moments):
     for name, kernel in vars(module).items():
@@ -402,16 +405,23 @@ print(json.dumps(stats))
 
 
 def test_a_second_process_does_not_compile_again(tmp_path):
-    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    """A copy of the package with the caches that it has: what is missing there, the first process compiles."""
+
+    def copy(source, target):
+        with contextlib.suppress(FileNotFoundError):  # a temporary file of a process that is compiling
+            shutil.copy2(source, target)
+
+    shutil.copytree(Path(proxsps.__file__).parent, tmp_path / "proxsps", copy_function=copy)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     runs = []
     for _ in range(2):
         out = subprocess.run(
             [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=240, check=True
         )
         runs.append(json.loads(out.stdout.splitlines()[-1]))
-    assert all(hits == 0 and misses > 0 for hits, misses in runs[0].values())
+    assert all(hits + misses > 0 for hits, misses in runs[0].values())
     assert all(hits > 0 and misses == 0 for hits, misses in runs[1].values())
-    assert len(runs[0]) == len(runs[1]) == 3 + 3 + 4 + 4
+    assert len(runs[0]) == len(runs[1]) == 3 + 6 + 4 + 4
 
 
 # -- which path a step takes ------------------------------------------------------------------------------------------

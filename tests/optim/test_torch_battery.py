@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from proxsps.optim import DecSPS, ProxSGD
+from proxsps.optim import DecSPS, ProxSGD, ProxSPSAdam
 from proxsps.regularizers import L1, GroupLasso
 
 INPUTS = {
@@ -524,16 +524,17 @@ def test_a_dictionary_goes_from_one_precision_to_another(case, kit, options):
     assert kit.same(state, kept)
 
 
-def test_memory_may_be_numbers_or_tensors(kit):
+@pytest.mark.parametrize(("cls", "key"), [(DecSPS, "memory"), (ProxSPSAdam, "reach")])
+def test_memory_may_be_numbers_or_tensors(cls, key):
     # A capturable optimizer saves tensors, another one numbers; each loads the other's.
     for first, second in ((False, True), (True, False)):
         problem = Affine()
-        opt = DecSPS(problem.params, capturable=first)
+        opt = cls(problem.params, capturable=first)
         problem.run(opt, 3)
         state = opt.state_dict()
-        assert isinstance(state["param_groups"][0]["memory"], torch.Tensor) is first
+        assert isinstance(state["param_groups"][0][key], torch.Tensor) is first
         twin_problem = Affine(like=problem)
-        twin = DecSPS(twin_problem.params, capturable=second)
+        twin = cls(twin_problem.params, capturable=second)
         twin.load_state_dict(state)
         twin.param_groups[0]["capturable"] = second
         problem.run(opt, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -155,10 +155,10 @@ class StructuredBox(SparseBox):
         return Entries(Scalar(l1=self.lam, lower=0.0, upper=self.upper))
 
 
-def steps(phi, loss, seed=0):
+def steps(phi, loss, seed=0, shapes=((40, 3), (77,))):
     """Three steps on two tensors from one start."""
     rng = np.random.default_rng(seed)
-    params = [torch.nn.Parameter(torch.as_tensor(rng.uniform(0, 1, shape))) for shape in ((40, 3), (77,))]
+    params = [torch.nn.Parameter(torch.as_tensor(rng.uniform(0, 1, shape))) for shape in shapes]
     opt = ProxSPS(params, lr=0.3, regularizer=phi)
     for _ in range(3):
         for param in params:
@@ -203,3 +203,72 @@ def test_structure_is_not_inherited_with_another_prox():
             return super().prox(z, 2 * alpha)
 
     assert DoubledGroups(0.1).structure((3,)) is None
+
+
+@dataclass(frozen=True)
+class ByShape(Regularizer):
+    """lam times the l1 norm of matrices, or of the norms of their rows; vectors are free, or squared."""
+
+    lam: float
+    rows: bool = False
+    squared: bool = False
+    stated: bool = True
+
+    def value(self, x):
+        raise NotImplementedError("steps use the prox alone")
+
+    def prox(self, z, alpha):
+        if z.ndim == 1:
+            return z / (1 + alpha * self.lam) if self.squared else z
+        length = z.norm(dim=1, keepdim=True) if self.rows else abs(z)
+        return z * (1 - alpha * self.lam / length).clip(0)
+
+    def structure(self, shape):
+        if not self.stated:
+            return None
+        if len(shape) == 1:
+            return Quadratic(self.lam) if self.squared else (None if self.rows else Quadratic())
+        return Rows(Scalar(l1=self.lam), (1,)) if self.rows else Entries(Scalar(l1=self.lam))
+
+
+@dataclass(frozen=True)
+class Square(Regularizer):
+    """lam/2 ||x - center||^2 of a class that is not `L2`."""
+
+    lam: float
+    center: float | None = None
+    stated: bool = True
+
+    def value(self, x):
+        raise NotImplementedError("steps use the prox alone")
+
+    def prox(self, z, alpha):
+        return (z + alpha * self.lam * (self.center or 0.0)) / (1 + alpha * self.lam)
+
+    def structure(self, shape):
+        return Quadratic(self.lam, self.center) if self.stated else None
+
+
+SHAPES = ((8, 3), (5,)), ((5,), (8, 3))
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=["matrix first", "vector first"])
+@pytest.mark.parametrize(
+    "phi",
+    [ByShape(0.4), ByShape(0.4, rows=True), ByShape(0.4, squared=True), Square(0.4), Square(0.4, 0.5)],
+    ids=["entries", "rows", "squares", "square", "centre"],
+)
+def test_each_tensor_has_the_structure_of_its_shape(phi, shapes):
+    """Steps looked at the first tensor alone, and dropped squares of other classes than L2."""
+    found, branch = steps(phi, 3.0, shapes=shapes)
+    expected, same = steps(replace(phi, stated=False), 3.0, shapes=shapes)
+    assert branch == same
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_square_with_another_prox_is_not_taken_for_l2():
+    class Doubled(L2):
+        def prox(self, z, alpha):
+            return super().prox(z, 2 * alpha)
+
+    torch.testing.assert_close(steps(Doubled(0.1), 1e6)[0], steps(L2(0.2), 1e6)[0], rtol=1e-10, atol=1e-10)

@@ -209,7 +209,7 @@ def test_a_larger_problem_has_a_larger_footprint(kit: Any) -> None:
 # Kills and interrupts
 
 
-def wait_for(store: Callable[[], int], runs: int, process: subprocess.Popen[str], seconds: float = 60) -> None:
+def wait_for(store: Callable[[], int], runs: int, process: subprocess.Popen[str], seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while store() < runs:
         if process.poll() is not None:
@@ -281,7 +281,7 @@ if __name__ == "__main__":
     specs = [RunSpec(problem, "sgd", "sqrt", 0.1, 0.0, seed, 1 if seed < 3 else 200_000) for seed in range(8)]
     store = Store(Path(sys.argv[1]), "tiny")
     try:
-        for results in Processes(workers=2).run(specs, store.done, lambda runs: None):
+        for results in Processes(workers=int(sys.argv[2])).run(specs, store.done, lambda runs: None):
             store.add(results)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -292,7 +292,7 @@ if __name__ == "__main__":
 def test_an_interrupt_keeps_what_was_finished(kit: Any, tmp_path: Path, whole_group: bool) -> None:
     """A terminal interrupts the pool's processes as well, `kill -INT` only the one that was named."""
     folder = tmp_path / "store"
-    process = kit.script(tmp_path / "pool.py", POOL, folder)
+    process = kit.script(tmp_path / "pool.py", POOL, folder, 2 if whole_group else 1)
     try:
         wait_for(lambda: stored(folder), 3, process)
         time.sleep(0.2)  # by now long runs are under way

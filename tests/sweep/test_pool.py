@@ -135,10 +135,10 @@ if __name__ == "__main__":
     signal.alarm(100)  # whatever happens, this ends
     kind, folder = sys.argv[1], Path(sys.argv[2])
     if kind == "processes":
-        problem, engine = matrix_fac1(N=20), Processes(workers=2)
+        problem, engine = matrix_fac1(N=20), Processes(workers=1)
     else:
         options = {"images": 64, "validation_images": 8, "size": 8, "width": 4, "batch_size": 32}
-        problem, engine = ImageClassification("synthetic", 8, **options), Training(folder, workers=2)
+        problem, engine = ImageClassification("synthetic", 8, **options), Training(folder, workers=1)
     specs = [RunSpec(problem, "sgd", "sqrt", 0.01, 0.0, seed, 100_000) for seed in range(2)]
     heard = []
     def advance(runs):
@@ -162,7 +162,7 @@ def parents(kit: Any, tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str
 def test_processes_end_when_their_parent_is_killed(parents: dict[str, subprocess.Popen[str]]) -> None:
     for process in parents.values():
         assert process.stdout.readline() == "under way\n"
-        assert len(_group(process.pid)) >= 3
+        assert len(_group(process.pid)) >= 2
     parents["processes"].kill()
     parents["training"].terminate()
     for process in parents.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,22 @@ def array_namespace(*arrays: Array) -> ModuleType:
     found = array_api_compat.array_namespace(*arrays)
     _KNOWN.update((type(array), found) for array in arrays if hasattr(array, "dtype"))
     return found
+
+
+def over_blocks(numbers: Array) -> Array:
+    """The sum over the last axis; where that has one entry, the entry itself, without an operation."""
+    return numbers[..., 0] if numbers.shape[-1] == 1 else array_namespace(numbers).sum(numbers, axis=-1)
+
+
+def reciprocal(number: Array | float) -> Array | float:
+    """1 / number, in one operation, where torch's `/` takes two."""
+    return 1 / number if isinstance(number, (int, float)) else array_namespace(number).reciprocal(number)
+
+
+def chosen(ok: Array, new: Sequence[Array], old: Sequence[Array]) -> Array:
+    """New numbers where a step was taken, the old ones where it was skipped: all at once, on a first axis."""
+    xp = array_namespace(*old)
+    return xp.where(ok, xp.stack(list(new)), xp.stack(list(old)))
 
 
 def inner(a: Array, b: Array) -> Array:

@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from proxsps.core.array import Array, array_namespace
+from proxsps.core.array import Array, array_namespace, over_blocks
 from proxsps.core.dual import Evaluate, Found, Loop
+from proxsps.core.rules import Decision
 
 ROUNDS = 64  # of the bracket for the squared l2 norm, at most; two are usual
 INTERVALS = 6  # of a round
@@ -62,15 +63,40 @@ def l2_matched(
         longest: the largest s that is allowed, finite, shape (...).
         loop: one of the loops of `proxsps.core.dual`, or `jax.lax.while_loop`.
     """
-    K = d_sq + lam * d_dot_x
-    s = (
-        _one_block(gap, K, share, lam, longest)
-        if K.shape[-1] == 1
-        else _first_zero(gap, K, share, lam, longest + 0 * gap, loop)
-    )
-    xp = array_namespace(K)
-    s = xp.where(gap > 0, s, xp.zeros_like(s))
-    return Matched(s, gap - xp.sum(K * _reach(s, share, lam), axis=-1))
+    s = l2_matched_step(gap, d_sq, d_dot_x, share, lam, longest, loop)
+    return Matched(s, l2_matched_height(gap, d_sq, d_dot_x, share, lam, s))
+
+
+def l2_matched_step(
+    gap: Array, d_sq: Array, d_dot_x: Array, share: Array, lam: Array, longest: Array, loop: Loop
+) -> Array:
+    """The step size of `l2_matched` alone."""
+    xp = array_namespace(d_sq)
+    if d_sq.shape[-1] == 1:
+        s = _one_block(gap, d_sq, d_dot_x, share, lam, longest)
+    else:
+        s = _first_zero(gap, d_sq + lam * d_dot_x, share, lam, longest + 0 * gap, loop)
+    return xp.where(gap > 0, s, xp.zeros_like(s))
+
+
+def l2_matched_height(gap: Array, d_sq: Array, d_dot_x: Array, share: Array, lam: Array, s: Array) -> Array:
+    """H(s)."""
+    return gap - over_blocks((d_sq + lam * d_dot_x) * _reach(s, share, lam))
+
+
+def matched_decision(gap: Array, d_sq: Array, found: Matched, longest: Array) -> Decision:
+    """The step as a part of the longest one; beyond that, the root is that of a step without a regulariser.
+
+    Args:
+        gap: m - C, shape (...).
+        d_sq: sum_j w_j <d_j, D_j^-1 d_j>, shape (...).
+        found: the step of the matched cap.
+        longest: the largest s that was allowed, shape (...).
+    """
+    xp = array_namespace(gap)
+    u, steep = found.s / _or_one(longest), longest * d_sq
+    free = xp.maximum(gap / _or_one(steep), xp.ones_like(gap))
+    return Decision(xp.where(u < 1, u, free), u, found.height, found.evaluations)
 
 
 def l2_ray_heights(d_sq: Array, d_dot_x: Array, share: Array, lam: Array, s: Array) -> tuple[Array, Array]:
@@ -87,12 +113,13 @@ def _reach(s: Array, share: Array, lam: Array) -> Array:
     return tau / (1 + tau * lam)
 
 
-def _one_block(gap: Array, K: Array, share: Array, lam: Array, longest: Array) -> Array:
+def _one_block(gap: Array, d_sq: Array, d_dot_x: Array, share: Array, lam: Array, longest: Array) -> Array:
     """gap / (w (K - lam gap)), the only zero; there is none where that is not positive."""
-    xp = array_namespace(K)
-    steep = (share * (K - lam * gap[..., None]))[..., 0]
-    meets = (steep > 0) & (steep * longest > gap)  # H(longest) < 0, without a quotient that might overflow
-    return xp.where(meets, gap / xp.where(meets, steep, xp.ones_like(steep)), longest + 0 * gap)
+    xp = array_namespace(d_sq)
+    steep = (share * (d_sq + lam * (d_dot_x - gap[..., None])))[..., 0]
+    # In the place of a steepness that is not positive, one with which the quotient is as large as it can be.
+    least = (1 + xp.abs(gap)) * float(xp.finfo(steep.dtype).smallest_normal)
+    return xp.minimum(gap / xp.maximum(steep, least), longest)
 
 
 class Squeeze(NamedTuple):
@@ -176,6 +203,10 @@ class Ray(NamedTuple):
         longest, ratio = (_beside(part, v) for part in self)
         return v * longest / (v + (1 - v) * ratio)
 
+    def v(self, s: Array) -> Array:
+        """The inverse of `s`."""
+        return s * self.ratio / (self.longest - s + s * self.ratio)
+
     def rate(self, v: Array) -> Array:
         """ds/dv."""
         longest, ratio = (_beside(part, v) for part in self)
@@ -190,7 +221,7 @@ def polyak_ray(gap: Array, d_sq: Array, longest: Array) -> Ray:
         d_sq: sum_j w_j <d_j, D_j^-1 d_j>, shape (...).
         longest: the largest s that is allowed, finite, shape (...).
     """
-    return Ray(longest + 0 * gap, (longest * d_sq / _or_one(gap)).clip(1.0, LARGEST_RATIO))
+    return Ray(longest + 0 * gap, (longest * d_sq / _or_one(gap.clip(0.0))).clip(1.0, LARGEST_RATIO))
 
 
 def find_matched(
@@ -235,5 +266,5 @@ def _beside(part: Array, v: Array) -> Any:
 
 
 def _or_one(number: Array) -> Array:
-    xp = array_namespace(number)
-    return xp.where(number > 0, number, xp.ones_like(number))
+    """A number that is not negative, to divide by."""
+    return number + (number <= 0)

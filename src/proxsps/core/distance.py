@@ -39,7 +39,12 @@ def start_travel(x_sq: Array, r0: float = START) -> Travel:
     """
     xp = array_namespace(x_sq)
     zero = xp.zeros_like(x_sq)
-    return Travel(r0 * (1 + xp.sqrt(x_sq)), zero, zero)
+    return Travel(start_reach(xp.sqrt(x_sq), r0), zero, zero)
+
+
+def start_reach(norm: Array, r0: float = START) -> Array:
+    """rbar before the first step, from ||x_0||."""
+    return r0 * (1 + norm)
 
 
 def update_travel(travel: Travel, moved_sq: Array, g_sq: Array, b: float = FORGETTING) -> Travel:
@@ -51,8 +56,12 @@ def update_travel(travel: Travel, moved_sq: Array, g_sq: Array, b: float = FORGE
         g_sq: ||D^-1 g_k||^2, shape (...). In Adam's metric the number of parameters is nearly as good.
         b: forgetting, in [0, 1).
     """
-    xp = array_namespace(travel.reach)
-    reach = xp.maximum(travel.reach, xp.sqrt(moved_sq))
+    return advance_travel(travel, array_namespace(travel.reach).sqrt(moved_sq), g_sq, b)
+
+
+def advance_travel(travel: Travel, moved: Array, g_sq: Array, b: float = FORGETTING) -> Travel:
+    """The same from ||x_k - x_0||."""
+    reach = array_namespace(travel.reach).maximum(travel.reach, moved)
     return Travel(reach, averaged(travel.g_sq, g_sq, corrected_weights(travel.taken, b)), travel.taken + 1)
 
 
@@ -61,13 +70,7 @@ def distance_cap(travel: Travel, c: float = SCALE) -> Array:
     xp = array_namespace(travel.reach)
     total = xp.sqrt(travel.taken * travel.g_sq)
     seen = total > 0
-    return xp.where(seen, c * travel.reach / xp.where(seen, total, xp.ones_like(total)), xp.zeros_like(total))
-
-
-def keep_travel(ok: Array, new: Travel, old: Travel) -> Travel:
-    """The new numbers where the step was taken, the old ones where it was skipped."""
-    xp = array_namespace(old.reach)
-    return Travel(*(xp.where(ok, after, before) for after, before in zip(new, old, strict=True)))
+    return c * (seen * travel.reach) / total.clip(float(xp.finfo(total.dtype).smallest_normal))
 
 
 def sample(flat: Array, offset: int = 0) -> Array:

@@ -19,7 +19,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from proxsps.core.array import Array, array_namespace
+from proxsps.core.array import Array, array_namespace, reciprocal
+
+TINY = 1e-37  # in the range of f32
 
 
 def coupled_value(m: Array, x_sq: Array, lam: Array) -> Array:
@@ -46,10 +48,8 @@ def momentum_weights(k: Array, beta: Array | float) -> Weights:
         k: steps before this one, a float array of any shape.
         beta: in [0, 1), a number or an array of no dims.
     """
-    xp = array_namespace(k)
-    first = k <= 0
-    zero, one = xp.zeros_like(k), xp.ones_like(k)
-    return Weights(xp.where(first, zero, beta * one), xp.where(first, one, (1 - beta) * one))
+    old = beta * k.clip(0.0, 1.0)
+    return Weights(old, 1 - old)
 
 
 def corrected_weights(k: Array, beta: Array | float) -> Weights:
@@ -58,11 +58,15 @@ def corrected_weights(k: Array, beta: Array | float) -> Weights:
     A tensor that gets its first gradient late should bring its own k for its second moments, as in Adam. For first
     moments k counts the steps of the model, which is one for all tensors: before, it did not depend on that tensor.
     """
-    xp = array_namespace(k)
-    # By expm1, because in single precision 1 - beta^(k+1) would lose four digits; powers need not be exact for k = 0.
-    new = (1 - beta) / -xp.expm1((k + 1) * _log(beta))
-    new = xp.where(k <= 0, xp.ones_like(k), new)
+    new = corrected_weight(k, beta)
     return Weights(1 - new, new)
+
+
+def corrected_weight(k: Array, beta: Array | float) -> Array:
+    """w_new of `corrected_weights`."""
+    # 1 / w_new = 1 + beta + ... + beta^k. By expm1, because in single precision 1 - beta^k would lose four digits, and
+    # because it is exactly 0 for k = 0.
+    return reciprocal(1 + array_namespace(k).expm1(k * _log(beta)) * (beta / (beta - 1)))
 
 
 def averaged(old: Array, new: Array, weights: Weights) -> Array:
@@ -86,9 +90,9 @@ def start_averages(like: Array) -> Averages:
 
 def update_averages(averages: Averages, f: Array, g_dot_x: Array, weights: Weights) -> Averages:
     """Take in the loss f and <g, x> over all tensors; a tensor without a gradient adds nothing to <g, x>."""
-    return Averages(
-        averaged(averages.value, f, weights), averaged(averages.offset, g_dot_x, weights), averages.taken + 1
-    )
+    xp = array_namespace(f)
+    new = averaged(xp.stack([averages.value, averages.offset]), xp.stack([f, g_dot_x]), weights)
+    return Averages(new[0], new[1], averages.taken + 1)
 
 
 def averaged_value(f: Array, averages: Averages, d_dot_x: Array) -> Array:
@@ -100,18 +104,14 @@ def averaged_value(f: Array, averages: Averages, d_dot_x: Array) -> Array:
     return f + ((averages.value - f) - (averages.offset - d_dot_x))
 
 
-def keep_averages(ok: Array, new: Averages, old: Averages) -> Averages:
-    """The new numbers where the step was taken, the old ones where it was skipped."""
-    xp = array_namespace(old.value)
-    return Averages(*(xp.where(ok, after, before) for after, before in zip(new, old, strict=True)))
-
-
 def metric(v: Array, eps: float) -> Array:
     """Adam's metric D = sqrt(v) + eps, where v is the average of g^2 with `corrected_weights`."""
     return array_namespace(v).sqrt(v) + eps
 
 
 def _log(beta: Array | float) -> Array | float:
+    """log(beta), finite for beta = 0 too: its powers are then 0 to the last digit."""
     if isinstance(beta, (int, float)):
-        return math.log(beta) if beta > 0 else -math.inf
-    return array_namespace(beta).log(beta)
+        return math.log(max(beta, TINY))
+    xp = array_namespace(beta)
+    return xp.log(xp.clip(beta, TINY))

@@ -10,9 +10,10 @@ multiplier of the two pieces of the max. Reductions of the blocks enter as array
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from proxsps.core.array import Array, array_namespace
+from proxsps.core.array import Array, array_namespace, over_blocks, reciprocal
 
 
 class Dual(NamedTuple):
@@ -41,27 +42,27 @@ def l2_line(gap: Array, d_sq: Array, d_dot_x: Array, alpha: Array, lam: Array) -
         alpha: caps alpha_j >= 0, shape (..., blocks).
         lam: strengths lam_j >= 0, shape (..., blocks).
     """
-    xp = array_namespace(d_sq)
     a = alpha / (1 + alpha * lam)
-    return Line(gap - xp.sum(a * lam * d_dot_x, axis=-1), xp.sum(a * d_sq, axis=-1))
+    return Line(gap - over_blocks(a * lam * d_dot_x), over_blocks(a * d_sq))
 
 
 def line_dual(line: Line) -> Dual:
     """The root of an affine h, clipped to [0, 1]; 0 where h is flat, as then y does not depend on u."""
     xp = array_namespace(line.fall)
     flat = line.fall <= 0
-    root = line.start / xp.where(flat, xp.ones_like(line.fall), line.fall)
+    root = line.start / (line.fall + flat)
     root = xp.where(flat, xp.zeros_like(root), root)
     return Dual(root, root.clip(0.0, 1.0))
 
 
-def admissible(gap: Array, d_sq: Array, d_dot_x: Array, bounded: bool) -> Array:
+def admissible(gap: Array, d_sq: Array, d_dot_x: Array, bounded: bool, *further: Array) -> Array:
     """Whether a step may be taken: loss, gradients and parameters finite, and the loss not below a bound it has.
 
-    Shapes as in `l2_line`; the result has that of `gap`.
+    Shapes as in `l2_line`; `further` numbers that have to be finite, and the result, have that of `gap`.
     """
     xp = array_namespace(d_sq)
-    ok = xp.all(xp.isfinite(xp.concat([gap[..., None], d_sq, d_dot_x], axis=-1)), axis=-1)
+    numbers = [*(number[..., None] for number in (gap, *further)), d_sq, d_dot_x]
+    ok = xp.all(xp.abs(xp.concat(numbers, axis=-1)) < math.inf, axis=-1)
     return ok & (gap >= 0) if bounded else ok
 
 
@@ -75,8 +76,9 @@ class Affine(NamedTuple):
 
 def prox_coefficients(u: Array, alpha: Array, lam: Array) -> Affine:
     """x+ = (x - alpha u d + alpha lam c) / (1 + alpha lam): a step of length alpha u, then the prox of the l2 term."""
-    shrink = 1 / (1 + alpha * lam)
-    return Affine(shrink, -(alpha * shrink) * u, (alpha * lam) * shrink)
+    decay = alpha * lam
+    shrink = reciprocal(1 + decay)
+    return Affine(shrink, (alpha * shrink) * -u, decay * shrink)
 
 
 def coupled_coefficients(u: Array, alpha: Array, lam: Array) -> Affine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from textwrap import fill
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from proxsps.figures import frames, style
 
 COLUMNS = ("task", "title", "metric", "method", "lr", "seed", "ending", "value")
+LEGEND_COLUMNS = 4  # with the longest names of methods
+TITLE_WIDTH = 36  # letters of a line
 ROOM = 0.35  # of the range of good values, beyond which a panel is cut off
 
 
@@ -39,7 +42,7 @@ def over_lr(trials: pd.DataFrame) -> Figure:
     if not np.isfinite(rows["value"]).all():
         handles.append([style.cross_handle()])
     entries = [handle for column in handles for handle in column]
-    figure.legend(handles=entries, loc="outside lower center", ncols=min(5, len(entries)))
+    figure.legend(handles=entries, loc="outside lower center", ncols=min(LEGEND_COLUMNS, len(entries)))
     return figure
 
 
@@ -50,7 +53,8 @@ def _handle(name: str) -> Line2D:
 
 def _panel(axes: Axes, rows: pd.DataFrame) -> None:
     metric = rows["metric"].iloc[0]
-    axes.set(title=rows["title"].iloc[0], xscale="log", yscale="linear" if metric == "accuracy" else "log")
+    title = fill(rows["title"].iloc[0], TITLE_WIDTH)
+    axes.set(title=title, xscale="log", yscale="linear" if metric == "accuracy" else "log")
     axes.title.set_fontsize(9.8)
     low, high = _limits(rows, metric)
     axes.set_ylim(low, high)

@@ -133,12 +133,14 @@ def _with_metric(
     """Blocks in Adam's metric, and moments with the new squares."""
     weights = corrected_weights(before.steps, numbers["b2"])
     squares, steps, out = list(before.square), cast(Array, before.steps), []
+    present = {place for block in blocks for place in block.places}
     for block in blocks:
         for g, place in zip(block.ds, block.places, strict=True):
             squares[place] = averaged(squares[place], g * g, _like(Weights(*(w[place] for w in weights)), g))
-            steps = steps.at[place].add(1)
         out.append(block._replace(metric=[_usable(metric(squares[place], numbers["eps"])) for place in block.places]))
-    return out, before._replace(square=squares, steps=steps)
+    # Added all at once: as one update after the other, each would be a loop of its own to the compiler.
+    taken = jnp.asarray([float(place in present) for place in range(len(squares))], steps.dtype)
+    return out, before._replace(square=squares, steps=steps + taken)
 
 
 def _usable(D: Array) -> Array:

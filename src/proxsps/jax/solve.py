@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from proxsps.core.array import Array
-from proxsps.core.caps import Matched, shares
+from proxsps.core.caps import matched_decision, shares
 from proxsps.core.estimate import coupled_slope, coupled_value
 from proxsps.core.outcome import Report, Solution, report
 from proxsps.core.rules import Decision, Model, StepMemory
 from proxsps.jax.groups import Gathered, TreeBlock
 from proxsps.jax.measured import make_part
-from proxsps.jax.model import Scaled, linear_model
+from proxsps.jax.model import linear_model
 from proxsps.jax.moments import Estimate, Kind, kept, take_in
 from proxsps.jax.passes import dot
 from proxsps.regularizers import L2, Regularizer, Zero
@@ -185,7 +185,7 @@ def _step(
         ends, alpha, u = scaled.parts, scaled.alpha, decision.u
     else:
         found = scaled.matched(caps.longest, ok)
-        decision = _decision(scaled, found, caps.longest)
+        decision = matched_decision(scaled.gap, jnp.sum(scaled.alpha * scaled.d_sq), found, caps.longest)
         ends, alpha, u = scaled.scaled_caps(found.s), caps.longest * scaled.alpha, jnp.ones_like(found.s)
     if caps.factor is not None:
         ends, alpha = [part.capped(caps.factor * part.block.alpha) for part in ends], caps.factor * alpha
@@ -217,14 +217,6 @@ def _caps(method: JaxMethod, estimate: Estimate) -> Caps:
     if method.matched:
         return Caps(list(share), longest, factor)
     return Caps(list(longest * share), longest, factor)
-
-
-def _decision(scaled: Scaled, found: Matched, longest: Array) -> Decision:
-    """The matched step as a part of the longest one; beyond that, the root is that of a step without regulariser."""
-    u = jnp.where(longest > 0, found.s / jnp.where(longest > 0, longest, 1.0), 0.0)
-    steep = longest * jnp.sum(scaled.alpha * scaled.d_sq)
-    free = jnp.where(steep > 0, scaled.gap / jnp.where(steep > 0, steep, 1.0), 1.0)
-    return Decision(jnp.where(u < 1, u, jnp.maximum(free, 1.0)), u, found.height, found.evaluations)
 
 
 def _couple(value: Array, blocks: Sequence[TreeBlock]) -> tuple[Array, list[TreeBlock]]:

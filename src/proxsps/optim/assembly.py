@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from proxsps.core.array import Array, array_namespace
-from proxsps.core.caps import find_matched, l2_matched, l2_ray_heights
+from proxsps.core.array import Array, array_namespace, over_blocks
+from proxsps.core.caps import (
+    Matched,
+    find_matched,
+    l2_matched_height,
+    l2_matched_step,
+    l2_ray_heights,
+    matched_decision,
+    polyak_ray,
+)
 from proxsps.core.dual import Evaluate, Found, eager_loop, fixed_loop, geometric, search_dual, stopping
 from proxsps.core.model import line_heights
 from proxsps.core.rules import Decision, Model
@@ -26,15 +35,37 @@ from proxsps.core.step import (
     relaxation,
 )
 from proxsps.optim.blocks import LINES, ORDER, PROXES, UNITS, Block
-from proxsps.optim.numbers import Device, Host, Numbers
+from proxsps.optim.numbers import Device, Host
 from proxsps.optim.parts import Curve, Lines, Part, Sums, make_curve, make_lines
 from proxsps.optim.reduce import Ranks
 from proxsps.optim.refine import POINTS
 
-SAMPLE = 16  # a search starts from what one in so many entries says
+SAMPLE, COARSEST = 16, 64  # a search starts from what one in so many entries says: one in 16, of many entries fewer
+ENOUGH = 1 << 18  # entries of a sample that tell the root to half a percent: more of them cost more than they save
 ROUNDS = 4  # in which a device closes in on the matched step of several blocks with weight decay; two are usual
 SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
 WORTH = 1 << 20  # entries from which on a pass over a sample is worth its while
+
+NOTHING = np.empty(0)
+Gap = Array | float | Callable[[Array, Array], Array]  # m - C, or how it follows from <g, x> and <d, x>
+
+
+class L2Matched(NamedTuple):
+    """A step of the matched cap with weight decay: its size s, and the numbers that the report of it follows from."""
+
+    gap: Array
+    d_sq: Array
+    d_dot_x: Array
+    share: Array
+    lam: Array
+    longest: Array
+    s: Array
+
+    def decision(self) -> Decision:
+        """All that a step tells, which takes more operations than the step itself."""
+        gap, d_sq, d_dot_x, share, lam, longest, s = self
+        found = Matched(s, l2_matched_height(gap, d_sq, d_dot_x, share, lam, s))
+        return matched_decision(gap, over_blocks(share * d_sq), found, longest)
 
 
 class Assembly:
@@ -49,7 +80,7 @@ class Assembly:
     """
 
     def __init__(
-        self, blocks: Sequence[Block], numbers: Numbers, ranks: Ranks, fused: bool | None, coupled: bool
+        self, blocks: Sequence[Block], numbers: Host | Device, ranks: Ranks, fused: bool | None, coupled: bool
     ) -> None:
         self.blocks, self.numbers, self._coupled = blocks, numbers, coupled
         self._ranks = ranks
@@ -90,14 +121,17 @@ class Assembly:
         for curve in self.curves:
             curve.reach = self.numbers.factor(reach)
 
-    def sums(self, points: bool, gap: Array | None = None) -> Sums:
+    def sums(self, points: bool, gap: Gap | None = None) -> Sums:
         """The sums of all blocks, in their order.
 
         Args:
             points: whether ||x||^2 is wanted too.
-            gap: m - C where it is known already and a search will follow, infinity where the step will be the cap: then
-                the pass over entries that makes the sums is also the first round of the search.
+            gap: m - C where a search will follow, infinity where the step will be the cap: then the pass over entries
+                that makes the sums is also the first round of the search. Where m - C follows from sums, it is a
+                function of them, and a sample of the entries says what it will be about.
         """
+        if not self.curves and self.lines is not None:
+            return Sums(*self.lines.rows(points))
         columns: list[Array] = [None] * len(self.blocks)
 
         def take(part: Part) -> Array:
@@ -111,7 +145,8 @@ class Assembly:
         host = isinstance(self.numbers, Host)
         for i, curve in enumerate(self.curves):
             if host and gap is not None and curve.entries:
-                curve.ahead = self._start = self._guess(self._known_line(columns, gap))
+                self._start = self._first_points(columns, gap, curve)
+                curve.ahead = NOTHING if self._start is None else self._start
             d_sq = take(curve)[0]
             if host and not _ordinary(d_sq):
                 self.curves[i] = make_curve(
@@ -120,6 +155,25 @@ class Assembly:
                 self.curves[i].share = curve.share
                 take(self.curves[i])
         return Sums(*array_namespace(columns[0]).stack(columns, axis=1))
+
+    def _first_points(self, columns: Sequence[Array | None], gap: Gap, curve: Curve) -> Array | None:
+        """Points for the pass that makes the sums of a curve, the last part; None where they would be of no use."""
+        if not callable(gap):
+            return self._guess(self._known_line(columns, gap))
+        if not self._samples:
+            return np.array(geometric(self._points))
+        if any(block.moments.made for block in self.blocks):
+            return None
+        g_dot_x, d_dot_x, products_sq = curve.sampled_dots(SAMPLE)
+        with self.numbers.unchecked():
+            for part in self.parts:
+                if part is not curve:
+                    g_dot_x += sum(extras[0] for extras in part.extras())
+                    d_dot_x += sum(columns[i][1] for i in part.places)
+            height = gap(g_dot_x, d_dot_x)
+        # A sum over a sample is off by about the root of its squares, scaled up.
+        doubt = 2 * math.sqrt(SAMPLE * products_sq)
+        return self._guess(self._known_line(columns, height), doubt) if math.isfinite(height + doubt) else None
 
     def _known_line(self, columns: Sequence[Array | None], gap: Array) -> Line:
         """The line of the affine blocks, before the other blocks are summed."""
@@ -146,7 +200,8 @@ class Assembly:
         height = slope = 0.0
         for curve in self.curves:
             own, bend = curve.heights(u) if every == 1 else curve.sampled(u, every)
-            height, slope = height + curve.share * own, slope + curve.share * bend
+            height = height + curve.share * own
+            slope = slope + curve.share * (math.nan if bend is None else bend)
         if self._sharded:
             height, slope = self._ranks.sum(height, slope)
         start, fall = line_heights(line, u)
@@ -177,40 +232,50 @@ class Assembly:
 
     # The matched cap
 
-    def matched(self, gap: Array, sums: Sums, share: Array, lam: Array, longest: Array) -> Decision:
-        """The step of the matched cap; its u is s / longest."""
-        xp = array_namespace(gap)
-        d_sq = (share * sums.d_sq).sum()
+    def matched(
+        self, gap: Array, sums: Sums, share: Array, lam: Array, longest: Array
+    ) -> tuple[Decision | L2Matched, Array]:
+        """The step of the matched cap, and its size s; its u is s / longest."""
         if not self.curves:
             loop = fixed_loop(ROUNDS) if isinstance(self.numbers, Device) else eager_loop
-            found = l2_matched(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, loop)
-        else:
-            affine = self.numbers.vector([float(affine) for affine in self._affine])
-            found = find_matched(
-                partial(self._ray_heights, sums, affine * share, lam), gap, d_sq, longest, partial(self._zero, gap)
-            )
-        steep = longest * d_sq
-        u = xp.where(longest > 0, found.s / xp.where(longest > 0, longest, xp.ones_like(longest)), 0 * found.s)
-        if self.curves:
-            # H may jump at 0, where x violates a constraint. A step of any size then restores it.
-            u = xp.where((gap > 0) & (longest > 0), xp.maximum(u, xp.full_like(u, SMALLEST)), u)
-        # Beyond the longest step, the root is that of a step without a regulariser.
-        free = xp.maximum(gap / xp.where(steep > 0, steep, xp.ones_like(steep)), xp.ones_like(gap))
-        return Decision(xp.where(u < 1, u, free), u, found.height, found.evaluations)
+            s = l2_matched_step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, loop)
+            return L2Matched(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, s), s
+        d_sq = over_blocks(share * sums.d_sq)
+        affine = self.numbers.vector([float(affine) for affine in self._affine])
+        heights = partial(self._ray_heights, sums, affine * share, lam)
+        start = self._ray_start(heights, gap, d_sq, longest)
+        found = find_matched(heights, gap, d_sq, longest, partial(self._zero, gap, start))
+        # H may jump at 0, where x violates a constraint. A step of any size then restores it.
+        xp = array_namespace(gap)
+        found = found._replace(s=xp.where(gap > 0, xp.maximum(found.s, SMALLEST * longest), found.s))
+        return matched_decision(gap, d_sq, found, longest), found.s
 
-    def _ray_heights(self, sums: Sums, share: Array, lam: Array, s: Array) -> tuple[Array, Array]:
-        """sum <d, x+(s) - x> of all blocks; no slopes."""
-        height = sum(curve.share * curve.ray_heights(s) for curve in self.curves)
+    def _ray_start(self, heights: Callable[..., tuple[Array, Array]], gap: Array, d_sq: Array, longest: Array) -> Array:
+        """Points for the first round on the ray: 1, and where a sample of the entries says that the zero is."""
+        if isinstance(self.numbers, Device) or not self._samples or gap <= 0:
+            return np.ones(1)
+        noise = 3 * math.sqrt(SAMPLE / self._entries)
+
+        def find(evaluate: Evaluate) -> Found:
+            return self.numbers.find_zero(evaluate, gap, noise / 100 * gap, np.float64(0.0), 1e-3)
+
+        about = find_matched(partial(heights, every=SAMPLE), gap, d_sq, longest, find).s
+        v = polyak_ray(gap, d_sq, longest).v(about)
+        return np.array([1.0, *(v * (1 + noise * np.array([-1.0, 0.0, 1.0])))]) if v < 1 - noise else np.ones(1)
+
+    def _ray_heights(self, sums: Sums, share: Array, lam: Array, s: Array, every: int = 1) -> tuple[Array, Array]:
+        """sum <d, x+(s) - x> of all blocks, from a sample for `every` above 1; no slopes."""
+        height = sum(curve.share * curve.ray_heights(s, every) for curve in self.curves)
         if self._sharded:
             (height,) = self._ranks.sum(height)
         if self.lines is not None:
             height = height + l2_ray_heights(sums.d_sq, sums.d_dot_x, share, lam, s)[0]
         return height, s * math.nan
 
-    def _zero(self, gap: Array, evaluate: Evaluate) -> Found:
+    def _zero(self, gap: Array, start: Array, evaluate: Evaluate) -> Found:
         if isinstance(self.numbers, Device):
             return self.numbers.refine_zero(evaluate, gap)
-        return self.numbers.find_zero(evaluate, gap, *self._stopping(gap))
+        return self.numbers.find_zero(evaluate, gap, *self._stopping(gap), start)
 
     def _stopping(self, gap: Array) -> tuple[Array, Array, float]:
         """How exact a search has to be: its tolerance, the rounding of h, and that of the entries."""
@@ -228,20 +293,33 @@ class Assembly:
         if self._sharded and isinstance(self.numbers, Device):
             return POINTS
         if self._sharded:
-            return 1 if any(curve.kind == PROXES for curve in self.curves) else 3
+            return 1 if any(block.kind == PROXES for block in self.blocks) else 3
         return min(curve.points for curve in self.curves)
 
-    def _guess(self, line: Line) -> Array:
-        """Points for the first round: where a sample of the entries says that the root is, or all over [0, 1]."""
+    @property
+    def _entries(self) -> int:
+        """Entries that a pass reads."""
+        return sum(curve.entries for curve in self.curves)
+
+    @property
+    def _samples(self) -> bool:
+        """Whether a search starts from a sample."""
+        return not self._sharded and self._entries >= WORTH and not any(curve.kind == PROXES for curve in self.curves)
+
+    def _guess(self, line: Line, doubt: float = 0.0) -> Array:
+        """Points for the first round: where a sample of the entries says that the root is, or all over [0, 1].
+
+        `doubt` is how much h(0) may be off.
+        """
         if line.start == math.inf:
             return np.ones(1)
-        entries = sum(curve.entries for curve in self.curves)
-        if self._sharded or entries < WORTH or any(curve.kind == PROXES for curve in self.curves):
+        if not self._samples:
             return np.array(geometric(self._points))
-        noise = 3 * math.sqrt(SAMPLE / entries) * abs(line.start)  # about the accuracy of h on the sample
+        every = min(max(SAMPLE, self._entries // ENOUGH), COARSEST)
+        noise = 3 * math.sqrt(every / self._entries) * abs(line.start) + doubt  # about the accuracy of h on the sample
 
         def evaluate(u: Array) -> tuple[Array, Array]:
-            return self._heights(line, u, SAMPLE)
+            return self._heights(line, u, every)
 
         found = search_dual(evaluate, line.start, noise / 100, 1e-3, 8, eager_loop, 0.0, geometric(4), 4)
         u = found.u if found.done else found.estimate
@@ -262,7 +340,7 @@ class Assembly:
             max_move: limit on the length of the move, or None.
         """
         if not (isinstance(self.reach, float) and self.reach == 1):
-            if self.numbers.refuses(self.reach > 0):
+            if self.numbers.vanishes(self.reach):
                 return 1.0
             alpha = self.reach * alpha
         s: Array | float = 1.0

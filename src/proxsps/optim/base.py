@@ -1,4 +1,4 @@
-"""What all optimizers here share: checked groups, the loss that belongs to the gradient, one step, checkpoints."""
+"""What all optimizers here share: checked groups, and one step with the loss that belongs to the gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from proxsps.core.array import Array
 from proxsps.core.rules import Decision, Model
 from proxsps.core.step import admissible
-from proxsps.optim.assembly import Assembly
+from proxsps.optim.assembly import Assembly, Gap
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.caps import Caps, Known, Step
 from proxsps.optim.checks import (
@@ -27,26 +27,24 @@ from proxsps.optim.checks import (
     check_limit,
     check_lr,
     check_nonnegative,
-    check_origin,
     check_regularizer,
     check_unflattened,
-    check_variant,
     computable,
     is_fake,
 )
 from proxsps.optim.estimate import Estimate
-from proxsps.optim.last_step import LastStep, Solution, report
-from proxsps.optim.memory import restored
-from proxsps.optim.numbers import Host, Numbers, choose
+from proxsps.optim.last_step import LastStep, Taken, report
+from proxsps.optim.memory import keep_numbers
+from proxsps.optim.numbers import Device, Host, Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
+from proxsps.optim.saving import SavesState
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
-from proxsps.regularizers import Regularizer
 
 LOW = 100  # steps in a row with a model at or below its bound, after which this is said
 
 
-class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
+class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     """Base of the optimizers that set their step from the loss value.
 
     A step has four parts: the estimate makes a linear model of the loss, the assembly reduces it to a few numbers, the
@@ -75,15 +73,11 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         self._complete = True
         self._register_hooks()
 
-    def _register_hooks(self) -> None:
-        self.register_state_dict_post_hook(_only_plain_data)
-        self.register_load_state_dict_pre_hook(_remember)
-
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
         self._forget_losses()
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
-        self._taken: dict[str, tuple[Array, Solution] | None] = {"last": None}
+        self._taken: dict[str, Taken | None] = {"last": None}
         self._warned: set[str] = set()
         self._loading: dict[str, Any] | None = None
         self._low = 0  # steps in a row with a model at or below its bound
@@ -204,18 +198,20 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
         decision = self._decide(model, assembly.blocks, assembly.numbers, ok)
         return Step(decision, decision.u)
 
-    def _step(self, blocks: list[Block], numbers: Numbers, value: Any, weight: float, bound: Any) -> None:
+    def _step(self, blocks: list[Block], numbers: Host | Device, value: Any, weight: float, bound: Any) -> None:
         bounded = self.bounded and bound is not None
-        f, C = numbers.scalar(value), numbers.scalar(bound if bounded else 0.0)
+        f, C = numbers.scalar(value), numbers.number(bound if bounded else 0.0)
         estimate, caps = self._estimate(), self._caps(numbers)
         estimate.prepare(blocks, numbers)
         alpha = caps.prepare(blocks, numbers)
         lam = numbers.vector([block.lam for block in blocks])
         assembly = Assembly(blocks, numbers, self._ranks, self.param_groups[0]["fused"], estimate.coupled)
         alone = self._ranks.size == 1
-        ahead = None
-        if alone and estimate.plain and not caps.scaled:
-            ahead = f - C if bounded else math.inf
+        ahead: Gap | None = None
+        if alone and not estimate.coupled and not caps.scaled:
+            ahead = (lambda *dots: _above(estimate.expected(f, *dots), C)) if bounded else math.inf
+            if estimate.plain and bounded:
+                ahead = _above(f, C)
         sums = assembly.sums(points=estimate.coupled or self._max_move is not None, gap=ahead)
         extras, travelled = estimate.extras(assembly.parts), caps.sums(assembly.parts)
         agreed, active = True, self._ranks.size
@@ -225,23 +221,22 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
             )
         m = estimate.value(f, extras, sums, lam)
         # The model of an average may be below a bound that the loss keeps.
-        gap, above = m - C, (m if estimate.coupled else f) - C
-        ok = admissible(above, sums.d_sq, sums.d_dot_x, bounded) & agreed
-        if not estimate.plain:
-            ok = ok & (abs(gap) < math.inf)
+        gap = _above(m, C)
+        above, further = (gap, ()) if estimate.plain or estimate.coupled else (_above(f, C), (gap,))
+        ok = admissible(above, sums.d_sq, sums.d_dot_x, bounded, *further)
+        ok = ok if agreed is True else ok & agreed
         if numbers.refuses(ok):
             self._explain_skip(m if estimate.coupled else f, C, bounded)
-            solution = Solution.skipped(gap)
+            taken = Taken(alpha, False, gap)
         else:
             known = Known(gap, sums, alpha, lam, bounded, travelled, estimate.g_sq(extras, sums))
             step = self._choose(assembly, caps, known, ok)
             assembly.reach = step.reach
             s = assembly.write(step.u, estimate.move_sums(extras, sums), alpha, lam, ok, self._max_move)
-            if caps.scaled:
-                alpha = step.caps * alpha
-            solution = Solution(ok, gap, *step.decision, s, step.distance, step.longest)
+            taken = Taken(alpha, ok, gap, step, s)
+            keep_numbers(self.param_groups, numbers, ok, estimate.changes() | caps.changes())
             estimate.commit(ok)
-            caps.commit(ok)
+            caps.commit()
             if bounded and not estimate.plain and isinstance(numbers, Host):
                 self._notice_low(gap, C)
         for block in blocks:
@@ -249,14 +244,15 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
                 finish()
         if len(blocks) > len(self.param_groups):  # shards, whole and frozen tensors of one group
             places = {id(block.group): i for i, block in reversed(list(enumerate(blocks)))}
-            alpha = numbers.vector([alpha[places[id(group)]] for group in self.param_groups])
-        self._taken["last"] = (alpha, solution)
+            taken = taken._replace(alpha=numbers.vector([alpha[places[id(group)]] for group in self.param_groups]))
+        self._taken["last"] = taken
         if self._ranks.check and 1 < self._ranks.size == active:
             self._ranks.compare(self.last_step.tau, self._named())
 
     @property
     def _max_move(self) -> float | None:
-        return self.param_groups[0]["max_move"]
+        limit: float | None = self.param_groups[0]["max_move"]
+        return limit
 
     def _named(self) -> Iterable[tuple[str, Tensor]]:
         """All parameters with a name each."""
@@ -268,7 +264,7 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
     def last_step(self) -> LastStep | None:
         """What the last step did; None before the first, and where there was no gradient to step with."""
         taken = self._taken["last"]
-        return None if taken is None else report(*taken)
+        return None if taken is None else report(taken)
 
     def _explain_skip(self, m: Array, C: Array, bounded: bool) -> None:
         """Warn once of each reason to leave parameters as they are."""
@@ -307,55 +303,10 @@ class PolyakOptimizer(WatchesLosses, Optimizer, TakesUnevenInputs):
             text = f"{type(self).__name__}: {reason}. {effect}. This is said once."
             warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
-    # Checkpoints
 
-    def _restore(self, state: dict[Any, Any]) -> None:
-        """Undo what torch does to loaded state: it casts all of it to the dtypes of the parameters.
-
-        What is left are copies, so that later steps do not change the dictionary they come from.
-        """
-        loading, self._loading = self._loading or {"param_groups": (), "state": {}}, None
-        params = [p for group in self.param_groups for p in group["params"]]
-        places = [i for group in loading["param_groups"] for i in group["params"]]
-        saved = dict(zip(params, places, strict=False))
-        for param in params:
-            original = loading["state"].get(saved.get(param))
-            own = state.get(param)
-            for key, value in own.items() if isinstance(own, dict) and isinstance(original, dict) else ():
-                if isinstance(value, Tensor):
-                    own[key] = self._unpacked(param, key, restored(key, value, original.get(key), param))
-
-    def _packed(self, param: Tensor, key: str, value: Any) -> Any:
-        """A value of the state as it goes into a checkpoint."""
-        return value
-
-    def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
-        """The inverse of `_packed`."""
-        return value
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_ranks": self._ranks}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # load_state_dict calls this last, after its hooks and checks: an error here leaves everything as it was.
-        own = self.param_groups if "defaults" not in state else None
-        for group, saved in zip(own or (), state["param_groups"], strict=own is not None):
-            check_origin(type(self).__name__, self.defaults, group, saved)
-            check_variant(type(self).__name__, group, saved)
-        if own is not None:
-            self._restore(state["state"])
-        super().__setstate__(state)
-        self._complete = True
-        self.defaults.pop("differentiable", None)  # torch adds it, to optimizers without that option too
-        if "_watched" not in self.__dict__:  # unpickled or copied
-            self._forget()
-            self._register_hooks()
-        for group in self.param_groups:
-            group.pop("differentiable", None)
-            for key, default in self.defaults.items():
-                group.setdefault(key, default)
-        for group, mine in zip(self.param_groups, own or (), strict=own is not None):
-            _keep_regularizer(group, mine["regularizer"])
+def _above(m: Array, C: Array | float) -> Array:
+    """m - C; without an operation for the usual C = 0."""
+    return m if isinstance(C, float) and C == 0 else m - C
 
 
 def _with_gradient(block: Block) -> list[Tensor]:
@@ -364,36 +315,3 @@ def _with_gradient(block: Block) -> list[Tensor]:
         if owner.grad is not None:
             return [x]
     return []
-
-
-def _only_plain_data(opt: PolyakOptimizer, state: dict[str, Any]) -> None:
-    """Make a dictionary of state one of plain data (regularisers as text) and copies, which do not follow later steps.
-
-    A hook, because hooks of the user, which come after it, are to see what will be saved.
-    """
-    state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
-    params = [p for group in opt.param_groups for p in group["params"]]
-    owners = dict(zip((i for group in state["param_groups"] for i in group["params"]), params, strict=True))
-    for i, own in list(state["state"].items()):
-        if i in owners and isinstance(own, dict):  # else it is the user's
-            state["state"][i] = {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
-
-
-def _remember(opt: PolyakOptimizer, state: dict[str, Any]) -> None:
-    """Keep hold of a dictionary that is being loaded, of which torch makes one in the dtypes of the parameters."""
-    opt._loading = state
-
-
-def _keep_regularizer(group: dict[str, Any], phi: Regularizer | None) -> None:
-    """Give a loaded group the regulariser it was constructed with, which a checkpoint has only as text."""
-    saved, group["regularizer"] = group["regularizer"], phi
-    if _plain(saved) != _plain(phi):  # a dictionary without one gets the default, which is no text
-        text = f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
-        warnings.warn(text, UserWarning, stacklevel=6)
-
-
-def _plain(value: Any) -> Any:
-    """An option of a group as it goes into a checkpoint."""
-    if isinstance(value, Regularizer):
-        return repr(value)
-    return value.clone() if isinstance(value, Tensor) else value

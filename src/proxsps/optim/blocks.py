@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class Block:
     moments: Moments | None = None  # averages of gradients, where the model is made of them
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
     metrics: list[Tensor] = field(default_factory=list)  # D, one entry per entry, where the prox needs it
+    owns: list[dict[str, Any]] | None = None  # state of the owners, where it was looked up; {} for those without
     starts: list[Tensor] | None = None  # sampled entries of x_0, where a part may compare them while it sums
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
@@ -81,14 +82,27 @@ class Block:
         if not self.params:
             return []
         first = self._structure(0)
-        if not isinstance(first, Rows) and self._uniform:  # only rows depend on the shape
+        if self._alike and not isinstance(first, Rows):
             return [first] * len(self.params)
         return [first, *(self._structure(i) for i in range(1, len(self.params)))]
 
     @property
-    def _uniform(self) -> bool:
-        """Whether the regulariser is the same for all tensors."""
-        return getattr(type(self.phi), "at", None) is Regularizer.at
+    def entries(self) -> Entries:
+        """The structure of all tensors of a block of this kind."""
+        first = self._structure(0)
+        if not isinstance(first, Entries):
+            raise TypeError("A block whose regulariser does not act on each entry came to a part that needs this.")
+        return first
+
+    @property
+    def rows(self) -> list[Rows]:
+        """The structures of the tensors of a block of this kind, one by one."""
+        return [own for own in self.structures if isinstance(own, Rows)]
+
+    @property
+    def _alike(self) -> bool:
+        """Whether the first tensor tells the structure of all, up to the lengths of rows."""
+        return type(self.phi).at is Regularizer.at and self.phi.one_kind
 
     def _structure(self, i: int) -> Structure | None:
         found = self.phi.at(self.indices[i]).structure(self.params[i].shape)
@@ -107,8 +121,10 @@ class Block:
         if self.phi.joint and not isinstance(first, Entries):
             return UNITS
         if isinstance(first, Entries):
-            return ENTRIES if self._uniform or all([other == first for other in self.structures]) else PROXES
-        return ROWS if isinstance(first, Rows) else PROXES
+            return ENTRIES if self._alike or _all_equal(self.structures) else PROXES
+        if isinstance(first, Rows):
+            return ROWS if self._alike or all([isinstance(own, Rows) for own in self.structures]) else PROXES
+        return PROXES
 
     @property
     def quadratic(self) -> bool:
@@ -118,23 +134,31 @@ class Block:
         """
         if self.in_metric:
             return isinstance(self.phi, Zero) or self.group["regularizer"] is None
-        return isinstance(self.phi, L2) or isinstance(self._structure(0), Quadratic)
+        if is_l2(self.phi):
+            return True
+        first = self._structure(0)
+        return isinstance(first, Quadratic) and first.center is None and (self._alike or _all_equal(self.structures))
 
     @property
     def lam(self) -> float:
         """Strength of the squared l2 norm, 0 for any other regulariser."""
-        return self.phi.lam if isinstance(self.phi, L2) and self.quadratic else 0.0
+        if is_l2(self.phi):
+            return self.phi.lam if self.quadratic else 0.0
+        if not self.params or self.in_metric or isinstance(self.phi, Zero) or not self.quadratic:
+            return 0.0
+        first = self._structure(0)
+        return float(first.lam) if isinstance(first, Quadratic) else 0.0
 
     @property
     def centered(self) -> bool:
         """Whether the squared l2 norm has a centre."""
-        return isinstance(self.phi, L2) and self.phi.center is not None
+        return is_l2(self.phi) and self.phi.center is not None
 
     @property
     def centers(self) -> list[Tensor] | list[None]:
         """One centre per tensor, None where the squared l2 norm has none."""
         phi = self.phi
-        if not isinstance(phi, L2) or phi.center is None:
+        if not is_l2(phi) or phi.center is None:
             return [None] * len(self.params)
         return [
             torch.as_tensor(phi.at(i).center, dtype=x.dtype, device=x.device)
@@ -153,6 +177,19 @@ class Block:
     def double(self) -> bool:
         """Whether some parameter has double precision."""
         return any([x.dtype is torch.float64 for x in self.params])
+
+
+def is_l2(phi: Regularizer) -> TypeGuard[L2]:
+    """Whether a regulariser is the squared l2 norm; a subclass of it with another prox is not."""
+    return isinstance(phi, L2) and type(phi).prox is L2.prox
+
+
+def _all_equal(structures: Sequence[Structure | None]) -> bool:
+    """Whether all structures are known to be the same."""
+    try:
+        return all([own == structures[0] for own in structures])
+    except (RuntimeError, ValueError):  # they hold arrays, which are equal only entry by entry
+        return False
 
 
 def plain(*lists: Sequence[Tensor]) -> bool:
@@ -248,7 +285,7 @@ def _dense(block: Block) -> Block:
 
 
 def _has_lazy_signs(tensors: Sequence[Tensor], has_complex: bool) -> bool:
-    return any([t.is_neg() for t in tensors]) or (has_complex and any([t.is_conj() for t in tensors]))
+    return any(map(Tensor.is_neg, tensors)) or (has_complex and any([t.is_conj() for t in tensors]))
 
 
 def _resolve(block: Block) -> None:

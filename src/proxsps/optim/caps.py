@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from proxsps.core.array import Array, array_namespace
+from proxsps.core.array import Array
 from proxsps.core.caps import shares
 from proxsps.core.rules import Decision, linear, truncated
-from proxsps.optim.assembly import Assembly
+from proxsps.optim.assembly import Assembly, L2Matched
 from proxsps.optim.blocks import Block
 from proxsps.optim.numbers import Numbers
 from proxsps.optim.parts import Part, Sums
@@ -39,8 +39,8 @@ class Known(NamedTuple):
 class Step(NamedTuple):
     """A step that was chosen: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
 
-    decision: Decision
-    u: Array
+    decision: Decision | L2Matched
+    u: Array | float
     reach: Array | float = 1.0
     caps: Array | float = 1.0  # what caps are of `alpha`, factors on the step included
     distance: Array | float = math.nan  # the distance cap
@@ -65,15 +65,18 @@ class Caps:
         self._numbers = numbers
         if self._distance is not None:
             self._distance.offer(blocks)
-        alpha = numbers.vector([block.alpha for block in blocks])
+        rates = [block.alpha for block in blocks]
         if not self.scaled:
-            return alpha
-        self._largest, alpha = shares(alpha)
-        known = not any(isinstance(block.alpha, Tensor) for block in blocks)
-        largest = max(float(block.alpha) for block in blocks) if known else None
-        for i, block in enumerate(blocks):
-            block.scaled = True
-            block.alpha = block.alpha / (largest or 1.0) if known else alpha[i]
+            return numbers.vector(rates)
+        if any(isinstance(rate, Tensor) for rate in rates):
+            self._largest, alpha = shares(numbers.vector(rates))
+            own = list(alpha)
+        else:
+            self._largest = max(map(float, rates))
+            own = [rate / (self._largest or 1.0) for rate in rates]
+            alpha = numbers.vector(own)
+        for block, share in zip(blocks, own, strict=True):
+            block.scaled, block.alpha = True, share
         return alpha
 
     def sums(self, parts: Iterable[Part]) -> list[Array]:
@@ -88,29 +91,37 @@ class Caps:
             decision = rule(assembly.model(gap, sums, alpha, lam))
             return Step(decision, decision.u)
         longest, factor, distance = self._longest(known)
-        caps = factor * longest
-        if self._numbers.refuses(longest > 0):
+        caps = _times(factor, longest)
+        if self._numbers.vanishes(longest):
             nothing = self._numbers.scalar(0.0)
             return Step(Decision(nothing, nothing, gap), nothing, 0.0, caps, distance, longest)
         if self._matched and bounded:
-            decision = assembly.matched(gap, sums, alpha, lam, longest)
-            one = array_namespace(gap).ones_like(gap)
-            return Step(decision, one, caps * decision.u, caps, distance, longest)
+            found, s = assembly.matched(gap, sums, alpha, lam, longest)
+            one = self._numbers.scalar(1.0) if assembly.curves else 1.0
+            return Step(found, one, _times(factor, s), caps, distance, longest)
         assembly.reach = longest
         decision = rule(assembly.model(gap, sums, longest * alpha, lam))
         return Step(decision, decision.u, caps, caps, distance, longest)
 
-    def _longest(self, known: Known) -> tuple[Array, Array, Array | float]:
+    def _longest(self, known: Known) -> tuple[Array, Array | float, Array | float]:
         """The number that shares are multiplied with, the factor on the step, and the distance cap."""
-        one = self._numbers.scalar(1.0)
         if self._distance is None:
-            return self._largest, one, math.nan
+            return self._numbers.scalar(self._largest), 1.0, math.nan
         distance = self._distance.cap(*known.travelled, known.g_sq)
         if self._factor:
             return distance, self._largest, distance
-        return array_namespace(one).minimum(distance, self._largest), one, distance
+        return distance.clip(max=self._largest), 1.0, distance
 
-    def commit(self, ok: Array) -> None:
+    def changes(self) -> dict[str, tuple[Array, Array]]:
+        """Numbers of the groups that a step changes: what they are after it and before."""
+        return {} if self._distance is None else self._distance.changes()
+
+    def commit(self) -> None:
         """Store the state of the caps."""
         if self._distance is not None:
-            self._distance.commit(ok)
+            self._distance.commit()
+
+
+def _times(factor: Array | float, number: Array) -> Array:
+    """A product; without an operation where the factor is the number 1, as it usually is."""
+    return number if isinstance(factor, float) and factor == 1 else factor * number

@@ -13,19 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array
+from proxsps.core.array import Array, over_blocks
 from proxsps.core.estimate import (
     Averages,
     Weights,
     averaged_value,
     corrected_weights,
     coupled_value,
-    keep_averages,
     momentum_weights,
     update_averages,
 )
 from proxsps.optim.blocks import Block
-from proxsps.optim.memory import State, blank, entries, replace, store_all
+from proxsps.optim.memory import State, blank, entries, replace
 from proxsps.optim.moments import ROWS, DeviceMoments, Moments
 from proxsps.optim.numbers import Device, Numbers
 from proxsps.optim.parts import Part, Sums
@@ -44,6 +43,9 @@ class Estimate:
     def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> None:
         """Set the slopes of the blocks, or say how they are made."""
 
+    def start(self, owner: Tensor) -> None:
+        """Make the state of a parameter, where there is none."""
+
     def extras(self, parts: Iterable[Part]) -> list[Array]:
         """Further sums on this rank, after those of the slopes: rows with one number per block."""
         return []
@@ -52,16 +54,24 @@ class Estimate:
         """The value of the model at x, from the loss and sums over all ranks."""
         return f
 
+    def expected(self, f: Array, g_dot_x: Array, d_dot_x: Array) -> Array:
+        """The value of the model from inner products over all blocks, which may be estimates."""
+        return f
+
     def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
         """The sums from which the Euclidean length of a move follows."""
         return sums
 
     def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
         """||D^-1 g||^2 of the gradient g of this step."""
-        return sums.d_sq.sum()
+        return over_blocks(sums.d_sq)
+
+    def changes(self) -> dict[str, tuple[Array, Array]]:
+        """Numbers of the groups that a step changes: what they are after it and before."""
+        return {}
 
     def commit(self, ok: Array) -> None:
-        """Keep what was prepared where the step was taken."""
+        """Keep tensors that were prepared where the step was taken."""
 
 
 class Coupled(Estimate):
@@ -137,7 +147,7 @@ class Averaged(Estimate):
                 for owner in owners:
                     self.start(owner)
             # Looked up once: with hundreds of tensors, hashing them takes as long as the arithmetic.
-            owns = [self._state.get(owner, {}) for owner in owners]
+            block.owns = owns = [self._state.get(owner, {}) for owner in owners]
             moments = (DeviceMoments if device else Moments)(block.slopes, _held(block, owns, "average"), weights)
             moments.moves, moments.eps = self._moves, self._eps
             moments.sizes = self._groups[0].get("distance_cap", True)
@@ -146,7 +156,7 @@ class Averaged(Estimate):
             if self._beta2 is not None:
                 moments.squares = _held(block, owns, "square")
                 moments.present = [owner.grad is not None for owner in owners]
-                if device:
+                if isinstance(moments, DeviceMoments):
                     moments.beta2 = self._beta2
                     moments.steps = [own["steps"] for own in owns]
                 else:
@@ -177,14 +187,26 @@ class Averaged(Estimate):
             for place, column in zip(part.places, part.extras(), strict=True):
                 for row, number in zip(rows, column, strict=False):  # the last ones are of moves
                     row[place] = number
-        return [self._numbers.vector(row) for row in rows]
+        if not self._centered:
+            rows[2] = []
+        return [self._numbers.vector(row) if row else 0.0 for row in rows]
+
+    @property
+    def _centered(self) -> bool:
+        return any(block.centered for block in self._blocks)
 
     def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
         """The average of the linear models at the current point."""
-        g_dot_x, center = extras[0].sum(), extras[2].sum()
+        d_dot_x = over_blocks(sums.d_dot_x)
+        if self._centered:
+            d_dot_x = d_dot_x + over_blocks(extras[2])
+        return self.expected(f, over_blocks(extras[0]), d_dot_x)
+
+    def expected(self, f: Array, g_dot_x: Array, d_dot_x: Array) -> Array:
+        """The same, from inner products."""
         with self._numbers.unchecked():  # what is not finite is skipped
             self._after = update_averages(self._before, f, g_dot_x, self._weights)
-            return averaged_value(f, self._after, sums.d_dot_x.sum() + center)
+            return averaged_value(f, self._after, d_dot_x)
 
     def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
         """In a metric, the sums of D^-1 d in the place of those of d."""
@@ -192,35 +214,48 @@ class Averaged(Estimate):
 
     def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
         """Of the gradient alone, in the metric."""
-        return extras[1].sum()
+        return over_blocks(extras[1])
+
+    def changes(self) -> dict[str, tuple[Array, Array]]:
+        """The numbers of the model."""
+        return dict(zip(self.keys, zip(self._after, self._before, strict=True), strict=True))
 
     def commit(self, ok: Array) -> None:
         """Keep the new averages."""
-        after = keep_averages(ok, self._after, self._before)
-        values = dict(zip(self.keys, map(self._numbers.factor, after), strict=True))
-        store_all(self._groups, **values)
         for block in self._blocks:
-            if not block.moments.written:
-                block.moments.make(block, self._numbers)  # in a step of length 0, nothing is written
-            block.moments.keep(ok, partial(self._replace, block))
+            own = block.known_moments
+            if not own.written:
+                own.make(block, self._numbers)  # in a step of length 0, nothing is written
+            own.keep(ok, partial(self._replace, block))
         if self._beta2 is not None:
             self._count(ok)
 
     def _count(self, ok: Array) -> None:
         """One more gradient for each parameter that has one, where the step is taken."""
+        if isinstance(self._numbers, Device):
+            self._count_on_device(ok)
+            return
         counts = []
         for block in self._blocks:
-            for owner, has in zip(block.owners, block.moments.present, strict=True):
+            owns = [self._state[owner] for owner in block.owners] if block.owns is None else block.owns
+            for owner, own, has in zip(block.owners, owns, block.known_moments.present, strict=True):
                 if has:
-                    own = self._state[owner]
+                    own = own or self._state[owner]
                     if "steps" not in own:
                         own["steps"] = torch.zeros((), dtype=torch.float32)
                     counts.append(own["steps"])
-        if isinstance(self._numbers, Device) and counts:
-            # Not by adding a tensor to all of them, for which torch reads it.
-            torch._foreach_copy_(counts, list((torch.stack(counts) + ok).unbind()))
-        elif counts:  # a tensor with alpha, because torch takes far longer for hundreds of sums with a number
+        if counts:  # a tensor with alpha, because torch takes far longer for hundreds of sums with a number
             torch._foreach_add_(counts, torch.ones(()), alpha=1.0)
+
+    def _count_on_device(self, ok: Array) -> None:
+        """Not by adding a tensor to all counts, for which torch reads it."""
+        old, new = [], []
+        for own in (block.moments for block in self._blocks if block.params):
+            counts = (own.counts + ok).unbind()
+            old += [steps for steps, has in zip(own.steps, own.present, strict=True) if has]
+            new += [steps for steps, has in zip(counts, own.present, strict=True) if has]
+        if old:
+            torch._foreach_copy_(old, new)
 
     def _replace(self, block: Block, i: int, key: str, new: Tensor) -> None:
         owner = block.group["params"][block.indices[i]]
@@ -229,9 +264,9 @@ class Averaged(Estimate):
 
 def _held(block: Block, owns: Sequence[dict[str, Any]], key: str) -> list[Tensor]:
     """State of a block as it has its parameters; zeros where there is none yet."""
-    found = [own.get(key) for own in owns]
+    found: list[Any] = [own.get(key) for own in owns]
     if any([held is None for held in found]):
         found = [blank(owner) if held is None else held for owner, held in zip(block.owners, found, strict=True)]
-    if all([type(held) is Tensor for held in found]) and not any([held.is_complex() for held in found]):
+    if set(map(type, found)) <= {Tensor} and not any(dtype.is_complex for dtype in {held.dtype for held in found}):
         return found
     return [entries(held, block.gathered) for held in found]

@@ -1,21 +1,42 @@
-"""What a step did, kept as the numbers it was solved with and read when they are needed."""
+"""What a step did, kept as the numbers it was solved with; what only the report needs is calculated when it is read."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
 from proxsps.core.array import Array
 from proxsps.core.outcome import Report, Solution
 from proxsps.core.outcome import report as core_report
+from proxsps.core.rules import Decision
+from proxsps.optim.caps import Step
 
 
 class LastStep(Report):
     """What the last step did, as tensors on the device it ran on; only `branch_name` and `cap_name` wait for it."""
 
 
-def report(alpha: Array, solution: Solution) -> LastStep:
-    """The report of a step with the caps alpha, one entry per group."""
+class Taken(NamedTuple):
+    """A step that was solved and written, or skipped."""
+
+    alpha: Array  # caps, or shares of `Step.caps`; one entry per group
+    ok: Array | bool  # whether loss and gradients allowed a step
+    gap: Array
+    step: Step | None = None  # None for none
+    relaxation: Array | float = 1.0
+
+
+def report(taken: Taken) -> LastStep:
+    """The report of a step."""
+    alpha, ok, gap, step, s = taken
+    if step is None:
+        solution = Solution.skipped(gap)
+    else:
+        decision = step.decision if isinstance(step.decision, Decision) else step.decision.decision()
+        solution = Solution(ok, gap, *decision, s, step.distance, step.longest)
+        alpha = step.caps * alpha
     return LastStep(*map(torch.as_tensor, core_report(alpha, solution)))
 
 
-__all__ = ["LastStep", "Solution", "report"]
+__all__ = ["LastStep", "Taken", "report"]

@@ -32,9 +32,17 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0].reshape(-1)
     if torch.compiler.is_compiling():
-        return _join(list(tensors))
+        vector: Tensor = _join(list(tensors))
+        return vector
     # Most tensors of a network are short vectors, and a view of each would take longer than to copy it.
     return torch.cat([x if x.dim() == 1 else x.reshape(-1) for x in tensors])
+
+
+def join_all(lists: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    """Each list of tensors as one vector; those of one dtype in one operation."""
+    if len({tensors[0].dtype for tensors in lists}) > 1 or len(lists[0]) == 1:
+        return [join(tensors) for tensors in lists]
+    return join([x for tensors in lists for x in tensors]).split([sum(x.numel() for x in ts) for ts in lists])
 
 
 def spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:

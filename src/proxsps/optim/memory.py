@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxsps.core.array import Array, chosen
 from proxsps.optim.blocks import PLAIN
+from proxsps.optim.numbers import Device, Numbers
 
 State = Mapping[Tensor, dict[str, Any]]
 
@@ -26,11 +28,24 @@ def store_all(groups: Sequence[dict[str, Any]], **values: Tensor | float) -> Non
     """Keep numbers of the whole step, in all groups alike; tensors in place, and in one go."""
     held = [(group[key], value) for group in groups for key, value in values.items()]
     if held and all(isinstance(part, Tensor) for pair in held for part in pair) and not torch.compiler.is_compiling():
-        torch._foreach_copy_(*(list(column) for column in zip(*held, strict=True)))
+        old, new = (list(column) for column in zip(*held, strict=True))
+        torch._foreach_copy_(old, new)
         return
     for group in groups:
         for key, value in values.items():
             store(group, key, value)
+
+
+def keep_numbers(
+    groups: Sequence[dict[str, Any]], numbers: Numbers, ok: Array, changes: Mapping[str, tuple[Array, Array]]
+) -> None:
+    """Keep numbers of the whole step, each given as it is after and as it was before, where the step was taken."""
+    if not changes:
+        return
+    after, before = zip(*changes.values(), strict=True)
+    if isinstance(numbers, Device):  # the host has stopped before where a step is skipped
+        after = chosen(ok, after, before).unbind()
+    store_all(groups, **dict(zip(changes, map(numbers.factor, after), strict=True)))
 
 
 def blank(owner: Tensor) -> Tensor:
@@ -54,10 +69,12 @@ def restored(key: str, value: Tensor, saved: Any, owner: Tensor) -> Tensor:
     if value.dtype is dtype or not isinstance(saved, Tensor):
         return value.clone() if value.dtype is dtype else value.to(dtype)
     on = saved.to(value.device)
-    return on.to(dtype, copy=True) if torch.equal(_local(on.to(value.dtype)), _local(value)) else value.to(dtype)
+    same = torch.equal(local_entries(on.to(value.dtype)), local_entries(value))
+    return on.to(dtype, copy=True) if same else value.to(dtype)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_entries(tensor: Tensor) -> Tensor:
+    """The shard of this rank of a tensor that is sharded; any other one as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 

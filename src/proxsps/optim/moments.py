@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.estimate import Weights, averaged, corrected_weights, metric
+from proxsps.core.estimate import Weights, corrected_weight, metric
 from proxsps.optim.blocks import LINES, Block, plain
-from proxsps.optim.lists import join, spread
+from proxsps.optim.lists import join_all, spread_all
 from proxsps.optim.passes import COPIES, LAUNCHES, bucketed, scale_of, widened
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Moments:
         if wrapped:
             self.slopes = [old * d + new * g for d, g in zip(self.averages, grads, strict=True)]
         elif grads:
-            self.slopes = torch._foreach_mul(self.averages, old)
+            self.slopes = list(torch._foreach_mul(self.averages, old))
             torch._foreach_add_(self.slopes, grads, alpha=new)
         block.slopes = self.slopes
         if self.squares is None:
@@ -82,10 +82,10 @@ class Moments:
                 parts = zip(olds, self.squares, news, grads, strict=True)
                 self.new_squares = [old * v + new * (g * g) for old, v, new, g in parts]
             else:
-                self.new_squares = torch._foreach_mul(self.squares, olds)
+                self.new_squares = list(torch._foreach_mul(self.squares, olds))
                 torch._foreach_addcmul_(self.new_squares, grads, grads, news)
             self.metrics = metrics(self.new_squares, self.eps)
-        block.directions = torch._foreach_div(self.slopes, self.metrics) if grads else []
+        block.directions = list(torch._foreach_div(self.slopes, self.metrics)) if grads else []
         block.metrics = self.metrics
 
     def extras(self, numbers: Numbers, block: Block) -> list[Array]:
@@ -95,7 +95,7 @@ class Moments:
         """
         columns = [block.params, self.grads]
         if self.squares is not None:
-            columns += [self.metrics, block.directions if self.moves else self.metrics]
+            columns += [self.metrics, block.along if self.moves else self.metrics]
         sums = self._sums(numbers, columns, exact=False)
         if not all(number == 0 or 1e-20 < abs(number) < 1e30 for number in sums):  # beyond the range of f32
             sums = self._sums(numbers, columns, exact=True)
@@ -105,7 +105,8 @@ class Moments:
 
     def _centered(self, numbers: Numbers, block: Block, sums: list[Array]) -> list[Array]:
         if block.centered and block.quadratic:
-            sums[2] = numbers.total([(d * c).sum() for d, c in zip(self.slopes, block.centers, strict=True)])
+            pairs = zip(self.slopes, block.centers, strict=True)
+            sums[2] = numbers.total([(d * c).sum() for d, c in pairs if c is not None])
         return sums
 
     def _sums(self, numbers: Numbers, columns: Sequence[Sequence[Tensor]], exact: bool) -> list[Array]:
@@ -139,6 +140,7 @@ class DeviceMoments(Moments):
     """
 
     steps: list[Tensor] | None = None  # of each tensor, the gradients that v has taken in
+    counts: Tensor | None = None  # the same in one vector
     beta2: float = 0.0
 
     def make(self, block: Block, numbers: Numbers) -> None:
@@ -149,6 +151,7 @@ class DeviceMoments(Moments):
         self._members = list(_buckets(block.params, self.grads, LAUNCHES[1]))
         self._new: list[list[Tensor]] = []
         self._found: list[list[Tensor]] = [[] for _ in range(ROWS)]
+        self._line: list[list[Tensor]] = [[], []]
         size = len(self.grads)
         self.slopes, self.metrics = [None] * size, [None] * size
         block.slopes = self.slopes
@@ -160,7 +163,9 @@ class DeviceMoments(Moments):
 
     def _square_weights(self, numbers: Numbers) -> Tensor:
         """How much of g^2 each tensor's v takes in; nothing where there is no gradient."""
-        new = corrected_weights(numbers.column(torch.stack(self.steps)), self.beta2).new
+        self.counts = torch.stack(self.steps)
+        wide = any(v.dtype is torch.float64 for v in self.squares)
+        new = corrected_weight(numbers.column(self.counts) if wide else self.counts, self.beta2)
         if all(self.present):
             return new
         zero = torch.zeros_like(new[0])
@@ -168,17 +173,17 @@ class DeviceMoments(Moments):
 
     def _make(self, block: Block, numbers: Numbers, members: Sequence[int], weights: Tensor | None) -> None:
         """The averages of one bucket, its views, and its sums."""
-        x, g, d = (widened(join([ts[i] for i in members])) for ts in (block.params, self.grads, self.averages))
-        d = averaged(d, g, self.weights)
+        columns = [block.params, self.grads, self.averages, *([] if self.squares is None else [self.squares])]
+        x, g, d, *squares = map(widened, join_all([[ts[i] for i in members] for ts in columns]))
+        g = g.to(d.dtype)
+        d = torch.lerp(d, g, self.weights.new.to(d.dtype))
         shapes = [self.grads[i].shape for i in members]
         _spread_views(self.slopes, members, shapes, d)
         self._new.append([d])
-        norm, scale = _scaled(g, numbers)
-        self._found[0].append(torch.dot(g / scale, x) * scale)
         if weights is None:
-            self._found[1].append(norm.square())
+            self._add_up(block, numbers, x, g, d)
             return
-        v = join([self.squares[i] for i in members])
+        (v,) = squares
         own = weights.to(v.dtype).unbind()
         v = torch.lerp(v, g * g, torch.cat([own[i].expand(self.grads[i].numel()) for i in members]))
         D = metric(v, self.eps)
@@ -191,10 +196,32 @@ class DeviceMoments(Moments):
         if block.kind != LINES:
             _spread_views(self.metrics, members, shapes, D)
         self._new[-1].append(v)
-        self._found[1].append(torch.linalg.vector_norm(g / D, dtype=numbers.dtype).square())
-        if self.moves:
-            self._found[3].append(torch.linalg.vector_norm(e, dtype=numbers.dtype).square())
-            self._found[4].append(torch.dot(e, x))
+        self._add_up(block, numbers, x, g, d, (e, g / D))
+
+    def _add_up(
+        self, block: Block, numbers: Numbers, x: Tensor, g: Tensor, d: Tensor, over: tuple[Tensor, ...] = ()
+    ) -> None:
+        """The sums of one bucket; in a metric, D^-1 d and D^-1 g are `over` it."""
+        line = block.kind == LINES and not block.centered
+        slopes = [g, d] if line else [g]
+        lengths = [*slopes, *(over if self.moves else over[1:])]
+        norms = torch.stack(torch._foreach_norm(lengths, 2, numbers.dtype))
+        scales, squares = scale_of(norms), norms.square()
+        # Divided by their norms, lest products leave the range of f32.
+        scaled = [t / scale for t, scale in zip(slopes, scales, strict=False)]
+        dots = torch.stack([torch.dot(t, x) for t in scaled]) * scales[: len(scaled)]
+        self._found[0].append(dots[0])
+        self._found[1].append(squares[-1] if over else squares[0])
+        if line:
+            self._line[0].append(torch.dot(scaled[1], over[0]) * scales[1] if over else squares[1])
+            self._line[1].append(dots[1])
+        if self.moves and over:
+            self._found[3].append(squares[-2])
+            self._found[4].append(torch.dot(over[0], x))
+
+    def line_sums(self) -> list[list[Tensor]]:
+        """<d, D^-1 d> and <d, x> of the buckets of a block without a search, from the pass that made the averages."""
+        return self._line
 
     def extras(self, numbers: Numbers, block: Block) -> list[Array]:
         """From the pass that made the averages."""
@@ -203,15 +230,16 @@ class DeviceMoments(Moments):
 
     def keep(self, ok: Array, store: Store) -> None:
         """Write the new averages where the step is taken."""
+        columns = [self.averages, *([] if self.squares is None else [self.squares])]
         for members, vectors in zip(self._members if self.made else (), self._new if self.made else (), strict=True):
-            for key, old, new in zip(("average", "square"), (self.averages, self.squares), vectors, strict=False):
-                held = [old[i] for i in members]
-                chosen = torch.where(ok, new, join(held))
-                if self.in_place:
-                    spread(chosen, held)
-                    continue
-                parts = chosen.split([t.numel() for t in held])
-                for i, part, t in zip(members, parts, held, strict=True):
+            held = [[column[i] for i in members] for column in columns]
+            chosen = [torch.where(ok, new, old) for new, old in zip(vectors, join_all(held), strict=True)]
+            if self.in_place:
+                spread_all(chosen, held)
+                continue
+            for key, vector, tensors in zip(("average", "square"), chosen, held, strict=False):
+                parts = vector.split([t.numel() for t in tensors])
+                for i, part, t in zip(members, parts, tensors, strict=True):
                     store(i, key, part.view(t.shape))
 
 
@@ -235,12 +263,6 @@ def _spread_views(tensors: list[Tensor], members: Sequence[int], shapes: Sequenc
     parts = vector.split([math.prod(shape) for shape in shapes])
     for i, part, shape in zip(members, parts, shapes, strict=True):
         tensors[i] = part.view(shape)
-
-
-def _scaled(g: Tensor, numbers: Numbers) -> tuple[Tensor, Tensor]:
-    """The norm of a vector, and a number near it that f32 can be divided by."""
-    norm = torch.linalg.vector_norm(g, dtype=numbers.dtype)
-    return norm, scale_of(norm)
 
 
 def overflows(g: Tensor) -> bool:

@@ -5,6 +5,7 @@ Optimizers use both in the same way: both make scalars, add up, and search for t
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,11 +30,15 @@ ROUNDS = {False: 4, True: 7}  # of a search on a device, in single and in double
 class Numbers(ABC):
     """Scalars of one step, and what is done with them."""
 
-    dtype: torch.dtype  # of sums over tensors
+    dtype: torch.dtype = torch.float64  # of sums over tensors
 
     @abstractmethod
     def scalar(self, value: Tensor | Array | float) -> Array:
         """A number, from a tensor or a Python float."""
+
+    def number(self, value: Tensor | Array | float) -> Array | float:
+        """A number that may stay one of Python where that saves an operation."""
+        return self.scalar(value)
 
     @abstractmethod
     def vector(self, values: Sequence[Tensor | Array | float]) -> Array:
@@ -54,6 +59,10 @@ class Numbers(ABC):
     @abstractmethod
     def refuses(self, ok: Array) -> bool:
         """Whether to stop here because `ok` is false; a device does not look, and masks what it writes."""
+
+    def vanishes(self, number: Array) -> bool:
+        """Whether to stop here because a number is not positive; a device does not look."""
+        return False
 
     def unchecked(self) -> AbstractContextManager[Any]:
         """Where numbers that are not finite are calculated with in silence."""
@@ -110,6 +119,10 @@ class Host(Numbers):
         """Read it."""
         return not ok
 
+    def vanishes(self, number: Array) -> bool:
+        """Read it."""
+        return not number > 0
+
     def unchecked(self) -> AbstractContextManager[Any]:
         """NumPy would warn."""
         return np.errstate(invalid="ignore", over="ignore")
@@ -131,15 +144,23 @@ class Host(Numbers):
         """The dual variable by a search that stops at its tolerance; see `search_dual` for the arguments."""
         return search_dual(evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, start, points)
 
-    def find_zero(self, evaluate: Evaluate, gap: Array, tolerance: Array, noise: Array, eps: float) -> Found:
+    def find_zero(
+        self,
+        evaluate: Evaluate,
+        gap: Array,
+        tolerance: Array,
+        noise: Array,
+        eps: float,
+        start: Array | Sequence[float] = (1.0,),
+    ) -> Found:
         """The step of the matched cap, on [0, 1]: a function that starts at the gap and need not be monotone."""
-        return search_dual(
-            evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, slopes=False, certificate=height_off, at_zero=gap
-        )
+        options = {"slopes": False, "certificate": height_off, "at_zero": gap}
+        return search_dual(evaluate, gap, tolerance, eps, LIMIT, eager_loop, noise, start, **options)
 
     def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
         """An array of doubles."""
-        return values[places]
+        found: Sequence[Array] = values[places]
+        return found
 
     def masked(self, x: Tensor, y: Tensor, ok: Array) -> Tensor:
         """Read once for the whole step."""
@@ -163,10 +184,19 @@ class Device(Numbers):
             return value.to(self._device, self.dtype).reshape(())
         return torch.full((), value, dtype=self.dtype, device=self._device)  # a kernel, not a copy from the host
 
+    def number(self, value: Tensor | Array | float) -> Array | float:
+        """A 0-d tensor of a tensor; of a number itself, as a float."""
+        return self.scalar(value) if isinstance(value, Tensor) else float(value)
+
     def vector(self, values: Sequence[Tensor | Array | float]) -> Array:
         """A tensor with one dim."""
-        if not any(isinstance(value, Tensor) for value in values) and len(set(values)) == 1:
-            return torch.full((len(values),), values[0], dtype=self.dtype, device=self._device)
+        if len(values) == 1:
+            return self.scalar(values[0]).reshape(1)
+        if not any(isinstance(value, Tensor) for value in values):
+            if len(set(values)) == 1:
+                return torch.full((len(values),), values[0], dtype=self.dtype, device=self._device)
+            if len(values) == 2 and all(map(math.isfinite, values)):  # one kernel for two different numbers
+                return torch.linspace(*values, 2, dtype=self.dtype, device=self._device)
         return torch.stack([self.scalar(value) for value in values])
 
     def column(self, values: Tensor) -> Array:
@@ -209,7 +239,7 @@ class Device(Numbers):
         return torch.where(ok, y.to(x.dtype), x)
 
 
-def choose(blocks: Sequence[Block], capturable: bool) -> Numbers:
+def choose(blocks: Sequence[Block], capturable: bool) -> Host | Device:
     """The numbers for a step over these blocks."""
     params = [x for block in blocks for x in block.params] or [x for block in blocks for x in block.group["params"]]
     on_cpu = all([x.is_cpu for x in params])  # cheaper for each tensor than its device

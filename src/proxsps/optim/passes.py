@@ -216,14 +216,20 @@ def safe_decay(keep: float, move: float) -> float | None:
 
 def update_masked(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
     """x <- keep x + move d in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
-    torch._foreach_mul_(block.params, torch.where(ok, keep, torch.ones_like(keep)))
-    fused_sgd(block.params, block.along, -move, 0.0, 1 - ok.float())
+    skipped = 1 - ok.float()
+    torch._foreach_mul_(block.params, torch.where(ok, keep, skipped))  # which is 1 where not `ok`
+    fused_sgd(block.params, block.along, move, 0.0, skipped, uphill=True)
 
 
 def fused_sgd(
-    params: list[Tensor], moves: list[Tensor], lr: Tensor | float, decay: float, found_inf: Tensor | None = None
+    params: list[Tensor],
+    moves: list[Tensor],
+    lr: Tensor | float,
+    decay: float,
+    found_inf: Tensor | None = None,
+    uphill: bool = False,
 ) -> None:
-    """Torch's kernel: x <- x - lr (d + decay x), and nothing where `found_inf` is 1."""
+    """Torch's kernel: x <- x - lr (d + decay x), or x + lr (d - decay x) `uphill`; nothing where `found_inf` is 1."""
     torch._fused_sgd_(
         params,
         moves,
@@ -233,7 +239,7 @@ def fused_sgd(
         lr=lr,
         dampening=0.0,
         nesterov=False,
-        maximize=False,
+        maximize=uphill,
         is_first_step=True,
         grad_scale=None,
         found_inf=found_inf,

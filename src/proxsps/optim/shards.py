@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from proxsps.core.array import Array
-from proxsps.optim.blocks import Block, gradient_of, is_frozen, takes_part
+from proxsps.optim.blocks import Block, gradient_of, is_frozen, is_l2, takes_part
 from proxsps.optim.reduce import Ranks
 from proxsps.optim.travel import Rows
 from proxsps.regularizers import L2, Regularizer, Zero
@@ -173,7 +173,7 @@ def _joined(phi: Regularizer, pieces: dict[int, Regularizer], size: int) -> Regu
     """The regularisers of single tensors as one for their block."""
     if all(piece is phi for piece in pieces.values()):
         return phi
-    if isinstance(phi, L2):
+    if is_l2(phi):
         found = [pieces.get(i) for i in range(size)]
         return L2(phi.lam, [piece.center if isinstance(piece, L2) else None for piece in found])
     return Pieces(pieces)

@@ -20,15 +20,14 @@ from proxsps.core.array import Array, array_namespace
 from proxsps.core.distance import (
     STRIDE,
     Travel,
+    advance_travel,
     distance_cap,
-    keep_travel,
     sample,
     sample_size,
-    start_travel,
-    update_travel,
+    start_reach,
 )
 from proxsps.optim.blocks import PLAIN, Block
-from proxsps.optim.memory import State, store_all
+from proxsps.optim.memory import State, local_entries
 from proxsps.optim.numbers import Host, Numbers
 from proxsps.optim.parts import Part
 from proxsps.optim.passes import widened
@@ -63,7 +62,8 @@ class Distance:
         if self._first:
             return
         for block in blocks:
-            starts = [self._state.get(owner, {}).get("start") for owner in block.owners]
+            owns = [self._state.get(owner, {}) for owner in block.owners] if block.owns is None else block.owns
+            starts: list[Any] = [own.get("start") for own in owns]
             if not block.sharded and all([type(start) is Tensor for start in starts]):
                 block.starts = starts
 
@@ -83,7 +83,7 @@ class Distance:
             start = found.read(own["start"])
         self._samples.append(widened(found.entries))
         self._starts.append(widened(start))
-        self._factors.append(found.share * found.count / max(1, sample_size(found.count)))
+        self._factors.append(found.share * found.size / max(1, sample_size(found.size)))
 
     def start(self) -> None:
         """Make the state of all parameters with a gradient, where there is none."""
@@ -97,7 +97,8 @@ class Distance:
 
     def sums(self, parts: Iterable[Part]) -> Array:
         """||x - x_0||^2 and, where it may be needed, ||x||^2, of what this rank holds."""
-        known, blocks = self._numbers.scalar(0.0), []
+        known: Array | float = 0.0
+        blocks: list[Block] = []
         for part in parts:
             if part.moved_sq is not None:
                 known = known + sum(
@@ -111,26 +112,35 @@ class Distance:
                     self._take(owner)
         if not self._samples:
             return self._numbers.vector([known, 0.0])
-        moved = known + self._square(torch._foreach_sub(self._samples, self._starts))
-        return self._numbers.vector([moved, self._square(self._samples) if self._first else 0.0])
+        moves = torch._foreach_sub(self._samples, self._starts)
+        squares = self._squares([moves, self._samples] if self._first else [moves])
+        if self._first and isinstance(known, float):
+            return squares
+        return self._numbers.vector([known + squares[0], squares[1] if self._first else 0.0])
 
-    def _square(self, tensors: Sequence[Tensor]) -> Array:
-        weighted = torch._foreach_mul(tensors, [factor**0.5 for factor in self._factors])
-        norms = self._numbers.column(torch.stack(torch._foreach_norm(weighted)))
-        return (norms * norms).sum()
+    def _squares(self, lists: Sequence[Sequence[Tensor]]) -> Array:
+        """The sum of the squares of each list, estimated from its samples."""
+        tensors, scales = [t for ts in lists for t in ts], [factor**0.5 for factor in self._factors]
+        weighted = torch._foreach_mul(tensors, scales * len(lists))
+        norms = self._numbers.column(torch.stack(torch._foreach_norm(weighted, 2, self._numbers.dtype)))
+        return (norms**2).reshape(len(lists), -1).sum(1)
 
     def cap(self, sums: Array, g_sq: Array) -> Array:
         """A_k, from the sums and ||D^-1 g||^2 over all ranks."""
-        moved_sq, x_sq = sums[0], sums[1]
-        before, xp = self._before, array_namespace(moved_sq)
-        reach = xp.where(before.taken <= 0, start_travel(x_sq).reach, before.reach) if self._first else before.reach
-        self._after = update_travel(before._replace(reach=reach), moved_sq, g_sq)
+        before, xp = self._before, array_namespace(sums)
+        moved, length = xp.sqrt(sums)
+        reach = before.reach
+        if self._first:
+            reach = xp.where(before.taken <= 0, start_reach(length), reach)
+        self._after = advance_travel(before._replace(reach=reach), moved, g_sq)
         return distance_cap(self._after)
 
-    def commit(self, ok: Array) -> None:
-        """Keep the new numbers."""
-        after = keep_travel(ok, self._after, self._before)
-        store_all(self._groups, **dict(zip(KEYS, map(self._numbers.factor, after), strict=True)))
+    def changes(self) -> dict[str, tuple[Array, Array]]:
+        """The numbers of the groups, after this step and before."""
+        return dict(zip(KEYS, zip(self._after, self._before, strict=True), strict=True))
+
+    def commit(self) -> None:
+        """Keep the start of tensors that are new."""
         self._keep()
 
 
@@ -138,7 +148,7 @@ class Rows(NamedTuple):
     """Which rows of a parameter a rank has: its entries are a stretch of the flat tensor."""
 
     first: int
-    count: int
+    held: int
     length: int  # entries per row
     total: int
 
@@ -147,39 +157,40 @@ class Sample(NamedTuple):
     """The sampled entries that this rank holds of a parameter, and where they are in its `start`."""
 
     entries: Tensor
-    count: int  # entries of the whole parameter
+    size: int  # entries of the whole parameter
     share: float  # one over the number of ranks that hold the same entries
     rows: Rows | None  # the rows that these entries are from; None for all of a tensor
     owner: Tensor
 
     def keep(self) -> Tensor:
         """The entries as state: a vector, or for a sharded tensor a matrix that is sharded alike."""
-        if self.rows is None:
-            return self.entries.clone()
-        from proxsps.optim.shards import sharded_like
+        if self.rows is not None:
+            from proxsps.optim.shards import is_sharded, sharded_like
 
-        return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, _width(self.rows)))
+            if is_sharded(self.owner):
+                return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, _width(self.rows)))
+        return self.entries.clone()
 
     def read(self, start: Tensor) -> Tensor:
         """The inverse of `keep`."""
-        return start if self.rows is None else self.vector(start.to_local())
+        return start if self.rows is None else self.vector(local_entries(start))
 
     def matrix(self, entries: Tensor) -> Tensor:
         """Sampled entries with one row for each row of the tensor, padded with zeros."""
         rows = self.rows or _all_rows(self.owner)
-        local = entries.new_zeros(rows.count * _width(rows))
-        local[self._replace(rows=rows)._places()] = entries
-        return local.view(rows.count, _width(rows))
+        local = entries.new_zeros(rows.held * _width(rows))
+        local[self._places(rows)] = entries
+        return local.view(rows.held, _width(rows))
 
     def vector(self, matrix: Tensor) -> Tensor:
         """The inverse of `matrix`."""
-        return matrix.reshape(-1)[self._replace(rows=self.rows or _all_rows(self.owner))._places()]
+        return matrix.reshape(-1)[self._places(self.rows or _all_rows(self.owner))]
 
-    def _places(self) -> Tensor:
-        """Where the entries are in the rows of the matrix."""
-        rows, before = self.rows, self.rows.first * self.rows.length
+    def _places(self, rows: Rows) -> Tensor:
+        """Where the entries are in the matrix of these rows."""
+        before = rows.first * rows.length
         first = before + -before % STRIDE
-        place = first + STRIDE * torch.arange(self.entries.shape[0], device=self.entries.device)
+        place: Tensor = first + STRIDE * torch.arange(self.entries.shape[0], device=self.entries.device)
         return (place // rows.length - rows.first) * _width(rows) + place % rows.length // STRIDE
 
 
@@ -191,7 +202,7 @@ def sampled(owner: Tensor, ranks: Ranks) -> Sample:
 
         if is_sharded(owner):
             rows, share = rows_of(owner), shard_count(owner, ranks) / ranks.size
-            x = x.to_local()
+            x = local_entries(x)
     x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     offset = 0 if rows is None else rows.first * rows.length
     count = owner.numel() * (2 if owner.is_complex() else 1)

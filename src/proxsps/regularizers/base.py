@@ -39,12 +39,17 @@ class Regularizer(Identified, ABC):
     # Whether torch.func.vmap may apply prox and prox_jvp to several tensors of one shape at once: it reads no
     # number and changes no array in place. A step then takes hundreds of small tensors in a few calls.
     batches: ClassVar[bool] = False
+    # Whether `structure` is of one kind for all shapes, and depends on them only where it is `Rows`. A step then looks
+    # at the first tensor of a group alone. A class with a `structure` of its own has to say so.
+    one_kind: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         with_checked_steps(cls)
+        if "structure" in vars(cls) and "one_kind" not in vars(cls):
+            cls.one_kind = False
         # What a class inherits of these belongs to the prox of another class.
-        for name in ("structure", "joint_structure", "batches") if "prox" in vars(cls) else ():
+        for name in ("structure", "joint_structure", "batches", "one_kind") if "prox" in vars(cls) else ():
             if name not in vars(cls):
                 setattr(cls, name, vars(Regularizer)[name])
 

@@ -120,6 +120,7 @@ class NonNegative(Regularizer):
     """phi = indicator of {x >= 0}; prox(z) = max(z, 0). Acts per entry."""
 
     separable: ClassVar[bool] = True
+    one_kind: ClassVar[bool] = True
 
     def value(self, x: Array) -> Array:
         """0 where all entries are >= 0, else infinity."""
@@ -154,6 +155,7 @@ class Box(Regularizer):
     lower: float
     upper: float
     separable: ClassVar[bool] = True
+    one_kind: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bounds(self, self.lower, self.upper)
@@ -188,6 +190,7 @@ class LInfBall(Regularizer):
 
     radius: float
     separable: ClassVar[bool] = True
+    one_kind: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_radius(self, self.radius)
@@ -223,6 +226,7 @@ class L2Ball(Regularizer):
 
     radius: float
     joint: bool = False
+    one_kind: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_radius(self, self.radius)

@@ -110,6 +110,7 @@ class GroupLasso(Regularizer):
     lam: float
     dims: Dims = None
     scale_by_size: bool = False
+    one_kind: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_weight(self, lam=self.lam)

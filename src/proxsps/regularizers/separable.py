@@ -44,6 +44,7 @@ class Zero(Regularizer):
     """phi(x) = 0; prox(z) = z, the same array. Acts per entry."""
 
     separable: ClassVar[bool] = True
+    one_kind: ClassVar[bool] = True
 
     def value(self, x: Array) -> Array:
         """0."""
@@ -84,6 +85,7 @@ class L2(Regularizer):
     lam: float
     center: Array | float | None = None
     separable: ClassVar[bool] = True
+    one_kind: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_weight(self, lam=self.lam)
@@ -177,6 +179,7 @@ class L1(Regularizer):
 
     lam: float
     separable: ClassVar[bool] = True
+    one_kind: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_weight(self, lam=self.lam)
@@ -214,6 +217,7 @@ class ElasticNet(Regularizer):
     l1: float
     l2: float
     separable: ClassVar[bool] = True
+    one_kind: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_weight(self, l1=self.l1, l2=self.l2)

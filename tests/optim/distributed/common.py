@@ -29,6 +29,7 @@ METHODS: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
     "ProxSPS, L1, limited": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "max_move": 0.5}),
     "ProxSPS, capturable": (ProxSPS, {"lr": 8.0, "weight_decay": 0.005, "capturable": True}),
     "ProxSPS, L1, capturable": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "capturable": True}),
+    "ProxSPS, momentum": (ProxSPS, {"lr": 8.0, "weight_decay": 0.005, "momentum": 0.9}),
     "ProxSPS, matched": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "momentum": 0.5, "cap": "matched"}),
     "ProxSPS, no lr": (ProxSPS, {"lr": None, "weight_decay": 0.005, "momentum": 0.9}),
     "Adam": (ProxSPSAdam, {"weight_decay": 0.005}),
@@ -58,6 +59,16 @@ def network(dtype: torch.dtype = F64, seed: int = 0, hidden: int = 7) -> nn.Sequ
     """Of 7, 1 and 3 outputs: over two ranks shards are uneven, or empty on the second."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 1), nn.Tanh(), nn.Linear(1, 3)).to(dtype)
+
+
+def compile_kernels() -> None:
+    """A step of every method, alone. No backward pass: a process that has started its threads cannot be forked."""
+    for dtype in (F32, F64):
+        for cls, options in METHODS.values():
+            model = network(dtype)
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            cls(model.parameters(), process_group=False, **options).step(loss=1.0)
 
 
 @functools.cache

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +40,17 @@ def launch(folder: Path, world: int, modules: list[str]) -> None:
     """Run the scenarios of some modules on `world` ranks, which meet in a file."""
     folder.mkdir()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    logs = [folder / f"log{rank}" for rank in range(world)]
-    processes = []
+    command = [sys.executable, str(HERE / "worker.py"), str(folder), str(world), *modules]
+    with (folder / "log").open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
     try:
-        for rank, log in enumerate(logs):
-            command = [sys.executable, str(HERE / "worker.py"), str(folder), str(rank), str(world), *modules]
-            with log.open("w") as file:
-                processes.append(subprocess.Popen(command, stdout=file, stderr=file, env=environment))
-        deadline = time.monotonic() + SECONDS
-        for process in processes:
-            process.wait(max(0.0, deadline - time.monotonic()))
+        process.wait(SECONDS)
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    if any(process.returncode for process in processes):
-        raise RuntimeError("\n".join(log.read_text()[-3000:] for log in logs))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        raise RuntimeError("\n".join(log.read_text()[-3000:] for log in sorted(folder.glob("log*"))))
 
 
 def ran(base: Path, world: int, *modules: str) -> Path:

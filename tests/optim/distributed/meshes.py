@@ -17,13 +17,15 @@ from proxsps.optim import ProxSPS
 
 Result = dict[str, Any]
 NAMES = ("ProxSPS", "ProxSPS, L1", "ProxSPS, tensors", "SPS, tensors, limited", "DecSPS", "ProxSGD, L1, limited")
+AVERAGED = ("ProxSPS, momentum", "ProxSPS, matched", "Adam, tensors, limited")
+RATELESS = ("ProxSPS, no lr", "Adam")
 
 
 def replicas_of_shards(rank: int, world: int, folder: Path) -> Result:
     """A mesh of 2 x 2: every shard on two ranks."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     out = {}
-    for name in NAMES:
+    for name in (*NAMES, *AVERAGED, *RATELESS):
         cls, options = METHODS[name]
         model = fully_shard(common.network(), mesh=mesh)
         opt = cls(model.parameters(), check_replicas=True, **options)
@@ -43,7 +45,7 @@ def two_directions(rank: int, world: int, folder: Path) -> Result:
     """Tensor parallel inside, FSDP2 outside: ranks of one tensor-parallel pair see the same rows."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     out = {}
-    for name in NAMES:
+    for name in (*NAMES, *AVERAGED):
         cls, options = METHODS[name]
         model = common.network(hidden=8)
         parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})

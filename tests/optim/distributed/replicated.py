@@ -11,6 +11,7 @@ from typing import Any
 
 import common
 import torch
+import torch._dynamo  # once, before the ranks are forked: torch.compile would import it in each of them
 import torch.distributed as dist
 from common import F32, F64, METHODS, ROWS
 from torch import nn
@@ -25,15 +26,32 @@ Result = dict[str, Any]
 
 
 def bitwise(rank: int, world: int, folder: Path) -> Result:
-    """200 or 100 steps, in single precision, on other rows on every rank."""
+    """50 steps, in single precision, on other rows on every rank."""
     out = {}
     for name in ("ProxSPS", "ProxSPS, L1", "DecSPS", "ProxSPS, no lr", "Adam"):
         cls, options = METHODS[name]
-        steps = 100 if name in ("ProxSPS, no lr", "Adam") else 200
         model = common.parallel(common.network(F32))
         opt = cls(model.parameters(), **options)
-        seen = common.train(model, opt, lambda k: common.part(common.batch(k, world, F32), rank), steps)
+        seen = common.train(model, opt, lambda k: common.part(common.batch(k, world, F32), rank), 50)
         out[name] = common.everywhere(common.vector(model), world), len(seen)
+    return out
+
+
+AVERAGED = ("ProxSPS, momentum", "ProxSPS, matched", "ProxSPS, no lr", "Adam", "Adam, tensors, limited")
+
+
+def averaged(rank: int, world: int, folder: Path) -> Result:
+    """100 steps of averaged models, on ranks and in one process."""
+    out = {}
+    for name in AVERAGED:
+        cls, options = METHODS[name]
+        if "matched" in name:  # with steps of 8 the run itself doubles a change of its start in each step
+            options = {**options, "lr": 2.0}
+        model = common.parallel(common.network())
+        opt = cls(model.parameters(), **options)
+        seen = common.train(model, opt, lambda k: common.part(common.batch(k, world), rank), 100)
+        single = common.alone(cls, world, 100, F64, **options) if rank == 0 else None
+        out[name] = common.everywhere(common.vector(model), world), single, len(seen)
     return out
 
 
@@ -348,6 +366,7 @@ def loss_checked(rank: int, world: int, folder: Path) -> Result:
 
 SCENARIOS = (
     bitwise,
+    averaged,
     drift,
     joint,
     collectives,

@@ -150,6 +150,19 @@ def collectives(rank: int, world: int, folder: Path) -> Result:
     return out
 
 
+# One method for each way through the code over shards and whole tensors; `joint` has all of them over shards.
+MIXED = (
+    "ProxSPS",
+    "ProxSPS, L1, limited",
+    "ProxSPS, matched",
+    "ProxSPS, no lr",
+    "Adam",
+    "Adam, tensors, limited",
+    "SPS, L1",
+    "SPS, tensors, limited",
+    "DecSPS",
+    "ProxSGD, L1, limited",
+)
 RATELESS = ("ProxSPS, no lr", "Adam")  # the sample of their start needs shards of rows
 
 
@@ -157,9 +170,8 @@ def mixed(rank: int, world: int, folder: Path) -> Result:
     """Sharded and replicated parameters, DTensor or not, in one group: as tensor parallel training leaves them."""
     mesh = init_device_mesh("cpu", (world,))
     out = {}
-    for name, (cls, options) in METHODS.items():
-        if "capturable" in name:
-            continue
+    for name in MIXED:
+        cls, options = METHODS[name]
         points = []
         for spread in (True, False):
             params = [p.detach().clone() for p in common.network().parameters()]
@@ -246,6 +258,14 @@ def refusals(rank: int, world: int, folder: Path) -> Result:
         mse_loss(model(x), y).backward()
         with common.refused(ValueError) as out[name]:
             ProxSPS(model.parameters(), process_group=group).step(loss=1.0)
+    mesh = init_device_mesh("cpu", (world,))
+    for name in RATELESS:
+        cls, options = METHODS[name]
+        x = nn.Parameter(distribute_tensor(torch.ones(4, 6, dtype=F64), mesh, [Shard(1)]))
+        x.grad = torch.ones_like(x)
+        with common.refused(ValueError) as text:
+            cls([x], **options).step(loss=1.0)
+        out[name] = text, bool((x.to_local() == 1).all())
     flat = FullyShardedDataParallel(common.network(), use_orig_params=True, device_id=torch.device("cpu"))
     with common.refused(ValueError) as out["FSDP1"]:
         ProxSPS(flat.parameters())
@@ -277,6 +297,37 @@ def save(rank: int, world: int, folder: Path) -> Result:
     return out
 
 
+def spread_out(rank: int, world: int, folder: Path) -> Result:
+    """A checkpoint that one process wrote, read on two ranks: the state itself, and the steps that follow."""
+    out = {}
+    for name, (cls, own) in common.SAVED.items():
+        model = common.network()
+        opt = cls(model.parameters(), process_group=False, **{"lr": 0.8, "weight_decay": 0.005, **own})
+        common.train(model, opt, lambda k: common.batch(k, world), 3)
+        weights, state = get_state_dict(model, opt)
+        where = folder / f"{name}-alone"
+        if rank == 0:
+            dcp.save({"model": weights, "optim": state}, checkpoint_id=where, no_dist=True)
+        dist.barrier()
+        other = shard(common.network(seed=1))
+        resumed = cls(other.parameters(), **{"lr": 0.1, **own})
+        weights, state = get_state_dict(other, resumed)
+        holder = {"model": weights, "optim": state}
+        dcp.load(holder, checkpoint_id=where)
+        set_state_dict(other, resumed, model_state_dict=holder["model"], optim_state_dict=holder["optim"])
+        states = [_whole(o.state_dict()["state"]) for o in (opt, resumed)]
+        common.train(model, opt, lambda k: common.batch(k + 50, world), 2)
+        common.train(other, resumed, lambda k: data(rank, world)(k + 50), 2)
+        out[name] = states, (common.vector(other), common.vector(model))
+    return out
+
+
+def _whole(state: dict[int, dict[str, torch.Tensor]]) -> dict[int, dict[str, torch.Tensor]]:
+    return {
+        i: {key: t.full_tensor() if isinstance(t, DTensor) else t for key, t in own.items()} for i, own in state.items()
+    }
+
+
 SCENARIOS = (
     joint,
     regularizers,
@@ -288,4 +339,5 @@ SCENARIOS = (
     half,
     refusals,
     save,
+    spread_out,
 )

@@ -14,10 +14,17 @@ def close(points, tolerance=1e-12):
     torch.testing.assert_close(got, want, rtol=0, atol=tolerance)
 
 
-def test_replicas_are_bitwise_equal_after_200_steps(replicated):
+def test_replicas_are_bitwise_equal_after_50_steps(replicated):
     for name, (points, steps) in replicated.of("bitwise")[0].items():
-        assert steps == (100 if name in ("ProxSPS, no lr", "Adam") else 200)
+        assert steps == 50
         assert torch.equal(points[0], points[1]), name
+
+
+def test_averaged_models_stay_together_for_100_steps_and_with_one_process(replicated):
+    for name, (points, single, steps) in replicated.of("averaged")[0].items():
+        assert steps == 100
+        assert torch.equal(points[0], points[1]), name
+        close((points[0], single))
 
 
 def test_without_the_all_reduce_replicas_drift_apart(replicated):

@@ -78,6 +78,10 @@ def test_what_cannot_be_right_is_refused(sharded):
         assert "sharded over ranks [0, 1]" in outcome["off"][0]
         assert "sharded over ranks [0, 1]" in outcome["own"][0]
         assert "fully_shard" in outcome["FSDP1"][0]
+        for name in ("ProxSPS, no lr", "Adam"):
+            (text,), untouched = outcome[name]
+            assert "samples rows, and a parameter is sharded as (Shard(dim=1),)" in text
+            assert untouched
 
 
 def test_a_checkpoint_read_on_two_ranks_goes_on_bitwise(sharded):
@@ -104,6 +108,18 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(sharded, name, steps):
     assert opt.param_groups[0]["lr"] == (1.0 if "lr" in own else 0.8)
     common.train(model, opt, lambda k: common.batch(k + 50, 2), 2)
     close(common.vector(model), went_on)
+
+
+def test_a_checkpoint_of_one_process_goes_on_on_two_ranks(sharded):
+    keys = {"momentum": {"average"}, "no lr": {"average", "start"}, "Adam": {"average", "square", "steps", "start"}}
+    for outcome in sharded.of("spread_out"):
+        for name, ((want, got), points) in outcome.items():
+            assert want.keys() == got.keys()
+            for i, own in want.items():
+                assert own.keys() == got[i].keys() == keys[name]
+                assert all(torch.equal(value, got[i][key]) for key, value in own.items())
+            assert len(want) == (6 if name in keys else 0)
+            close(*points)
 
 
 def test_replicas_of_shards(meshes):

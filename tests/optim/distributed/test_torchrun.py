@@ -12,6 +12,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "data_parallel.py"
 def output(*command: str) -> str:
     result = subprocess.run([sys.executable, *command, str(EXAMPLE)], capture_output=True, text=True, timeout=180)
     assert result.returncode == 0, result.stderr
+    assert command or result.stderr == ""
     return result.stdout
 
 

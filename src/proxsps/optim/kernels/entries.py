@@ -22,6 +22,7 @@ from proxsps.optim.kernels.entry_loops import BOX, FURTHER, GENERAL, SOFT, move_
 from proxsps.optim.kernels.layout import Memory, run, sampled
 from proxsps.optim.kernels.metric import move_sq_metric, reduce_metric, write_metric
 from proxsps.optim.kernels.moments import NO_WEIGHTS, NOWHERE, Averages
+from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.kernels.scalar import Psi
 
 
@@ -69,12 +70,16 @@ def reduce(at: Memory | Averages, psi: Psi, alpha: np.ndarray, u: np.ndarray, ev
         every: above 1 only a sample of about one entry in `every` is read, and the sums are scaled up to estimates of
             those of whole blocks. Tensors of the same sizes give the same sample.
     """
-    return _pass(at, psi, alpha[None], u, every)[0][0]
+    sums, _ = _pass(at, psi, alpha[None], u, every)
+    first: np.ndarray = sums[0]
+    return first
 
 
-def first_reduce(at: Averages, psi: Psi, alpha: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, Further]:
-    """The sums of `reduce`, and those that only a step with averages needs."""
-    sums, further = _pass(at, psi, alpha[None], u, further=True)
+def first_reduce(
+    at: Averages, psi: Psi, alpha: np.ndarray, u: np.ndarray, every: int = 1
+) -> tuple[np.ndarray, Further]:
+    """The sums of `reduce`, and those that only a step with averages needs; a sample has no distances."""
+    sums, further = _pass(at if every == 1 else at._replace(start=NO_START), psi, alpha[None], u, every, further=True)
     return sums[0], Further(*further)
 
 
@@ -101,7 +106,7 @@ def _pass(
     backwards = every == 1 and next(at.turns)
     run(kernel, chunks, at.like, *chunks.columns, *args, weight=weight + sets * points, backwards=backwards)
     columns = partial.T * scale
-    if further:
+    if further and isinstance(at, Averages):
         columns[width:] = _counted(at, columns[width:])
     found = layout.per_block(columns)
     out = found[:width].reshape(sets, -1, layout.count)
@@ -133,7 +138,8 @@ def move_sq(at: Memory | Averages, psi: Psi, alpha: np.ndarray, u: float) -> np.
     args = (*_sources(at), constants, u * alpha, partial)
     kernel = move_sq_metric if in_metric else move_sq_plain
     run(kernel, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
-    return at.layout.per_block(partial)[0] / (1.0 if in_metric else constants[3] ** 2)
+    found: np.ndarray = at.layout.per_block(partial)[0] / (1.0 if in_metric else constants[3] ** 2)
+    return found
 
 
 def write(at: Memory | Averages, psi: Psi, alpha: np.ndarray, u: float, relax: float = 1.0) -> None:

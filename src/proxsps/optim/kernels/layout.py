@@ -42,7 +42,7 @@ ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs 
 
 REMEMBERED = 64  # lists of state tensors whose checks are remembered
 
-LIKE = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
+LIKE: dict[torch.dtype, np.ndarray] = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
 
 # Sums may be reordered into vector lanes and multiply-adds contracted; NaN and infinity keep their meaning.
 REORDER = {"reassoc", "contract", "nsz"}
@@ -216,7 +216,7 @@ def contiguous_addresses(tensors: Sequence[Tensor]) -> Checked | None:
 
 
 @cache
-def _plain(kind: type) -> bool:
+def _plain(kind: type[Tensor]) -> bool:
     """Whether tensors of this type hold their entries themselves instead of wrapping other tensors."""
     return kind in PLAIN or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
 
@@ -227,7 +227,8 @@ def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]
     if at is None:
         return None
     sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
-    return Memory(at.like, layout(sizes, torch.get_num_threads()), *at.at, turns())
+    x_at, d_at = at.at
+    return Memory(at.like, layout(sizes, torch.get_num_threads()), x_at, d_at, turns())
 
 
 def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0, backwards: bool = False) -> None:

@@ -257,10 +257,12 @@ def averages(
         eps: added to the root of v.
         least: what D is at least; entries that never had a gradient need it where eps is 0.
     """
-    xs, gs, *states = (list(itertools.chain(*ts)) for ts in (params, grads, first, second) if ts is not None)
-    seen = np.array([g is not None for g in gs], bool)
-    if not seen.all():
-        gs = [d if g is None else g for g, d in zip(gs, states[0], strict=True)]
+    xs, given = list(itertools.chain(*params)), list(itertools.chain(*grads))
+    states = [list(itertools.chain(*ts)) for ts in (first, second) if ts is not None]
+    gs, seen = [g for g in given if g is not None], np.ones(len(given), bool)
+    if len(gs) < len(given):
+        seen = np.array([g is not None for g in given], bool)
+        gs = [d if g is None else g for g, d in zip(given, states[0], strict=True)]
     sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
     found = _state_addresses(xs, gs, states, tuple(itertools.chain(*sizes)))
     if found is None:
@@ -275,8 +277,8 @@ def _state_addresses(
     xs: list[Tensor], gs: list[Tensor], states: list[list[Tensor]], sizes: tuple[int, ...]
 ) -> tuple[np.ndarray, ...] | None:
     """An array of the type of the tensors, and the addresses of x, g, d and v."""
-    known = [contiguous_addresses(state) for state in states]
-    if all([one is not None for one in known]) and all([x.is_contiguous() for x in xs]):
+    known = [one for one in map(contiguous_addresses, states) if one is not None]
+    if len(known) == len(states) and all(map(Tensor.is_contiguous, xs)):
         at = addresses(xs, gs)
         if at is None or any([one.like is not at.like or one.sizes != sizes for one in known]):
             return None

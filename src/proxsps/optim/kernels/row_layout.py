@@ -20,6 +20,7 @@ WIDTH = 512  # columns of a chunk at most, so that their sums stay in the cache
 TALL = 4 * CHUNK  # entries of a chunk of columns, which leaves one set of sums behind for each of its columns
 
 Dims = tuple[int, ...] | None
+Shapes = tuple[tuple[tuple[int, ...], ...], ...]  # of the tensors of each block
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +83,15 @@ def memory(
         averages: where averages lie of which the slopes are made; their memory has been checked.
     """
     xs = list(itertools.chain(*params))
-    at = addresses(xs, list(itertools.chain(*slopes))) if averages is None else averages
-    if at is None:
-        return None
-    like, places = at.like, at.at if averages is None else (averages.x_at, averages.d_at)
-    further = () if averages is None else (averages.g_at, averages.weights, averages.seen)
+    further: tuple[np.ndarray, ...] = ()
+    if averages is None:
+        at = addresses(xs, list(itertools.chain(*slopes)))
+        if at is None:
+            return None
+        like, (x_at, d_at) = at.like, at.at
+    else:
+        like, x_at, d_at = averages.like, averages.x_at, averages.d_at
+        further = averages.g_at, averages.weights, averages.seen
     shapes = tuple([tuple([x.shape for x in block]) for block in params])
     plain = all([x.is_contiguous() for x in xs])
     strides = None if plain else tuple([tuple([x.stride() for x in block]) for block in params])
@@ -94,12 +99,12 @@ def memory(
     if layout is None:
         return None
     if ids is None:
-        return RowMemory(like, layout, *places, layout.owner, layout.rows, False, turns(), *further)
+        return RowMemory(like, layout, x_at, d_at, layout.owner, layout.rows, False, turns(), *further)
     if len(ids) != layout.rows:
         raise ValueError(f"ids must have one entry per row: got {len(ids)} for {layout.rows} rows.")
     ids = np.asarray(ids, np.int64)  # other integers would have the kernels compiled once more
     groups = int(ids.max()) + 1 if len(ids) else 0
-    return RowMemory(like, layout, *places, ids[layout.owner], groups, True, turns(), *further)
+    return RowMemory(like, layout, x_at, d_at, ids[layout.owner], groups, True, turns(), *further)
 
 
 def view(shape: Sequence[int], stride: Sequence[int] | None, dims: Dims) -> tuple[int, int, int] | None:
@@ -122,24 +127,26 @@ def view(shape: Sequence[int], stride: Sequence[int] | None, dims: Dims) -> tupl
 
 
 @lru_cache(maxsize=32)
-def _layout(shapes: tuple, strides: tuple | None, dims: tuple[Dims, ...], threads: int) -> RowLayout | None:
-    views, blocks = [], []
+def _layout(shapes: Shapes, strides: Shapes | None, dims: tuple[Dims, ...], threads: int) -> RowLayout | None:
+    views: list[tuple[int, int, int]] = []
+    blocks: list[int] = []
     for i, block in enumerate(shapes):
         for j, shape in enumerate(block):
-            views.append(view(shape, None if strides is None else strides[i][j], dims[i]))
+            own = view(shape, None if strides is None else strides[i][j], dims[i])
+            if own is None:
+                return None
+            views.append(own)
             blocks.append(i)
-    if None in views:
-        return None
     chunks, owner, row = [], [np.empty(0, np.int64)], 0
     slot = 0
     for tensor, (outer, n, inner) in enumerate(views):
-        for start, first, count, height, stride, whole in _tiles(outer, n, inner):
-            chunks.append((tensor, start, count, height, stride, slot, whole))
+        for start, first, count, height, stride, uncut in _tiles(outer, n, inner):
+            chunks.append((tensor, start, count, height, stride, slot, uncut))
             owner.append(np.arange(row + first, row + first + count))
             slot += count
         row += outer * inner
-    *columns, whole = np.array(chunks, np.int64).reshape(-1, 7).T.copy()
-    owners, whole = np.concatenate(owner), whole == 1
+    *columns, flags = np.array(chunks, np.int64).reshape(-1, 7).T.copy()
+    owners, whole = np.concatenate(owner), flags == 1
     sizes = columns[2] * columns[3]
     cut = ~whole
     return RowLayout(

@@ -10,6 +10,8 @@ A slope that is an average of gradients is made row by row in every pass, and st
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numba
 import numpy as np
 
@@ -241,7 +243,8 @@ def write(
     chunks, whole, factors = at.layout.chunks, at.layout.whole, np.empty(0)
     if at.joined or len(at.layout.cut.sizes):
         factors = np.empty(at.groups)
-        _factors(_norms_sq(at, u * alpha, known), alpha, *constants, factors)
+        kernel: Callable[..., None] = _factors  # numba's own type of it takes no arguments
+        kernel(_norms_sq(at, u * alpha, known), alpha, *constants, factors)
     if at.joined:
         whole = np.zeros_like(whole)
     args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, alpha, *constants, float(u), factors, float(relax))
@@ -253,7 +256,7 @@ def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> np.
     if known is not None:
         xx, xd, dd = known
         most = xx + steps**2 * dd
-        out = most - 2 * steps * xd
+        out: np.ndarray = most - 2 * steps * xd
         apart = at.group if at.joined else at.group[at.layout.cut_slots]
         if (out >= SAFE[at.like.dtype] * most)[apart].all():
             return out

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from proxsps.optim.blocks import ENTRIES, PROXES, ROWS, UNITS, Block, plain
+from proxsps.optim.blocks import ENTRIES, PROXES, UNITS, Block, plain
 from proxsps.optim.numbers import Device, Host, Numbers
 from proxsps.optim.parts.averaged import AveragedLines
+from proxsps.optim.parts.averaged_entries import AveragedEntriesOfTensors
 from proxsps.optim.parts.base import Curve, Part, Sums
 from proxsps.optim.parts.compiled import (
     CompiledAveragedEntries,
@@ -16,12 +17,12 @@ from proxsps.optim.parts.compiled import (
     CompiledEntries,
     CompiledLines,
     averages_of,
-    compiled_rows,
-    compiled_units,
     load_kernels,
     memory_of,
 )
-from proxsps.optim.parts.device import DeviceEntries, DeviceRows
+from proxsps.optim.parts.compiled_rows import compiled_rows, compiled_units
+from proxsps.optim.parts.device import DeviceEntries
+from proxsps.optim.parts.device_rows import DeviceRows
 from proxsps.optim.parts.entries import EntriesOfTensors
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.parts.proxes import Proxes
@@ -90,8 +91,8 @@ def make_curve(
     tensors = [t for block in blocks for t in (*block.params, *block.slopes)]
     if isinstance(numbers, Host) and (not plain(tensors) or any(map(torch._is_functional_tensor, tensors))):
         kind = PROXES  # their pieces are not theirs to write
-    if any(block.in_metric for block in blocks):
-        kind = PROXES
+    if isinstance(numbers, Host) and any(block.in_metric for block in blocks):
+        kind = PROXES  # what takes entries in a metric on the host makes its averages itself
     curve = _curve(kind, numbers, blocks, places, fused, exact)
     curve.kind = kind
     return curve
@@ -101,19 +102,21 @@ def _make_averaging_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None
 ) -> Curve | None:
     """A part that updates averages in its passes, where the blocks have them and there is one."""
-    averaged = isinstance(numbers, Host) and not any(block.moments is None for block in blocks)
-    memory = averages_of(blocks) if averaged and kind != PROXES and fused is not False else None
+    if kind == PROXES or not isinstance(numbers, Host) or any(block.moments is None for block in blocks):
+        return None
+    structures = [block.structures for block in blocks]
+    own = [block[0] for block in structures]
+    memory = averages_of(blocks) if fused is not False else None
+    if kind == ENTRIES and memory is not None and all(isinstance(s.psi, Scalar) for s in own):
+        return CompiledAveragedEntries(numbers, blocks, places, own, memory)
+    if kind == ENTRIES:
+        alone = not fused and AveragedLines.takes(blocks)
+        return AveragedEntriesOfTensors(numbers, blocks, places, own) if alone else None
     if memory is None:
         return None
     if kind == UNITS:
         return compiled_units(numbers, blocks[0], places, memory)
-    structures = [block.structures for block in blocks]
-    if kind == ROWS:
-        return compiled_rows(numbers, blocks, places, structures, memory)
-    own = [block[0] for block in structures]
-    if not all(isinstance(s.psi, Scalar) for s in own):
-        return None
-    return CompiledAveragedEntries(numbers, blocks, places, own, memory)
+    return compiled_rows(numbers, blocks, places, structures, memory)
 
 
 def _curve(
@@ -121,10 +124,9 @@ def _curve(
 ) -> Curve:
     if kind == PROXES:
         return Proxes(numbers, blocks, places, exact)
-    structures = [block.structures for block in blocks]
     compiles = isinstance(numbers, Host) and fused is not False and not exact and load_kernels() is not None
     if kind == ENTRIES:
-        own = [block[0] for block in structures]
+        own = [block.entries for block in blocks]
         memory = memory_of(blocks) if compiles and all(isinstance(s.psi, Scalar) for s in own) else None
         _check_fused(None if exact else fused, memory, blocks)
         if memory is not None:
@@ -132,6 +134,7 @@ def _curve(
         if isinstance(numbers, Device):
             return DeviceEntries(numbers, blocks, places, own)
         return EntriesOfTensors(numbers, blocks, places, own, exact)
+    structures = [block.rows for block in blocks]
     rows = compiled_rows(numbers, blocks, places, structures) if compiles else None
     _check_fused(None if exact else fused, rows, blocks)
     if rows is not None:

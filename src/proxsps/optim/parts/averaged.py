@@ -44,7 +44,7 @@ class AveragedLines(Lines):
         found = self._found(points)
         squares = found[[0, 4, 5]]
         tiny = (squares > 0) & (squares < 1e-20) | (found[0] == 0)
-        for i in np.flatnonzero(~np.isfinite(found).all(axis=0) | tiny.any(axis=0)):
+        for i in np.flatnonzero(~np.isfinite(found).all(axis=0) | tiny.any(axis=0)).tolist():
             found[:, i] = block_sums(self.blocks[i], points, exact=True)
         self._further = found[3:]
         return found[:3]
@@ -69,7 +69,7 @@ class AveragedLines(Lines):
             return
         self._write(update)
         for block in self.blocks:
-            block.moments.written = True
+            block.known_moments.written = True
 
     def _write(self, update: Affine) -> None:
         for block, keep, move in zip(self.blocks, update.keep, update.move, strict=True):
@@ -89,7 +89,7 @@ def _dense(block: Block) -> bool:
 
 def write_block(block: Block, keep: float, move: float) -> None:
     """Take the gradients into the averages, and x <- keep x + move D^-1 d."""
-    own = block.moments
+    own = block.known_moments
     for members, weights in members_of(own):
         columns = [[column[i] for i in members] for column in columns_of(block)]
         if weights is not None and fuses(columns, own, weights):

@@ -36,7 +36,7 @@ def block_sums(block: Block, points: bool, exact: bool, distance: Distance | Non
     Parameters are also compared with their start, where a `distance` is to be measured. Without `exact` a sum may be
     NaN although all entries are finite: then ask again.
     """
-    own, total = block.moments, np.zeros(SUMS)
+    own, total = block.known_moments, np.zeros(SUMS)
     for members, weights in members_of(own):
         columns = [[column[i] for i in members] for column in columns_of(block)]
         vectors = _vectors(columns, members, distance)
@@ -81,7 +81,7 @@ def _plan(sizes: tuple[int, ...]) -> list[list[int]]:
 
 def columns_of(block: Block) -> list[list[Tensor]]:
     """Parameters, gradients, averages and, in a metric, averages of squares."""
-    own = block.moments
+    own = block.known_moments
     return [block.params, own.grads, own.averages, *([] if own.squares is None else [own.squares])]
 
 

@@ -42,6 +42,10 @@ class Part(ABC):
         In a metric the first one is <d, D^-1 d>.
         """
 
+    def rows(self, points: bool) -> Sequence[Array | float]:
+        """The same, row by row; what was not asked for may be the number 0."""
+        return list(self.sums(points))
+
     def extras(self) -> list[list[Array]]:
         """The further sums of blocks with averages, block by block: see `Moments.extras`."""
         return [block.known_moments.extras(self.numbers, block) for block in self.blocks]
@@ -85,22 +89,26 @@ class Curve(Part):
         """Caps times `reach`; as they are where that is the number 1."""
         return alpha if isinstance(self.reach, float) and self.reach == 1 else alpha * self.reach
 
-    def ray_heights(self, s: Array) -> Array:
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
         """sum <d, x+(s) - x> on the ray of the matched cap, where step and prox have the size s times `alpha`.
 
         Points on it are those at u = 1 with other caps. Every point is a pass of its own, unless a subclass has
-        better.
+        better. For `every` above 1, a part of the entries may be enough.
         """
         before, one, found = self.reach, self.numbers.vector([1.0]), []
         for i in range(len(s)):
             self.reach = self.numbers.factor(s[i])
-            found.append(self._heights(one)[0][0])
+            found.append((self._heights(one) if every == 1 else self.sampled(one, every))[0][0])
         self.reach = before
         return self.numbers.vector(found)
 
     def sampled(self, u: Array, every: int) -> tuple[Array, Array]:
         """The same, estimated from a part of the entries where that saves reading."""
         return self.heights(u)
+
+    def sampled_dots(self, every: int) -> tuple[Array, Array, Array]:
+        """<g, x>, <d, x> and ||d * x||^2 of a part with averages, estimated from a part of the entries."""
+        raise NotImplementedError
 
     @abstractmethod
     def products_sq(self) -> Array:

@@ -1,4 +1,4 @@
-"""The parts of a step by the compiled kernels, for dense CPU tensors of f32 or f64 in one memory order."""
+"""Lines and entries by the compiled kernels, for dense CPU tensors of f32 or f64 in one memory order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import numpy as np
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
 from proxsps.core.step import Affine
-from proxsps.optim.blocks import UNITS, Block
+from proxsps.optim.blocks import Block
 from proxsps.optim.moments import Moments, least_metric
 from proxsps.optim.numbers import Numbers
-from proxsps.optim.parts.averaged import AveragedLines, block_sums
+from proxsps.optim.parts.averaged import AveragedLines
+from proxsps.optim.parts.averaged_sums import block_sums
 from proxsps.optim.parts.base import Curve
 from proxsps.optim.parts.lines import Lines
-from proxsps.optim.parts.rows import row_constants, row_points, row_stretches
-from proxsps.regularizers.structure import Entries, Rows, Scalar
+from proxsps.regularizers.structure import Entries
 
 
 @cache
@@ -31,6 +30,14 @@ def load_kernels() -> ModuleType | None:
     except (ImportError, RuntimeError):
         return None
     return kernels
+
+
+def _kernels() -> ModuleType:
+    """The compiled kernels, for a part that was made because they are there."""
+    found = load_kernels()
+    if found is None:
+        raise RuntimeError("The compiled kernels need numba (the extra 'fast'); use fused=None or fused=False.")
+    return found
 
 
 def memory_of(blocks: Sequence[Block]) -> Any:
@@ -53,28 +60,29 @@ class CompiledLines(Lines):
         lam = np.array([block.lam if self.coupled else 0.0 for block in self.blocks])
         start = start_of(self.blocks, self._memory)
         if start is None:
-            return self.checked(load_kernels().sums(self._memory, lam, points or self.coupled), points)
-        *sums, self.moved_sq = load_kernels().sums(self._memory, lam, points or self.coupled, start)
+            return self.checked(_kernels().sums(self._memory, lam, points or self.coupled), points)
+        *sums, self.moved_sq = _kernels().sums(self._memory, lam, points or self.coupled, start)
         return self.checked(np.array(sums), points)
 
     def move(self, update: Affine, ok: Array) -> None:
         """One pass."""
         if ok:
-            load_kernels().write(self._memory, update.keep, update.move)
+            _kernels().write(self._memory, update.keep, update.move)
 
 
 def start_of(blocks: Sequence[Block], memory: Any) -> Any:
     """Where the start of the run lies; None where there is none, or the kernels cannot compare it."""
     if any(block.starts is None for block in blocks):
         return None
-    return load_kernels().start_of([block.params for block in blocks], [block.starts for block in blocks], memory.like)
+    return _kernels().start_of([block.params for block in blocks], [block.starts for block in blocks], memory.like)
 
 
 def averages_of(blocks: Sequence[Block]) -> Any:
     """Addresses of parameters, gradients and averages, or None where the kernels do not apply."""
-    kernels, records = load_kernels(), [block.moments for block in blocks]
+    kernels = load_kernels()
     if kernels is None or not any(block.params for block in blocks) or any(block.centered for block in blocks):
         return None
+    records = [block.known_moments for block in blocks]
     grads = [[None if _unstored(g) else g for g in own.grads] for own in records]
     squares = None if records[0].squares is None else [own.squares for own in records]
     weights = np.concatenate([_weights(own, gs) for own, gs in zip(records, grads, strict=True)], axis=1)
@@ -112,12 +120,12 @@ class CompiledAverages(AveragedLines):
         start = start_of(self.blocks, self._memory)
         if start is not None:
             self._memory = self._memory._replace(start=start)
-        *sums, moved_sq = load_kernels().moments.sums(self._memory)
+        *sums, moved_sq = _kernels().moments.sums(self._memory)
         self.moved_sq = None if start is None else moved_sq
         return np.array(sums)
 
     def _write(self, update: Affine) -> None:
-        load_kernels().moments.write(self._memory, update.keep, update.move)
+        _kernels().moments.write(self._memory, update.keep, update.move)
 
 
 class CompiledEntries(Curve):
@@ -135,7 +143,7 @@ class CompiledEntries(Curve):
         self._memory = memory
         self._alpha = np.array([block.alpha for block in blocks])
         constants = np.array([own.psi for own in structures], np.float64).T.copy()
-        self._psi = load_kernels().Psi(*constants)
+        self._psi = _kernels().Psi(*constants)
         self._products = np.float64(0.0)
         self.points = 3
         self.entries = sum(x.numel() for block in blocks for x in block.params)
@@ -151,7 +159,7 @@ class CompiledEntries(Curve):
     def pass_over(self, u: Array, every: int = 1) -> tuple[Array, Array, Array]:
         """Sums by block, and h and its slope at the points; from a sample for `every` above 1."""
         points = u if len(u) else np.ones(1)  # a pass for the sums alone has no kernel of its own
-        found = load_kernels().entries.reduce(self._memory, self._psi, self.scaled(self._alpha), points, every)
+        found = _kernels().entries.reduce(self._memory, self._psi, self.scaled(self._alpha), points, every)
         h, slope = found[3:].reshape(2, len(points), -1).sum(axis=-1)[:, : len(u)]
         return found[:3], h, slope
 
@@ -161,24 +169,26 @@ class CompiledEntries(Curve):
 
     def _heights(self, u: Array) -> tuple[Array, Array]:
         parts = [self.pass_over(u[i : i + 4])[1:] for i in range(0, len(u), 4)]
-        return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+        heights, slopes = zip(*parts, strict=True)
+        return np.concatenate(heights), np.concatenate(slopes)
 
     def products_sq(self) -> Array:
         """From the first pass."""
         return self._products
 
-    def ray_heights(self, s: Array) -> Array:
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
         """One pass for all points."""
-        return load_kernels().entries.ray(self._memory, self._psi, np.multiply.outer(s, self._alpha)).sum(axis=-1)
+        caps = np.multiply.outer(s, self._alpha)
+        return load_kernels().entries.ray(self._memory, self._psi, caps, every).sum(axis=-1)
 
     def moves_sq(self, u: Array) -> Array:
         """One pass."""
-        return load_kernels().entries.move_sq(self._memory, self._psi, self.scaled(self._alpha), float(u)).sum()
+        return _kernels().entries.move_sq(self._memory, self._psi, self.scaled(self._alpha), float(u)).sum()
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """One pass."""
         if ok:
-            load_kernels().entries.write(self._memory, self._psi, self.scaled(self._alpha), float(u), float(s))
+            _kernels().entries.write(self._memory, self._psi, self.scaled(self._alpha), float(u), float(s))
 
 
 class CompiledAveragedEntries(CompiledEntries):
@@ -189,7 +199,7 @@ class CompiledAveragedEntries(CompiledEntries):
         start = start_of(self.blocks, self._memory)
         if start is not None:
             self._memory = self._memory._replace(start=start)
-        kernels, u = load_kernels().entries, self.ahead if len(self.ahead) else np.ones(1)
+        kernels, u = _kernels().entries, self.ahead if len(self.ahead) else np.ones(1)
         sums, self._further = kernels.first_reduce(self._memory, self._psi, self.scaled(self._alpha), u)
         if len(self.ahead):
             self.answered = (self.ahead, *sums[3:].reshape(2, len(u), -1).sum(axis=-1))
@@ -197,10 +207,16 @@ class CompiledAveragedEntries(CompiledEntries):
         self._products = sums[2].sum()
         return np.array([sums[0], self._further.d_dot_x, np.zeros(len(self.blocks))])
 
+    def sampled_dots(self, every: int) -> tuple[Array, Array, Array]:
+        """A short pass."""
+        args = (self._memory, self._psi, self._alpha, np.ones(1), every)
+        sums, further = load_kernels().entries.first_reduce(*args)
+        return further.g_dot_x.sum(), sums[1].sum(), sums[2].sum()
+
     def extras(self) -> list[list[Array]]:
         """From the same pass; blocks whose sums leave the range of f32 are taken again in f64."""
         _, g_dot_x, g_sq, _ = self._further
-        for i in np.flatnonzero(~np.isfinite(g_dot_x + g_sq) | (g_sq < 1e-20)):
+        for i in np.flatnonzero(~np.isfinite(g_dot_x + g_sq) | (g_sq < 1e-20)).tolist():
             *_, g_dot_x[i], g_sq[i], _, _ = block_sums(self.blocks[i], points=False, exact=True)
         return [[*pair, *np.zeros(3)] for pair in zip(g_dot_x, g_sq, strict=True)]
 
@@ -209,124 +225,3 @@ class CompiledAveragedEntries(CompiledEntries):
         super().write(u, s, ok)
         for block in self.blocks if ok else ():
             block.moments.written = True
-
-
-class CompiledRows(Curve):
-    """Rows, or groups of them, by the kernels.
-
-    Args:
-        numbers: those of the step.
-        blocks: the blocks.
-        places: their places among all blocks.
-        memory: where the rows lie.
-        alpha: caps; a number, or one per group of rows.
-        psi: functions of the groups' norms; numbers, or one per group.
-        owners: the block of each group.
-    """
-
-    def __init__(
-        self,
-        numbers: Numbers,
-        blocks: Sequence[Block],
-        places: Sequence[int],
-        memory: Any,
-        alpha: Array | float,
-        psi: Scalar,
-        owners: np.ndarray,
-    ) -> None:
-        super().__init__(numbers, blocks, places)
-        self._memory, self._alpha, self._psi, self._owners = memory, alpha, psi, owners
-        self.points = row_points(len(owners))
-
-    def sums(self, points: bool) -> Array:
-        """One pass; three sums per group are kept for the search."""
-        self._known, self._further = load_kernels().rows.first_sums(self._memory)
-        self._rows = RowSums(*self._known)
-        x_sq, d_dot_x, d_sq = (np.bincount(self._owners, part, len(self.blocks)) for part in self._known)
-        return np.stack([d_sq, d_dot_x, x_sq])
-
-    def _heights(self, u: Array) -> tuple[Array, Array]:
-        return row_heights(self._rows, self._psi, self.scaled(self._alpha), u)
-
-    def ray_heights(self, s: Array) -> Array:
-        """From the sums of the groups."""
-        return row_ray_heights(self._rows, self._psi, self._alpha, s)[0]
-
-    def products_sq(self) -> Array:
-        """Sums in doubles are hardly rounded."""
-        return np.float64(0.0)
-
-    def moves_sq(self, u: Array) -> Array:
-        """By the sums of the rows alone."""
-        return row_moves_sq(self._rows, self._psi, self.scaled(self._alpha), u)
-
-    def write(self, u: Array, s: Array | float, ok: Array) -> None:
-        """One pass."""
-        if not ok:
-            return
-        kernels, groups = load_kernels(), len(self._owners)
-        alpha = np.ascontiguousarray(np.broadcast_to(np.float64(self.scaled(self._alpha)), (groups,)))
-        psi = kernels.Psi.of(groups, *self._psi)
-        kernels.rows.write(self._memory, psi, alpha, float(u), float(s), self._known)
-
-
-class CompiledAveragedRows(CompiledRows):
-    """Rows whose slopes are averages, which are updated in the passes of the step."""
-
-    def extras(self) -> list[list[Array]]:
-        """From the pass that makes the sums."""
-        owners = np.repeat(np.arange(len(self.blocks)), [len(block.params) for block in self.blocks])
-        pairs = zip(*(np.bincount(owners, part, len(self.blocks)) for part in self._further), strict=True)
-        return [[*pair, *np.zeros(3)] for pair in pairs]
-
-    def write(self, u: Array, s: Array | float, ok: Array) -> None:
-        """One pass, which stores the new averages too."""
-        super().write(u, s, ok)
-        for block in self.blocks if ok else ():
-            block.moments.written = True
-
-
-def compiled_rows(
-    numbers: Numbers,
-    blocks: Sequence[Block],
-    places: Sequence[int],
-    structures: Sequence[Sequence[Rows]],
-    averages: Any = None,
-) -> CompiledRows | None:
-    """The rows of blocks, each by itself; None where the kernels do not apply."""
-    kernels = load_kernels()
-    if kernels is None:
-        return None
-    tensors = ([block.params for block in blocks], [block.slopes for block in blocks])
-    memory = kernels.rows.memory(*tensors, [own[0].dims for own in structures], averages=averages)
-    if memory is None:
-        return None
-    stretches = row_stretches(blocks, structures)
-    owners = np.repeat(*np.array([[i, rows] for i, *_, rows in stretches]).T)
-    alpha, psi = row_constants([own[1:] for own in stretches], np.zeros(len(owners)))
-    kind = CompiledRows if averages is None else CompiledAveragedRows
-    return kind(numbers, blocks, places, memory, alpha, psi, owners)
-
-
-def compiled_units(numbers: Numbers, block: Block, places: Sequence[int], averages: Any = None) -> CompiledRows | None:
-    """Groups of slices of several tensors; None where the kernels do not apply."""
-    kernels, structure = load_kernels(), block.phi.joint_structure([x.shape for x in block.params])
-    if kernels is None or structure is None:
-        return None
-    count = int(structure.groups.max()) + 1
-    free = structure.groups < 0
-    # Slices without a penalty make one group more, with no function at all.
-    ids = np.where(free, count, structure.groups)
-    extra = int(free.any())
-    blank = Scalar()
-    psi = Scalar(
-        *(np.append(np.broadcast_to(c, (count,)), [b] * extra) for c, b in zip(structure.psi, blank, strict=True))
-    )
-    tensors = ([[x] for x in block.params], [[d] for d in block.slopes])
-    memory = kernels.rows.memory(*tensors, structure.dims, ids, averages)
-    if memory is None:
-        return None
-    kind = CompiledRows if averages is None else CompiledAveragedRows
-    part = kind(numbers, [block], places, memory, block.alpha, psi, np.zeros(count + extra, np.int64))
-    part.kind = UNITS
-    return part

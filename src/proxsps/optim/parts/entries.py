@@ -7,8 +7,8 @@ is calculated from it never reaches memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,44 +43,42 @@ class Bucket(NamedTuple):
 
 def buckets(params: Sequence[Tensor], slopes: Sequence[Tensor], place: int, size: int) -> Iterator[Bucket]:
     """The tensors of a block in buckets of at most `size` entries, each of one dtype."""
-    xs: list[Tensor] = []
-    ds: list[Tensor] = []
-    room = size
-    for x, d in zip(params, slopes, strict=True):
-        length = x.numel()
-        if xs and (length > room or x.dtype != xs[0].dtype or d.dtype != ds[0].dtype):
-            yield Bucket(place, xs, ds)
-            xs, ds, room = [], [], size
-        if length > size:
-            yield from (Bucket(place, [x_part], [d_part]) for x_part, d_part in _cut(x, d, size))
-        elif length:
-            xs.append(x)
-            ds.append(d)
-            room -= length
-    if xs:
+    for xs, ds in bundles((params, slopes), size):
         yield Bucket(place, xs, ds)
 
 
-def _cut(x: Tensor, d: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Views of two long tensors, cut alike into parts of at most `size` entries."""
-    if x.is_contiguous() and d.is_contiguous():
-        yield from zip(x.view(-1).split(size), d.view(-1).split(size), strict=True)
+def bundles(columns: Sequence[Sequence[Tensor]], size: int) -> Iterator[list[list[Tensor]]]:
+    """Lists of tensors, cut alike: parts of long tensors alone, short ones together, at most `size` entries each."""
+    found: list[tuple[Tensor, ...]] = []
+    room = size
+    for tensors in zip(*columns, strict=True):
+        length = tensors[0].numel()
+        if found and (length > room or any([t.dtype != f.dtype for t, f in zip(tensors, found[0], strict=True)])):
+            yield list(map(list, zip(*found, strict=True)))
+            found, room = [], size
+        if length > size:
+            yield from ([[part] for part in parts] for parts in _cut(tensors, size))
+        elif length:
+            found.append(tensors)
+            room -= length
+    if found:
+        yield list(map(list, zip(*found, strict=True)))
+
+
+def _cut(tensors: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor, ...]]:
+    """Views of long tensors, cut alike into parts of at most `size` entries."""
+    x = tensors[0]
+    if all([t.is_contiguous() for t in tensors]):
+        yield from zip(*(t.view(-1).split(size) for t in tensors), strict=True)
         return
     # As a vector, such a tensor may be a copy, and what is written to that is lost.
     dim = max(range(x.dim()), key=x.shape.__getitem__)
     length = max(1, size * x.shape[dim] // x.numel())
-    for pair in zip(x.split(length, dim), d.split(length, dim), strict=True):
-        if pair[0].numel() > size:
-            yield from _cut(*pair, size)
+    for parts in zip(*(t.split(length, dim) for t in tensors), strict=True):
+        if parts[0].numel() > size:
+            yield from _cut(parts, size)
         else:
-            yield pair
-
-
-def _sample(block: Block, place: int, every: int) -> Iterator[Bucket]:
-    """The first part of each tensor of a block that is not short."""
-    chosen = [i for i, x in enumerate(block.params) if x.numel() >= SHORT]
-    parts = ([ts[i].reshape(-1)[: ts[i].numel() // every] for i in chosen] for ts in (block.params, block.slopes))
-    yield from buckets(*parts, place, BUCKET)
+            yield parts
 
 
 class EntriesOfTensors(Curve):
@@ -105,13 +103,22 @@ class EntriesOfTensors(Curve):
         super().__init__(numbers, blocks, places)
         self._exact = exact
         self.entries = sum(x.numel() for block in blocks for x in block.params)
-        self._buckets = [b for i, block in enumerate(blocks) for b in buckets(block.params, block.slopes, i, BUCKET)]
+        self._buckets = [bucket for i, block in enumerate(blocks) for bucket in self._cut(block, i)]
         self._psi = [own.psi for own in structures]
         self._evaluated = False
         self._sample: list[Bucket] | None = None
         self._known_dots: dict[int, tuple[float, float]] = {}
-        self._joined: dict[int, tuple[Tensor, Tensor]] = {}
-        self._memory: dict[torch.dtype, list[Tensor]] = {}
+        self._joined: dict[int, tuple[Tensor, ...]] = {}
+        self._memory: dict[object, list[Tensor]] = {}
+
+    def _cut(self, block: Block, place: int) -> Iterator[Any]:
+        yield from buckets(block.params, block.slopes, place, BUCKET)
+
+    def _cut_sample(self, block: Block, place: int, every: int) -> Iterator[Any]:
+        """The first part of each tensor of a block that is not short."""
+        chosen = [i for i, x in enumerate(block.params) if x.numel() >= SHORT]
+        parts = ([ts[i].reshape(-1)[: ts[i].numel() // every] for i in chosen] for ts in (block.params, block.slopes))
+        yield from buckets(*parts, place, BUCKET)
 
     def _vectors(self, chosen: Sequence[Bucket] | None = None) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
         for bucket in self._buckets if chosen is None else chosen:
@@ -147,13 +154,17 @@ class EntriesOfTensors(Curve):
 
     def sampled(self, u: Array, every: int) -> tuple[Array, Array]:
         """From the first entries of each tensor that is not short."""
-        if self._sample is None:
-            self._sample = [b for i, block in enumerate(self.blocks) for b in _sample(block, i, every)]
-        if not self._sample:
-            return self._pass(u, np.zeros_like(u))
-        h, slope = self._pass(u, np.zeros_like(u), self._sample)
-        share = self.entries / sum(x.numel() for bucket in self._sample for x in bucket.xs)
+        chosen, share = self._sampled_buckets(every)
+        h, slope = self._pass(u, np.zeros_like(u), chosen)
         return share * h, share * slope
+
+    def _sampled_buckets(self, every: int) -> tuple[Sequence[Any] | None, float]:
+        """Buckets of a sample, and what sums over them are to be multiplied by; None for all where there is none."""
+        if self._sample is None:
+            self._sample = [b for i, block in enumerate(self.blocks) for b in self._cut_sample(block, i, every)]
+        if not self._sample:
+            return None, 1.0
+        return self._sample, self.entries / sum(x.numel() for bucket in self._sample for x in bucket.xs)
 
     def _pass(self, u: Array, slopes: Array | None, chosen: Sequence[Bucket] | None = None) -> tuple[Array, Array]:
         """h and its slope at the points, from all buckets or some."""
@@ -167,7 +178,8 @@ class EntriesOfTensors(Curve):
     ) -> None:
         """Add to h and h' at the points what a bucket contributes."""
         alpha, psi = self.cap(bucket.block), self._psi[bucket.block]
-        evaluate, dots = _plain, ()
+        evaluate: Callable[..., tuple[float, float]] = _plain
+        dots: tuple[float, ...] = ()
         if isinstance(psi, Scalar):
             evaluate, dots = (_bounded, ()) if psi.bounded else (_shrunk, self._dots(bucket, x, d)[:1])
         for i, u in enumerate(points):
@@ -264,7 +276,8 @@ def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Te
         z = torch.nn.functional.softshrink(z, alpha * psi.l1)
     scale = 1 + alpha * psi.l2
     low, high = psi.lower * scale, psi.upper * scale
-    return torch.ops.aten.hardtanh_backward.grad_input(d, z, low, high, grad_input=out)
+    torch.ops.aten.hardtanh_backward.grad_input(d, z, low, high, grad_input=out)
+    return out
 
 
 def _prox(z: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from proxsps.core.array import Array
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block, plain, stored
 from proxsps.optim.lists import spread
+from proxsps.optim.moments import DeviceMoments
 from proxsps.optim.numbers import Device
 from proxsps.optim.parts.base import Part
 from proxsps.optim.parts.entries import buckets
@@ -31,10 +34,15 @@ class Lines(Part):
 
     coupled = False
 
+    def rows(self, points: bool) -> Sequence[Array | float]:
+        """The sums row by row."""
+        return self._device_rows(points) if isinstance(self.numbers, Device) else list(self.sums(points))
+
     def sums(self, points: bool) -> Array:
         """The sums; where squares leave the range of f32, in doubles."""
         if isinstance(self.numbers, Device):
-            return self._device_sums(points)
+            d_sq, d_dot_x, x_sq = self._device_rows(points)
+            return torch.stack([d_sq, d_dot_x, x_sq if points else torch.zeros_like(d_sq)])
         self.measure()
         return self.checked(np.array([self._torch_sums(block, points, exact=False) for block in self.blocks]).T, points)
 
@@ -56,12 +64,15 @@ class Lines(Part):
             pairs = (tuple(map(Tensor.double, pair)) for pair in pairs)
         return [self.numbers.total(parts) for parts in pair_sums(pairs, points)]
 
-    def _device_sums(self, points: bool) -> Array:
-        found = []
+    def _device_rows(self, points: bool) -> Sequence[Array | float]:
+        columns = []
         for block in self.blocks:
-            sums = wide_sums(vectors(block, self.coupled, *LAUNCHES), points, self.numbers.dtype)
-            found += [self.numbers.total(part) for part in sums]
-        return torch.stack(found).reshape(len(self.blocks), 3).T
+            if not points and isinstance(block.moments, DeviceMoments) and not block.centered:
+                found = block.moments.line_sums()
+            else:
+                found = wide_sums(vectors(block, self.coupled, *LAUNCHES), points, self.numbers.dtype)
+            columns.append([self.numbers.total(part) for part in found[: 3 if points else 2]])
+        return [*map(self.numbers.vector, zip(*columns, strict=True)), *([] if points else [0.0])]
 
     def move(self, update: Affine, ok: Array) -> None:
         """x <- keep x + move d + pull center where `ok`."""

@@ -69,8 +69,8 @@ def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Sta
         length = math.prod(first.shape[d] for d in normed)
         order = (0, *(d + 1 for d in counted), *(d + 1 for d in normed))
         count = len(members) * math.prod(first.shape[d] for d in counted)
-        pair = ([part[i] for i in members] for part in (block.params, block.slopes))
-        yield Stack(place, *pair, order, length, count, rows.psi)
+        xs, ds = ([part[i] for i in members] for part in (block.params, block.slopes))
+        yield Stack(place, xs, ds, order, length, count, rows.psi)
 
 
 class RowsOfTensors(Curve):
@@ -139,12 +139,13 @@ class RowsOfTensors(Curve):
 
     @staticmethod
     def _slices(stack: Stack, matrix: Tensor) -> Sequence[Tensor]:
-        return matrix.split(max(1, SLICE // max(1, stack.length)))
+        slices: Sequence[Tensor] = matrix.split(max(1, SLICE // max(1, stack.length)))
+        return slices
 
     def _heights(self, u: Array) -> tuple[Array, Array]:
         return row_heights(self._rows, self._psi, self.scaled(self._alpha), u)
 
-    def ray_heights(self, s: Array) -> Array:
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
         """From the sums of the rows."""
         return row_ray_heights(self._rows, self._psi, self._alpha, s)[0]
 

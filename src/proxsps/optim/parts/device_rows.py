@@ -1,0 +1,154 @@
+"""Rows on a device: few launches, and no number that is read back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.core.model import RowSums, row_moves_sq, row_values
+from proxsps.optim.blocks import Block
+from proxsps.optim.lists import join, spread_all
+from proxsps.optim.numbers import Device
+from proxsps.optim.parts.base import Curve, masked, relaxed, resting, stepping
+from proxsps.optim.passes import widened
+from proxsps.optim.refine import POINTS
+from proxsps.regularizers.structure import Rows, Scalar
+
+LADDER = 256  # points of the first round where only rows are searched over: their three sums are few numbers
+NUMBERS = 1 << 20  # of all points and rows of a round
+
+
+@dataclass
+class Stack:
+    """Tensors of one block whose rows have one length, as a matrix with one row for each group of entries."""
+
+    block: int
+    params: list[Tensor]
+    slopes: list[Tensor]
+    order: tuple[int, ...] | None  # dims of tensors of one shape: tensor, counted dims, normed dims; None: in order
+    length: int
+    psi: Scalar
+
+    def matrices(self) -> Tensor:
+        """x and d one behind the other, in f32 at least: (2, rows, length)."""
+        if self.params[0].dtype != self.slopes[0].dtype:
+            return torch.stack([self._matrix(self.params), self._matrix(self.slopes)])
+        return self._matrix([*self.params, *self.slopes]).view(2, -1, self.length)
+
+    def _matrix(self, tensors: list[Tensor]) -> Tensor:
+        if self.order is None:
+            return widened(join(tensors).view(-1, self.length))
+        return widened(torch.stack(tensors).permute(self.order).reshape(-1, self.length))
+
+    def vector(self, matrix: Tensor) -> Tensor:
+        """The entries of a matrix in the order of the parameters."""
+        if self.order is None:
+            return matrix.reshape(-1)
+        shape = (len(self.params), *self.params[0].shape)
+        moved = matrix.view([shape[d] for d in self.order])
+        return moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).reshape(-1)
+
+
+def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Stack]:
+    """The tensors of a block by the length of their rows; those whose rows are not in order by shape as well."""
+    found: dict[tuple[object, ...], Stack] = {}
+    for x, d, rows in zip(block.params, block.slopes, structures, strict=True):
+        if x.numel() == 0:
+            continue
+        ndim = x.dim()
+        normed = range(ndim) if rows.dims is None else sorted(dim % ndim for dim in rows.dims)
+        counted = [dim for dim in range(ndim) if dim not in normed]
+        length = math.prod([x.shape[dim] for dim in normed])  # a list, which compilers can trace
+        ordered = [*counted, *normed] == list(range(ndim))
+        order = None if ordered else (0, *(dim + 1 for dim in counted), *(dim + 1 for dim in normed))
+        key = (length, x.dtype, d.dtype, rows.psi, None if ordered else (order, x.shape))
+        if key not in found:
+            found[key] = Stack(place, [], [], order, length, resting(rows.psi, block.alpha))
+        found[key].params.append(x)
+        found[key].slopes.append(d)
+    yield from found.values()
+
+
+class DeviceRows(Curve):
+    """Blocks whose regulariser depends on rows only through their norms: three sums per row are enough."""
+
+    def __init__(
+        self, numbers: Device, blocks: Sequence[Block], places: Sequence[int], structures: Sequence[Sequence[Rows]]
+    ) -> None:
+        super().__init__(numbers, blocks, places)
+        pairs = zip(blocks, structures, strict=True)
+        self._stacks = [s for i, (block, own) in enumerate(pairs) for s in stacks(block, i, own)]
+
+    def sums(self, points: bool) -> Array:
+        """Three sums per row, kept for the search, and added up over each block."""
+        wide = self.numbers.dtype
+        norms, dots = [], []
+        for stack in self._stacks:
+            x, d = both = stack.matrices()
+            norms.append(torch.linalg.vector_norm(both, dim=2, dtype=wide))
+            dots.append((x.to(wide) * d).sum(1))
+        x_sq, d_sq = torch.cat(norms, dim=1).square()
+        rows = torch.stack([d_sq, torch.cat(dots), x_sq])
+        self._counts = [len(part) for part in dots]
+        self._rows = RowSums(x_sq, rows[1], d_sq)
+        self._constants()
+        self.points = max(POINTS, min(LADDER, NUMBERS // len(d_sq)))
+        lengths = [0] * len(self.blocks)
+        for stack, count in zip(self._stacks, self._counts, strict=True):
+            lengths[stack.block] += count
+        return torch.stack([part.sum(1) for part in rows.split(lengths, dim=1)], dim=1)
+
+    def _constants(self) -> None:
+        """Caps and functions of all rows: numbers where all are equal, else one entry per row."""
+        columns = [[self.blocks[stack.block].alpha for stack in self._stacks]]
+        columns += zip(*(stack.psi for stack in self._stacks), strict=True)
+        self._alpha, *psi = (self._spread(column) for column in columns)
+        self._psi = Scalar(*psi)
+
+    def _spread(self, values: Sequence[Tensor | float]) -> Tensor | float:
+        first = values[0]
+        if all(value is first or (isinstance(value, float) and value == first) for value in values):
+            return first
+        like = self._rows.d_sq
+        parts = zip(values, self._counts, strict=True)
+        return torch.cat([like.new_full((n,), v) if isinstance(v, (int, float)) else v.expand(n) for v, n in parts])
+
+    def _heights(self, u: Array) -> tuple[Array, None]:
+        return row_values(self._rows, self._psi, self.scaled(self._alpha), u), None
+
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
+        """From the sums of the rows."""
+        return row_values(self._rows, self._psi, stepping(s[:, None] * self._alpha), torch.ones_like(s))
+
+    def products_sq(self) -> Array:
+        """Not needed where a search stops by rounds."""
+        return self.numbers.scalar(0.0)
+
+    def moves_sq(self, u: Array) -> Array:
+        """By the sums of the rows alone."""
+        return row_moves_sq(self._rows, self._psi, self.scaled(self._alpha), u)
+
+    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+        """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
+        xs, zs, norms = [], [], []
+        dtypes = [block.params[0].dtype for block in self.blocks]
+        steps = [(u * -self.cap(i)).to(torch.promote_types(dtype, torch.float32)) for i, dtype in enumerate(dtypes)]
+        for stack in self._stacks:
+            x, d = stack.matrices()
+            z = torch.addcmul(x, d, steps[stack.block].to(x.dtype))
+            xs.append(x)
+            zs.append(z)
+            norms.append(torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype))
+        norm = torch.cat(norms).clamp(torch.finfo(self.numbers.dtype).tiny)
+        factors = self._psi.prox(norm, stepping(self.scaled(self._alpha))) / norm
+        factors = factors.to(xs[0].dtype).split(self._counts)
+        vectors = []
+        for stack, x, z, c in zip(self._stacks, xs, zs, factors, strict=True):
+            y = relaxed(x, z * c.to(z.dtype)[:, None], s)
+            vectors.append(stack.vector(masked(y, x, ok, self.cap(stack.block))))
+        spread_all(vectors, [stack.params for stack in self._stacks])

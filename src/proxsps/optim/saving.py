@@ -1,0 +1,112 @@
+"""Checkpoints of optimizers: dictionaries of plain data, checked before anything changes, in the dtypes they had."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import Tensor
+
+from proxsps.optim.checks import check_origin, check_variant
+from proxsps.optim.memory import restored
+from proxsps.optim.reduce import Ranks
+from proxsps.regularizers import Regularizer
+
+
+class SavesState:
+    """The part of an optimizer that is saved, loaded, copied and pickled."""
+
+    param_groups: list[dict[str, Any]]
+    defaults: dict[str, Any]
+    _ranks: Ranks
+    _complete: bool
+    _loading: dict[str, Any] | None
+
+    def _forget(self) -> None:
+        """Drop what is not part of a checkpoint."""
+        raise NotImplementedError
+
+    def _register_hooks(self) -> None:
+        self.register_state_dict_post_hook(_only_plain_data)
+        self.register_load_state_dict_pre_hook(_remember)
+
+    def _packed(self, param: Tensor, key: str, value: Any) -> Any:
+        """A value of the state as it goes into a checkpoint."""
+        return value
+
+    def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
+        """The inverse of `_packed`."""
+        return value
+
+    def _restore(self, state: dict[Any, Any]) -> None:
+        """Undo what torch does to loaded state: it casts all of it to the dtypes of the parameters.
+
+        What is left are copies, so that later steps do not change the dictionary they come from.
+        """
+        loading, self._loading = self._loading or {"param_groups": (), "state": {}}, None
+        params = [p for group in self.param_groups for p in group["params"]]
+        places = [i for group in loading["param_groups"] for i in group["params"]]
+        saved = dict(zip(params, places, strict=False))
+        for param in params:
+            original = loading["state"].get(saved.get(param))
+            own = state.get(param)
+            for key, value in own.items() if isinstance(own, dict) and isinstance(original, dict) else ():
+                if isinstance(value, Tensor):
+                    own[key] = self._unpacked(param, key, restored(key, value, original.get(key), param))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_ranks": self._ranks}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # load_state_dict calls this last, after its hooks and checks: an error here leaves everything as it was.
+        own = self.param_groups if "defaults" not in state else None
+        for group, saved in zip(own or (), state["param_groups"], strict=own is not None):
+            check_origin(type(self).__name__, self.defaults, group, saved)
+            check_variant(type(self).__name__, group, saved)
+        if own is not None:
+            self._restore(state["state"])
+        super().__setstate__(state)
+        self._complete = True
+        self.defaults.pop("differentiable", None)  # torch adds it, to optimizers without that option too
+        if "_watched" not in self.__dict__:  # unpickled or copied
+            self._forget()
+            self._register_hooks()
+        for group in self.param_groups:
+            group.pop("differentiable", None)
+            for key, default in self.defaults.items():
+                group.setdefault(key, default)
+        for group, mine in zip(self.param_groups, own or (), strict=own is not None):
+            _keep_regularizer(group, mine["regularizer"])
+
+
+def _only_plain_data(opt: SavesState, state: dict[str, Any]) -> None:
+    """Make a dictionary of state one of plain data (regularisers as text) and copies, which do not follow later steps.
+
+    A hook, because hooks of the user, which come after it, are to see what will be saved.
+    """
+    state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
+    params = [p for group in opt.param_groups for p in group["params"]]
+    owners = dict(zip((i for group in state["param_groups"] for i in group["params"]), params, strict=True))
+    for i, own in list(state["state"].items()):
+        if i in owners and isinstance(own, dict):  # else it is the user's
+            state["state"][i] = {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
+
+
+def _remember(opt: SavesState, state: dict[str, Any]) -> None:
+    """Keep hold of a dictionary that is being loaded, of which torch makes one in the dtypes of the parameters."""
+    opt._loading = state
+
+
+def _keep_regularizer(group: dict[str, Any], phi: Regularizer | None) -> None:
+    """Give a loaded group the regulariser it was constructed with, which a checkpoint has only as text."""
+    saved, group["regularizer"] = group["regularizer"], phi
+    if _plain(saved) != _plain(phi):  # a dictionary without one gets the default, which is no text
+        text = f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
+        warnings.warn(text, UserWarning, stacklevel=6)
+
+
+def _plain(value: Any) -> Any:
+    """An option of a group as it goes into a checkpoint."""
+    if isinstance(value, Regularizer):
+        return repr(value)
+    return value.clone() if isinstance(value, Tensor) else value
