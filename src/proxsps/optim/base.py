@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from proxsps.optim.checks import (
 from proxsps.optim.estimate import Estimate
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import keep_numbers
-from proxsps.optim.numbers import Host, Numbers, choose
+from proxsps.optim.numbers import Device, Host, Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.saving import SavesState
 from proxsps.optim.uneven import TakesUnevenInputs
@@ -247,7 +247,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             taken = taken._replace(alpha=numbers.vector([alpha[places[id(group)]] for group in self.param_groups]))
         self._taken["last"] = taken
         if self._ranks.check and 1 < self._ranks.size == active:
-            self._ranks.compare(self.last_step.tau, self._named())
+            self._ranks.compare(report(taken).tau, self._named())
 
     @property
     def _max_move(self) -> float | None:

@@ -27,7 +27,7 @@ from proxsps.core.distance import (
     start_reach,
 )
 from proxsps.optim.blocks import PLAIN, Block
-from proxsps.optim.memory import State
+from proxsps.optim.memory import State, local_entries
 from proxsps.optim.numbers import Host, Numbers
 from proxsps.optim.parts import Part
 from proxsps.optim.passes import widened

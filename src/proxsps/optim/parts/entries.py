@@ -7,7 +7,7 @@ is calculated from it never reaches memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,8 +117,8 @@ class EntriesOfTensors(Curve):
     def _cut_sample(self, block: Block, place: int, every: int) -> Iterator[Any]:
         """The first part of each tensor of a block that is not short."""
         chosen = [i for i, x in enumerate(block.params) if x.numel() >= SHORT]
-        parts = ([ts[i].reshape(-1)[: ts[i].numel() // every] for i in chosen] for ts in (block.params, block.slopes))
-        yield from buckets(*parts, place, BUCKET)
+        xs, ds = ([ts[i].reshape(-1)[: ts[i].numel() // every] for i in chosen] for ts in (block.params, block.slopes))
+        yield from buckets(xs, ds, place, BUCKET)
 
     def _vectors(self, chosen: Sequence[Bucket] | None = None) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
         for bucket in self._buckets if chosen is None else chosen:
