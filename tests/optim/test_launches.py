@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxsps import L1, SPS, ElasticNet, GroupLasso, NuclearNorm, ProxSPS
+from proxsps import L1, SPS, ElasticNet, GroupLasso, NuclearNorm, ProxSPS, ProxSPSAdam
 from proxsps.optim.parts.device import ROOM
 
 LIMITS = {

@@ -73,7 +73,9 @@ def test_the_answer_has_the_duality_gap_that_was_asked_for(phi, part, fused, dty
 
 @needs_kernels
 @pytest.mark.parametrize("phi", REGULARIZERS, ids=str)
-def test_two_or_three_passes_over_all_entries_are_enough(phi, monkeypatch):
+@pytest.mark.parametrize(("enough", "sample"), [(assembly.ENOUGH, 16), (1_000, 64)])
+def test_two_or_three_passes_over_all_entries_are_enough(phi, enough, sample, monkeypatch):
+    monkeypatch.setattr(assembly, "ENOUGH", enough)
     passes = []
     inner = CompiledEntries.pass_over
 
@@ -85,7 +87,7 @@ def test_two_or_three_passes_over_all_entries_are_enough(phi, monkeypatch):
     params = drawn(2)
     groups = groups_of(phi, params)
     ProxSPS(groups, lr=ALPHA).step(loss=-(height(groups, 0.0) + height(groups, 1.0)) / 2)
-    assert passes.count(assembly.SAMPLE) == 2
+    assert passes.count(sample) == 2
     assert passes.count(1) <= 4  # entries are few here, so that their kinks count for more than in a network
 
 

@@ -40,7 +40,8 @@ from proxsps.optim.parts import Curve, Lines, Part, Sums, make_curve, make_lines
 from proxsps.optim.reduce import Ranks
 from proxsps.optim.refine import POINTS
 
-SAMPLE = 16  # a search starts from what one in so many entries says
+SAMPLE, COARSEST = 16, 64  # a search starts from what one in so many entries says: one in 16, of many entries fewer
+ENOUGH = 1 << 18  # entries of a sample that tell the root to half a percent: more of them cost more than they save
 ROUNDS = 4  # in which a device closes in on the matched step of several blocks with weight decay; two are usual
 SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
 WORTH = 1 << 20  # entries from which on a pass over a sample is worth its while
@@ -315,10 +316,11 @@ class Assembly:
             return np.ones(1)
         if not self._samples:
             return np.array(geometric(self._points))
-        noise = 3 * math.sqrt(SAMPLE / self._entries) * abs(line.start) + doubt  # about the accuracy of h on the sample
+        every = min(max(SAMPLE, self._entries // ENOUGH), COARSEST)
+        noise = 3 * math.sqrt(every / self._entries) * abs(line.start) + doubt  # about the accuracy of h on the sample
 
         def evaluate(u: Array) -> tuple[Array, Array]:
-            return self._heights(line, u, SAMPLE)
+            return self._heights(line, u, every)
 
         found = search_dual(evaluate, line.start, noise / 100, 1e-3, 8, eager_loop, 0.0, geometric(4), 4)
         u = found.u if found.done else found.estimate

@@ -49,6 +49,7 @@ class Block:
     moments: Moments | None = None  # averages of gradients, where the model is made of them
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
     metrics: list[Tensor] = field(default_factory=list)  # D, one entry per entry, where the prox needs it
+    owns: list[dict[str, Any]] | None = None  # state of the owners, where it was looked up; {} for those without
     starts: list[Tensor] | None = None  # sampled entries of x_0, where a part may compare them while it sums
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
@@ -284,7 +285,7 @@ def _dense(block: Block) -> Block:
 
 
 def _has_lazy_signs(tensors: Sequence[Tensor], has_complex: bool) -> bool:
-    return any([t.is_neg() for t in tensors]) or (has_complex and any([t.is_conj() for t in tensors]))
+    return any(map(Tensor.is_neg, tensors)) or (has_complex and any([t.is_conj() for t in tensors]))
 
 
 def _resolve(block: Block) -> None:

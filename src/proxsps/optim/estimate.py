@@ -147,7 +147,7 @@ class Averaged(Estimate):
                 for owner in owners:
                     self.start(owner)
             # Looked up once: with hundreds of tensors, hashing them takes as long as the arithmetic.
-            owns = [self._state.get(owner, {}) for owner in owners]
+            block.owns = owns = [self._state.get(owner, {}) for owner in owners]
             moments = (DeviceMoments if device else Moments)(block.slopes, _held(block, owns, "average"), weights)
             moments.moves, moments.eps = self._moves, self._eps
             moments.sizes = self._groups[0].get("distance_cap", True)
@@ -237,9 +237,10 @@ class Averaged(Estimate):
             return
         counts = []
         for block in self._blocks:
-            for owner, has in zip(block.owners, block.known_moments.present, strict=True):
+            owns = [self._state[owner] for owner in block.owners] if block.owns is None else block.owns
+            for owner, own, has in zip(block.owners, owns, block.known_moments.present, strict=True):
                 if has:
-                    own = self._state[owner]
+                    own = own or self._state[owner]
                     if "steps" not in own:
                         own["steps"] = torch.zeros((), dtype=torch.float32)
                     counts.append(own["steps"])
@@ -267,6 +268,6 @@ def _held(block: Block, owns: Sequence[dict[str, Any]], key: str) -> list[Tensor
     found: list[Any] = [own.get(key) for own in owns]
     if any([held is None for held in found]):
         found = [blank(owner) if held is None else held for owner, held in zip(block.owners, found, strict=True)]
-    if all([type(held) is Tensor for held in found]) and not any([held.is_complex() for held in found]):
+    if set(map(type, found)) <= {Tensor} and not any(dtype.is_complex for dtype in {held.dtype for held in found}):
         return found
     return [entries(held, block.gathered) for held in found]

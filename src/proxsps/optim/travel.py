@@ -62,7 +62,8 @@ class Distance:
         if self._first:
             return
         for block in blocks:
-            starts: list[Any] = [self._state.get(owner, {}).get("start") for owner in block.owners]
+            owns = [self._state.get(owner, {}) for owner in block.owners] if block.owns is None else block.owns
+            starts: list[Any] = [own.get("start") for own in owns]
             if not block.sharded and all([type(start) is Tensor for start in starts]):
                 block.starts = starts
 

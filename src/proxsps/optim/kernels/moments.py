@@ -272,7 +272,7 @@ def _state_addresses(
 ) -> tuple[np.ndarray, ...] | None:
     """An array of the type of the tensors, and the addresses of x, g, d and v."""
     known = [one for one in map(contiguous_addresses, states) if one is not None]
-    if len(known) == len(states) and all([x.is_contiguous() for x in xs]):
+    if len(known) == len(states) and all(map(Tensor.is_contiguous, xs)):
         at = addresses(xs, gs)
         if at is None or any([one.like is not at.like or one.sizes != sizes for one in known]):
             return None

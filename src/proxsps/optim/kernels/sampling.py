@@ -44,7 +44,7 @@ def start_of(params: Sequence[Sequence[Tensor]], samples: Sequence[Sequence[Tens
     found = contiguous_addresses(list(itertools.chain(*samples)))
     if found is None or found.like is not like or found.sizes != taken:
         return None
-    if not all([x.is_contiguous() for x in xs]):
+    if not all(map(Tensor.is_contiguous, xs)):
         return None
     return Start(found.at, scale)
 
