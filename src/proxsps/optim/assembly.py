@@ -156,13 +156,13 @@ class Assembly:
                 take(self.curves[i])
         return Sums(*array_namespace(columns[0]).stack(columns, axis=1))
 
-    def _first_points(self, columns: Sequence[Array | None], gap: Gap, curve: Curve) -> Array | None:
+    def _first_points(self, columns: Sequence[Array], gap: Gap, curve: Curve) -> Array | None:
         """Points for the pass that makes the sums of a curve, the last part; None where they would be of no use."""
         if not callable(gap):
             return self._guess(self._known_line(columns, gap))
         if not self._samples:
             return np.array(geometric(self._points))
-        if any(block.moments.made for block in self.blocks):
+        if any(block.known_moments.made for block in self.blocks):
             return None
         g_dot_x, d_dot_x, products_sq = curve.sampled_dots(SAMPLE)
         with self.numbers.unchecked():
@@ -175,7 +175,7 @@ class Assembly:
         doubt = 2 * math.sqrt(SAMPLE * products_sq)
         return self._guess(self._known_line(columns, height), doubt) if math.isfinite(height + doubt) else None
 
-    def _known_line(self, columns: Sequence[Array | None], gap: Array) -> Line:
+    def _known_line(self, columns: Sequence[Array], gap: Array) -> Line:
         """The line of the affine blocks, before the other blocks are summed."""
         places = [] if self.lines is None else self.lines.places
         own = [self.blocks[i] for i in places]
@@ -252,12 +252,13 @@ class Assembly:
 
     def _ray_start(self, heights: Callable[..., tuple[Array, Array]], gap: Array, d_sq: Array, longest: Array) -> Array:
         """Points for the first round on the ray: 1, and where a sample of the entries says that the zero is."""
-        if isinstance(self.numbers, Device) or not self._samples or gap <= 0:
+        numbers = self.numbers
+        if isinstance(numbers, Device) or not self._samples or gap <= 0:
             return np.ones(1)
         noise = 3 * math.sqrt(SAMPLE / self._entries)
 
         def find(evaluate: Evaluate) -> Found:
-            return self.numbers.find_zero(evaluate, gap, noise / 100 * gap, np.float64(0.0), 1e-3)
+            return numbers.find_zero(evaluate, gap, noise / 100 * gap, np.float64(0.0), 1e-3)
 
         about = find_matched(partial(heights, every=SAMPLE), gap, d_sq, longest, find).s
         v = polyak_ray(gap, d_sq, longest).v(about)

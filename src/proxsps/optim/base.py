@@ -247,7 +247,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             taken = taken._replace(alpha=numbers.vector([alpha[places[id(group)]] for group in self.param_groups]))
         self._taken["last"] = taken
         if self._ranks.check and 1 < self._ranks.size == active:
-            self._ranks.compare(self.last_step.tau, self._named())
+            self._ranks.compare(report(taken).tau, self._named())
 
     @property
     def _max_move(self) -> float | None:

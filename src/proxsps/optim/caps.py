@@ -107,7 +107,8 @@ class Caps:
         """The number that shares are multiplied with, the factor on the step, and the distance cap."""
         if self._distance is None:
             return self._numbers.scalar(self._largest), 1.0, math.nan
-        distance = self._distance.cap(*known.travelled, known.g_sq)
+        (sums,) = known.travelled
+        distance = self._distance.cap(sums, known.g_sq)
         if self._factor:
             return distance, self._largest, distance
         return distance.clip(max=self._largest), 1.0, distance

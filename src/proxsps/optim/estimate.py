@@ -251,9 +251,10 @@ class Averaged(Estimate):
         """Not by adding a tensor to all counts, for which torch reads it."""
         old, new = [], []
         for own in (block.moments for block in self._blocks if block.params):
-            counts = (own.counts + ok).unbind()
-            old += [steps for steps, has in zip(own.steps, own.present, strict=True) if has]
-            new += [steps for steps, has in zip(counts, own.present, strict=True) if has]
+            if isinstance(own, DeviceMoments) and own.counts is not None:
+                counts = (own.counts + ok).unbind()
+                old += [steps for steps, has in zip(own.steps, own.present, strict=True) if has]
+                new += [steps for steps, has in zip(counts, own.present, strict=True) if has]
         if old:
             torch._foreach_copy_(old, new)
 

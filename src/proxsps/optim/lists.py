@@ -42,7 +42,9 @@ def join_all(lists: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     """Each list of tensors as one vector; those of one dtype in one operation."""
     if len({tensors[0].dtype for tensors in lists}) > 1 or len(lists[0]) == 1:
         return [join(tensors) for tensors in lists]
-    return join([x for tensors in lists for x in tensors]).split([sum(x.numel() for x in ts) for ts in lists])
+    sizes = [sum(x.numel() for x in tensors) for tensors in lists]
+    vectors: Sequence[Tensor] = join([x for tensors in lists for x in tensors]).split(sizes)
+    return vectors
 
 
 def spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:

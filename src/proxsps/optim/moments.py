@@ -133,13 +133,22 @@ class Moments:
 
 
 @dataclass
+class Views:
+    """Parts of the vectors that a device makes, in the shapes of the tensors, by their places in the block."""
+
+    slopes: dict[int, Tensor] = field(default_factory=dict)
+    directions: dict[int, Tensor] = field(default_factory=dict)
+    metrics: dict[int, Tensor] = field(default_factory=dict)  # none where no search needs them
+
+
+@dataclass
 class DeviceMoments(Moments):
     """The same on a device, in few launches: tensors are joined into long vectors, and nothing is read back.
 
     State is written in place where the step is taken, so that a captured step finds it again.
     """
 
-    steps: list[Tensor] | None = None  # of each tensor, the gradients that v has taken in
+    steps: Sequence[Tensor] = ()  # of each tensor, the gradients that v has taken in
     counts: Tensor | None = None  # the same in one vector
     beta2: float = 0.0
 
@@ -152,33 +161,35 @@ class DeviceMoments(Moments):
         self._new: list[list[Tensor]] = []
         self._found: list[list[Tensor]] = [[] for _ in range(ROWS)]
         self._line: list[list[Tensor]] = [[], []]
-        size = len(self.grads)
-        self.slopes, self.metrics = [None] * size, [None] * size
-        block.slopes = self.slopes
-        if self.squares is not None:
-            block.directions, block.metrics = [None] * size, self.metrics
+        views, size = Views(), len(self.grads)
         weights = None if self.squares is None or not size else self._square_weights(numbers)
         for members in self._members:
-            self._make(block, numbers, members, weights)
+            self._make(block, numbers, members, weights, views)
+        block.slopes = self.slopes = [views.slopes[i] for i in range(size)]
+        if self.squares is not None:
+            block.directions = [views.directions[i] for i in range(size)]
+            block.metrics = self.metrics = [views.metrics[i] for i in range(size) if i in views.metrics]
 
     def _square_weights(self, numbers: Numbers) -> Tensor:
         """How much of g^2 each tensor's v takes in; nothing where there is no gradient."""
-        self.counts = torch.stack(self.steps)
-        wide = any(v.dtype is torch.float64 for v in self.squares)
-        new = corrected_weight(numbers.column(self.counts) if wide else self.counts, self.beta2)
+        self.counts = torch.stack(list(self.steps))
+        wide = any(v.dtype is torch.float64 for v in self.squares or ())
+        new: Tensor = corrected_weight(numbers.column(self.counts) if wide else self.counts, self.beta2)
         if all(self.present):
             return new
         zero = torch.zeros_like(new[0])
         return torch.stack([w if has else zero for w, has in zip(new.unbind(), self.present, strict=True)])
 
-    def _make(self, block: Block, numbers: Numbers, members: Sequence[int], weights: Tensor | None) -> None:
+    def _make(
+        self, block: Block, numbers: Numbers, members: Sequence[int], weights: Tensor | None, views: Views
+    ) -> None:
         """The averages of one bucket, its views, and its sums."""
         columns = [block.params, self.grads, self.averages, *([] if self.squares is None else [self.squares])]
         x, g, d, *squares = map(widened, join_all([[ts[i] for i in members] for ts in columns]))
         g = g.to(d.dtype)
         d = torch.lerp(d, g, self.weights.new.to(d.dtype))
         shapes = [self.grads[i].shape for i in members]
-        _spread_views(self.slopes, members, shapes, d)
+        _spread_views(views.slopes, members, shapes, d)
         self._new.append([d])
         if weights is None:
             self._add_up(block, numbers, x, g, d)
@@ -192,9 +203,9 @@ class DeviceMoments(Moments):
         # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
         D = torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
         e = d / D
-        _spread_views(block.directions, members, shapes, e)
+        _spread_views(views.directions, members, shapes, e)
         if block.kind != LINES:
-            _spread_views(self.metrics, members, shapes, D)
+            _spread_views(views.metrics, members, shapes, D)
         self._new[-1].append(v)
         self._add_up(block, numbers, x, g, d, (e, g / D))
 
@@ -258,7 +269,9 @@ def _buckets(params: Sequence[Tensor], grads: Sequence[Tensor], size: int) -> It
     yield from found.values()
 
 
-def _spread_views(tensors: list[Tensor], members: Sequence[int], shapes: Sequence[torch.Size], vector: Tensor) -> None:
+def _spread_views(
+    tensors: dict[int, Tensor], members: Sequence[int], shapes: Sequence[torch.Size], vector: Tensor
+) -> None:
     """Put views of a vector, in these shapes, at the places of the members."""
     parts = vector.split([math.prod(shape) for shape in shapes])
     for i, part, shape in zip(members, parts, shapes, strict=True):
@@ -270,9 +283,9 @@ def overflows(g: Tensor) -> bool:
     return g.numel() > 0 and not math.isfinite(widened(g).abs().amax().square().item())
 
 
-def metrics(squares: Sequence[Tensor], eps: float) -> list[Tensor]:
+def metrics(squares: list[Tensor], eps: float) -> list[Tensor]:
     """D = sqrt(v) + eps of each tensor; with hardly any eps, entries without a gradient get one to be divided by."""
-    found = torch._foreach_sqrt(squares)
+    found = list(torch._foreach_sqrt(squares))
     if eps:
         torch._foreach_add_(found, eps)
     for D in found:
@@ -283,4 +296,4 @@ def metrics(squares: Sequence[Tensor], eps: float) -> list[Tensor]:
 
 def least_metric(dtype: torch.dtype) -> float:
     """What D is at least: an eps below may be 0 in the precision of the tensors."""
-    return torch.finfo(dtype).tiny ** 0.5
+    return math.sqrt(torch.finfo(dtype).tiny)

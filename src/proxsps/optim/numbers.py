@@ -192,11 +192,12 @@ class Device(Numbers):
         """A tensor with one dim."""
         if len(values) == 1:
             return self.scalar(values[0]).reshape(1)
-        if not any(isinstance(value, Tensor) for value in values):
-            if len(set(values)) == 1:
-                return torch.full((len(values),), values[0], dtype=self.dtype, device=self._device)
-            if len(values) == 2 and all(map(math.isfinite, values)):  # one kernel for two different numbers
-                return torch.linspace(*values, 2, dtype=self.dtype, device=self._device)
+        plain = [value for value in values if not isinstance(value, Tensor)]
+        if len(plain) == len(values):
+            if len(set(plain)) == 1:
+                return torch.full((len(plain),), plain[0], dtype=self.dtype, device=self._device)
+            if len(plain) == 2 and all(map(math.isfinite, plain)):  # one kernel for two different numbers
+                return torch.linspace(plain[0], plain[1], 2, dtype=self.dtype, device=self._device)
         return torch.stack([self.scalar(value) for value in values])
 
     def column(self, values: Tensor) -> Array:

@@ -131,7 +131,7 @@ def moved_sq(block: Block) -> float | None:
     """||x - x_0||^2 of a block, estimated from the sample of its start; None where that is not a simple view of x."""
     if not comparable(block):
         return None
-    distance, sizes = Distance(block.starts), [x.numel() for x in block.params]
+    distance, sizes = Distance(block.starts or ()), [x.numel() for x in block.params]
     small = [i for i, size in enumerate(sizes) if 0 < size <= COPIES[0]]
     if small:
         distance.add(small, [sizes[i] for i in small], 0, join([block.params[i] for i in small]))

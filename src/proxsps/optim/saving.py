@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from proxsps.optim.checks import check_origin, check_variant
 from proxsps.optim.memory import restored
@@ -13,11 +14,9 @@ from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import Regularizer
 
 
-class SavesState:
+class SavesState(Optimizer):
     """The part of an optimizer that is saved, loaded, copied and pickled."""
 
-    param_groups: list[dict[str, Any]]
-    defaults: dict[str, Any]
     _ranks: Ranks
     _complete: bool
     _loading: dict[str, Any] | None
@@ -27,8 +26,9 @@ class SavesState:
         raise NotImplementedError
 
     def _register_hooks(self) -> None:
-        self.register_state_dict_post_hook(_only_plain_data)
-        self.register_load_state_dict_pre_hook(_remember)
+        # torch types hooks for any optimizer, and calls them with the one that they are registered with.
+        self.register_state_dict_post_hook(cast(Any, _only_plain_data))
+        self.register_load_state_dict_pre_hook(cast(Any, _remember))
 
     def _packed(self, param: Tensor, key: str, value: Any) -> Any:
         """A value of the state as it goes into a checkpoint."""
@@ -50,7 +50,9 @@ class SavesState:
         for param in params:
             original = loading["state"].get(saved.get(param))
             own = state.get(param)
-            for key, value in own.items() if isinstance(own, dict) and isinstance(original, dict) else ():
+            if not isinstance(own, dict) or not isinstance(original, dict):
+                continue
+            for key, value in own.items():
                 if isinstance(value, Tensor):
                     own[key] = self._unpacked(param, key, restored(key, value, original.get(key), param))
 

@@ -104,19 +104,18 @@ def _make_averaging_curve(
     """A part that updates averages in its passes, where the blocks have them and there is one."""
     if kind == PROXES or not isinstance(numbers, Host) or any(block.moments is None for block in blocks):
         return None
-    structures = [block.structures for block in blocks]
-    own = [block[0] for block in structures]
     memory = averages_of(blocks) if fused is not False else None
-    if kind == ENTRIES and memory is not None and all(isinstance(s.psi, Scalar) for s in own):
-        return CompiledAveragedEntries(numbers, blocks, places, own, memory)
     if kind == ENTRIES:
+        own = [block.entries for block in blocks]
+        if memory is not None and all(isinstance(s.psi, Scalar) for s in own):
+            return CompiledAveragedEntries(numbers, blocks, places, own, memory)
         alone = not fused and AveragedLines.takes(blocks)
         return AveragedEntriesOfTensors(numbers, blocks, places, own) if alone else None
     if memory is None:
         return None
     if kind == UNITS:
         return compiled_units(numbers, blocks[0], places, memory)
-    return compiled_rows(numbers, blocks, places, structures, memory)
+    return compiled_rows(numbers, blocks, places, [block.rows for block in blocks], memory)
 
 
 def _curve(

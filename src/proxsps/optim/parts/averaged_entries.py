@@ -20,7 +20,7 @@ from proxsps.optim.blocks import Block
 from proxsps.optim.lists import join, spread
 from proxsps.optim.parts.averaged_sums import block_sums, new_metric
 from proxsps.optim.parts.base import relaxed
-from proxsps.optim.parts.entries import BUCKET, KEPT, SHORT, EntriesOfTensors, bundles
+from proxsps.optim.parts.entries import BUCKET, KEPT, SHORT, EntriesInBuckets, bundles
 
 
 class AveragedBucket(NamedTuple):
@@ -34,10 +34,12 @@ class AveragedBucket(NamedTuple):
     weights: Weights | None  # with which these take in g^2
 
 
-class AveragedEntriesOfTensors(EntriesOfTensors):
+class AveragedEntriesOfTensors(EntriesInBuckets[AveragedBucket]):
     """Entries by torch operations that update averages in the passes of the step."""
 
     _summing = False
+    _joined: dict[int, tuple[Tensor, Tensor, Tensor | None]]
+    _inverse: Tensor | None
 
     def _cut(self, block: Block, place: int) -> Iterator[AveragedBucket]:
         yield from self._bundled(block, place, range(len(block.params)))
@@ -47,9 +49,9 @@ class AveragedEntriesOfTensors(EntriesOfTensors):
         yield from self._bundled(block, place, long, every)
 
     def _bundled(self, block: Block, place: int, chosen: Sequence[int], every: int = 1) -> Iterator[AveragedBucket]:
-        own = block.moments
+        own = block.known_moments
         columns = [block.params, own.grads, own.averages, *([] if own.squares is None else [own.squares])]
-        weights = own.square_weights or [None] * len(block.params)
+        weights: Sequence[Weights | None] = own.square_weights or [None] * len(block.params)
         for pair in dict.fromkeys(weights):  # tensors may have a count of their own
             members = [i for i in chosen if weights[i] == pair]
             lists = [[column[i] for i in members] for column in columns]
@@ -77,9 +79,9 @@ class AveragedEntriesOfTensors(EntriesOfTensors):
 
     def _made(self, bucket: AveragedBucket, kept: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """x, the new d and 1/D, in memory of their own where they are kept."""
-        own = self.blocks[bucket.block].moments
+        own = self.blocks[bucket.block].known_moments
         x, g, d = (join(ts) for ts in (bucket.xs, bucket.gs, bucket.ds))
-        room = [None, None] if kept else self._fresh(x)
+        room: Sequence[Tensor | None] = [None, None] if kept else self._fresh(x)
         slope = torch.lerp(d, g, own.weights.new, out=room[0])
         if bucket.weights is None:
             return x, slope, None
@@ -114,7 +116,7 @@ class AveragedEntriesOfTensors(EntriesOfTensors):
     def extras(self) -> list[list[Array]]:
         """From the same pass; blocks whose sums leave the range of f32 are taken again in f64."""
         g_dot_x, g_sq = self._gradients
-        for i in np.flatnonzero(~np.isfinite(g_dot_x + g_sq) | (g_sq < 1e-20)):
+        for i in np.flatnonzero(~np.isfinite(g_dot_x + g_sq) | (g_sq < 1e-20)).tolist():
             *_, g_dot_x[i], g_sq[i], _, _ = block_sums(self.blocks[i], points=False, exact=True)
         return [[*pair, *np.zeros(3)] for pair in zip(g_dot_x, g_sq, strict=True)]
 
@@ -153,14 +155,16 @@ class AveragedEntriesOfTensors(EntriesOfTensors):
             y = psi.prox(z, sizes)
             heights[i] += torch.dot(d, torch.sub(y, x, out=room)).item()
             if slopes is not None:
-                slopes[i] -= alpha * torch.dot(d, psi.prox_jvp(z, y, along, sizes)).item()
+                tangent = psi.prox_jvp(z, y, along, sizes)
+                slopes[i] -= alpha * (math.nan if tangent is None else torch.dot(d, tangent).item())
 
     def _point(self, bucket: AveragedBucket, x: Tensor, d: Tensor, u: Array, out: Tensor | None = None) -> Tensor:
         if self._inverse is None:
             return super()._point(bucket, x, d, u, out)
         alpha, z = self.cap(bucket.block), self._room(x)[0]
         torch.addcmul(x, d, self._inverse, value=-float(u) * alpha, out=z)
-        return self._psi[bucket.block].prox(z, alpha * self._inverse)
+        y: Tensor = self._psi[bucket.block].prox(z, alpha * self._inverse)
+        return y
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """One pass, which stores the new averages too."""
@@ -169,8 +173,8 @@ class AveragedEntriesOfTensors(EntriesOfTensors):
         for bucket, x, d in self._vectors():
             spread(relaxed(x, self._point(bucket, x, d, u), s), bucket.xs)
             spread(d, bucket.ds)
-            if bucket.vs:
+            if bucket.weights is not None:
                 torch._foreach_mul_(bucket.vs, bucket.weights.old)
                 torch._foreach_addcmul_(bucket.vs, bucket.gs, bucket.gs, bucket.weights.new)
         for block in self.blocks:
-            block.moments.written = True
+            block.known_moments.written = True

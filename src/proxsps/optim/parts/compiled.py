@@ -32,7 +32,7 @@ def load_kernels() -> ModuleType | None:
     return kernels
 
 
-def _kernels() -> ModuleType:
+def known_kernels() -> ModuleType:
     """The compiled kernels, for a part that was made because they are there."""
     found = load_kernels()
     if found is None:
@@ -60,21 +60,21 @@ class CompiledLines(Lines):
         lam = np.array([block.lam if self.coupled else 0.0 for block in self.blocks])
         start = start_of(self.blocks, self._memory)
         if start is None:
-            return self.checked(_kernels().sums(self._memory, lam, points or self.coupled), points)
-        *sums, self.moved_sq = _kernels().sums(self._memory, lam, points or self.coupled, start)
+            return self.checked(known_kernels().sums(self._memory, lam, points or self.coupled), points)
+        *sums, self.moved_sq = known_kernels().sums(self._memory, lam, points or self.coupled, start)
         return self.checked(np.array(sums), points)
 
     def move(self, update: Affine, ok: Array) -> None:
         """One pass."""
         if ok:
-            _kernels().write(self._memory, update.keep, update.move)
+            known_kernels().write(self._memory, update.keep, update.move)
 
 
 def start_of(blocks: Sequence[Block], memory: Any) -> Any:
     """Where the start of the run lies; None where there is none, or the kernels cannot compare it."""
     if any(block.starts is None for block in blocks):
         return None
-    return _kernels().start_of([block.params for block in blocks], [block.starts for block in blocks], memory.like)
+    return known_kernels().start_of([block.params for block in blocks], [block.starts for block in blocks], memory.like)
 
 
 def averages_of(blocks: Sequence[Block]) -> Any:
@@ -120,12 +120,12 @@ class CompiledAverages(AveragedLines):
         start = start_of(self.blocks, self._memory)
         if start is not None:
             self._memory = self._memory._replace(start=start)
-        *sums, moved_sq = _kernels().moments.sums(self._memory)
+        *sums, moved_sq = known_kernels().moments.sums(self._memory)
         self.moved_sq = None if start is None else moved_sq
         return np.array(sums)
 
     def _write(self, update: Affine) -> None:
-        _kernels().moments.write(self._memory, update.keep, update.move)
+        known_kernels().moments.write(self._memory, update.keep, update.move)
 
 
 class CompiledEntries(Curve):
@@ -143,7 +143,7 @@ class CompiledEntries(Curve):
         self._memory = memory
         self._alpha = np.array([block.alpha for block in blocks])
         constants = np.array([own.psi for own in structures], np.float64).T.copy()
-        self._psi = _kernels().Psi(*constants)
+        self._psi = known_kernels().Psi(*constants)
         self._products = np.float64(0.0)
         self.points = 3
         self.entries = sum(x.numel() for block in blocks for x in block.params)
@@ -159,7 +159,7 @@ class CompiledEntries(Curve):
     def pass_over(self, u: Array, every: int = 1) -> tuple[Array, Array, Array]:
         """Sums by block, and h and its slope at the points; from a sample for `every` above 1."""
         points = u if len(u) else np.ones(1)  # a pass for the sums alone has no kernel of its own
-        found = _kernels().entries.reduce(self._memory, self._psi, self.scaled(self._alpha), points, every)
+        found = known_kernels().entries.reduce(self._memory, self._psi, self.scaled(self._alpha), points, every)
         h, slope = found[3:].reshape(2, len(points), -1).sum(axis=-1)[:, : len(u)]
         return found[:3], h, slope
 
@@ -179,16 +179,16 @@ class CompiledEntries(Curve):
     def ray_heights(self, s: Array, every: int = 1) -> Array:
         """One pass for all points."""
         caps = np.multiply.outer(s, self._alpha)
-        return load_kernels().entries.ray(self._memory, self._psi, caps, every).sum(axis=-1)
+        return known_kernels().entries.ray(self._memory, self._psi, caps, every).sum(axis=-1)
 
     def moves_sq(self, u: Array) -> Array:
         """One pass."""
-        return _kernels().entries.move_sq(self._memory, self._psi, self.scaled(self._alpha), float(u)).sum()
+        return known_kernels().entries.move_sq(self._memory, self._psi, self.scaled(self._alpha), float(u)).sum()
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """One pass."""
         if ok:
-            _kernels().entries.write(self._memory, self._psi, self.scaled(self._alpha), float(u), float(s))
+            known_kernels().entries.write(self._memory, self._psi, self.scaled(self._alpha), float(u), float(s))
 
 
 class CompiledAveragedEntries(CompiledEntries):
@@ -199,7 +199,7 @@ class CompiledAveragedEntries(CompiledEntries):
         start = start_of(self.blocks, self._memory)
         if start is not None:
             self._memory = self._memory._replace(start=start)
-        kernels, u = _kernels().entries, self.ahead if len(self.ahead) else np.ones(1)
+        kernels, u = known_kernels().entries, self.ahead if len(self.ahead) else np.ones(1)
         sums, self._further = kernels.first_reduce(self._memory, self._psi, self.scaled(self._alpha), u)
         if len(self.ahead):
             self.answered = (self.ahead, *sums[3:].reshape(2, len(u), -1).sum(axis=-1))
@@ -210,7 +210,7 @@ class CompiledAveragedEntries(CompiledEntries):
     def sampled_dots(self, every: int) -> tuple[Array, Array, Array]:
         """A short pass."""
         args = (self._memory, self._psi, self._alpha, np.ones(1), every)
-        sums, further = load_kernels().entries.first_reduce(*args)
+        sums, further = known_kernels().entries.first_reduce(*args)
         return further.g_dot_x.sum(), sums[1].sum(), sums[2].sum()
 
     def extras(self) -> list[list[Array]]:
@@ -224,4 +224,4 @@ class CompiledAveragedEntries(CompiledEntries):
         """One pass, which stores the new averages too."""
         super().write(u, s, ok)
         for block in self.blocks if ok else ():
-            block.moments.written = True
+            block.known_moments.written = True

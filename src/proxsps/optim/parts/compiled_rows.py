@@ -12,7 +12,7 @@ from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heigh
 from proxsps.optim.blocks import UNITS, Block
 from proxsps.optim.numbers import Numbers
 from proxsps.optim.parts.base import Curve
-from proxsps.optim.parts.compiled import load_kernels
+from proxsps.optim.parts.compiled import known_kernels, load_kernels
 from proxsps.optim.parts.rows import row_constants, row_points, row_stretches
 from proxsps.regularizers.structure import Rows, Scalar
 
@@ -46,7 +46,7 @@ class CompiledRows(Curve):
 
     def sums(self, points: bool) -> Array:
         """One pass; three sums per group are kept for the search."""
-        self._known, self._further = load_kernels().rows.first_sums(self._memory)
+        self._known, self._further = known_kernels().rows.first_sums(self._memory)
         self._rows = RowSums(*self._known)
         x_sq, d_dot_x, d_sq = (np.bincount(self._owners, part, len(self.blocks)) for part in self._known)
         return np.stack([d_sq, d_dot_x, x_sq])
@@ -70,7 +70,7 @@ class CompiledRows(Curve):
         """One pass."""
         if not ok:
             return
-        kernels, groups = load_kernels(), len(self._owners)
+        kernels, groups = known_kernels(), len(self._owners)
         alpha = np.ascontiguousarray(np.broadcast_to(np.float64(self.scaled(self._alpha)), (groups,)))
         psi = kernels.Psi.of(groups, *self._psi)
         kernels.rows.write(self._memory, psi, alpha, float(u), float(s), self._known)
@@ -89,7 +89,7 @@ class CompiledAveragedRows(CompiledRows):
         """One pass, which stores the new averages too."""
         super().write(u, s, ok)
         for block in self.blocks if ok else ():
-            block.moments.written = True
+            block.known_moments.written = True
 
 
 def compiled_rows(

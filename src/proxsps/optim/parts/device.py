@@ -45,7 +45,7 @@ def _bucketed(block: Block, place: int, size: int) -> Iterator[Bucket | MetricBu
     if not block.in_metric:
         yield from buckets(block.params, block.slopes, place, size)
         return
-    for lists in bundles((block.params, block.slopes, block.directions, block.metrics), size):
+    for lists in bundles((block.params, block.slopes, block.along, block.metrics), size):
         yield MetricBucket(place, *lists)
 
 

@@ -105,7 +105,7 @@ class DeviceRows(Curve):
 
     def _constants(self) -> None:
         """Caps and functions of all rows: numbers where all are equal, else one entry per row."""
-        columns = [[self.blocks[stack.block].alpha for stack in self._stacks]]
+        columns: list[Sequence[Tensor | float]] = [[self.blocks[stack.block].alpha for stack in self._stacks]]
         columns += zip(*(stack.psi for stack in self._stacks), strict=True)
         self._alpha, *psi = (self._spread(column) for column in columns)
         self._psi = Scalar(*psi)

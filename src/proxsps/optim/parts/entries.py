@@ -7,8 +7,9 @@ is calculated from it never reaches memory.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +30,23 @@ SHORT = 1 << 10  # entries below which a tensor is left out of a sample
 SAMPLE = 16  # one bucket in so many shows how large the products of entries are
 
 
+class Slices(Protocol):
+    """Slices of the tensors of one block that are passed over together."""
+
+    @property
+    def block(self) -> int:
+        """The place of the block."""
+
+    @property
+    def xs(self) -> list[Tensor]:
+        """Those of the parameters."""
+
+
+B = TypeVar("B", bound=Slices)
+
+
 class Bucket(NamedTuple):
-    """Slices of tensors that are passed over together."""
+    """Slices of parameters and slopes."""
 
     block: int
     xs: list[Tensor]
@@ -81,8 +97,8 @@ def _cut(tensors: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor, ...]]
             yield parts
 
 
-class EntriesOfTensors(Curve):
-    """Entries by torch operations on the host.
+class EntriesInBuckets(Curve, Generic[B]):
+    """Entries by torch operations on the host, for any kind of bucket.
 
     Args:
         numbers: those of the step.
@@ -106,26 +122,22 @@ class EntriesOfTensors(Curve):
         self._buckets = [bucket for i, block in enumerate(blocks) for bucket in self._cut(block, i)]
         self._psi = [own.psi for own in structures]
         self._evaluated = False
-        self._sample: list[Bucket] | None = None
+        self._sample: list[B] | None = None
         self._known_dots: dict[int, tuple[float, float]] = {}
-        self._joined: dict[int, tuple[Tensor, ...]] = {}
+        self._joined: dict[int, Any] = {}  # what `_vectors` keeps of a bucket
         self._memory: dict[object, list[Tensor]] = {}
 
-    def _cut(self, block: Block, place: int) -> Iterator[Any]:
-        yield from buckets(block.params, block.slopes, place, BUCKET)
+    @abstractmethod
+    def _cut(self, block: Block, place: int) -> Iterator[B]:
+        """The buckets of a block."""
 
-    def _cut_sample(self, block: Block, place: int, every: int) -> Iterator[Any]:
+    @abstractmethod
+    def _cut_sample(self, block: Block, place: int, every: int) -> Iterator[B]:
         """The first part of each tensor of a block that is not short."""
-        chosen = [i for i, x in enumerate(block.params) if x.numel() >= SHORT]
-        parts = ([ts[i].reshape(-1)[: ts[i].numel() // every] for i in chosen] for ts in (block.params, block.slopes))
-        yield from buckets(*parts, place, BUCKET)
 
-    def _vectors(self, chosen: Sequence[Bucket] | None = None) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
-        for bucket in self._buckets if chosen is None else chosen:
-            x, d = self._joined.get(id(bucket)) or bucket.vectors()
-            if len(bucket.xs) > 1 and len(self._joined) < KEPT:
-                self._joined[id(bucket)] = x, d
-            yield (bucket, x.double(), d.double()) if self._exact else (bucket, x, d)
+    @abstractmethod
+    def _vectors(self, chosen: Sequence[B] | None = None) -> Iterator[tuple[B, Tensor, Tensor]]:
+        """Each bucket, or each of the chosen ones, with x and d as vectors."""
 
     def _room(self, x: Tensor) -> list[Tensor]:
         """Two vectors of memory that is used for one bucket after the other."""
@@ -158,7 +170,7 @@ class EntriesOfTensors(Curve):
         h, slope = self._pass(u, np.zeros_like(u), chosen)
         return share * h, share * slope
 
-    def _sampled_buckets(self, every: int) -> tuple[Sequence[Any] | None, float]:
+    def _sampled_buckets(self, every: int) -> tuple[Sequence[B] | None, float]:
         """Buckets of a sample, and what sums over them are to be multiplied by; None for all where there is none."""
         if self._sample is None:
             self._sample = [b for i, block in enumerate(self.blocks) for b in self._cut_sample(block, i, every)]
@@ -166,16 +178,14 @@ class EntriesOfTensors(Curve):
             return None, 1.0
         return self._sample, self.entries / sum(x.numel() for bucket in self._sample for x in bucket.xs)
 
-    def _pass(self, u: Array, slopes: Array | None, chosen: Sequence[Bucket] | None = None) -> tuple[Array, Array]:
+    def _pass(self, u: Array, slopes: Array | None, chosen: Sequence[B] | None = None) -> tuple[Array, Array]:
         """h and its slope at the points, from all buckets or some."""
         heights = np.zeros_like(u)
         for bucket, x, d in self._vectors(chosen):
             self._add(bucket, x, d, u.tolist(), heights, slopes)
         return heights, np.full_like(u, math.nan) if slopes is None else slopes
 
-    def _add(
-        self, bucket: Bucket, x: Tensor, d: Tensor, points: list[float], heights: Array, slopes: Array | None
-    ) -> None:
+    def _add(self, bucket: B, x: Tensor, d: Tensor, points: list[float], heights: Array, slopes: Array | None) -> None:
         """Add to h and h' at the points what a bucket contributes."""
         alpha, psi = self.cap(bucket.block), self._psi[bucket.block]
         evaluate: Callable[..., tuple[float, float]] = _plain
@@ -188,7 +198,7 @@ class EntriesOfTensors(Curve):
             if slopes is not None:
                 slopes[i] -= alpha * bend
 
-    def _dots(self, bucket: Bucket, x: Tensor, d: Tensor) -> tuple[float, float]:
+    def _dots(self, bucket: B, x: Tensor, d: Tensor) -> tuple[float, float]:
         """<d, x> and ||d||^2 of a bucket, calculated once."""
         key = id(bucket)
         if key not in self._known_dots:  # two dots read d once from memory
@@ -205,7 +215,7 @@ class EntriesOfTensors(Curve):
             [(self._point(bucket, x, d, u) - x).square_().sum() for bucket, x, d in self._vectors()]
         )
 
-    def _point(self, bucket: Bucket, x: Tensor, d: Tensor, u: Array, out: Tensor | None = None) -> Tensor:
+    def _point(self, bucket: B, x: Tensor, d: Tensor, u: Array, out: Tensor | None = None) -> Tensor:
         """y(u) of a bucket, in `out` or in memory that is used again."""
         alpha, psi = self.cap(bucket.block), self._psi[bucket.block]
         z, room = self._room(x)
@@ -221,6 +231,27 @@ class EntriesOfTensors(Curve):
             y = self._point(bucket, x, d, u, place)
             if y is not place:
                 spread(relaxed(x, y, s), bucket.xs)
+
+
+class EntriesOfTensors(EntriesInBuckets[Bucket]):
+    """Entries with slopes that are in memory."""
+
+    _joined: dict[int, tuple[Tensor, Tensor]]
+
+    def _cut(self, block: Block, place: int) -> Iterator[Bucket]:
+        yield from buckets(block.params, block.slopes, place, BUCKET)
+
+    def _cut_sample(self, block: Block, place: int, every: int) -> Iterator[Bucket]:
+        chosen = [i for i, x in enumerate(block.params) if x.numel() >= SHORT]
+        xs, ds = ([ts[i].reshape(-1)[: ts[i].numel() // every] for i in chosen] for ts in (block.params, block.slopes))
+        yield from buckets(xs, ds, place, BUCKET)
+
+    def _vectors(self, chosen: Sequence[Bucket] | None = None) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
+        for bucket in self._buckets if chosen is None else chosen:
+            x, d = self._joined.get(id(bucket)) or bucket.vectors()
+            if len(bucket.xs) > 1 and len(self._joined) < KEPT:
+                self._joined[id(bucket)] = x, d
+            yield (bucket, x.double(), d.double()) if self._exact else (bucket, x, d)
 
 
 def _plain(

@@ -64,11 +64,11 @@ class Lines(Part):
             pairs = (tuple(map(Tensor.double, pair)) for pair in pairs)
         return [self.numbers.total(parts) for parts in pair_sums(pairs, points)]
 
-    def _device_rows(self, points: bool) -> Sequence[Array | float]:
+    def _device_rows(self, points: bool) -> list[Array]:
         columns = []
         for block in self.blocks:
             if not points and isinstance(block.moments, DeviceMoments) and not block.centered:
-                found = block.moments.line_sums()
+                found: Sequence[list[Tensor]] = block.moments.line_sums()
             else:
                 found = wide_sums(vectors(block, self.coupled, *LAUNCHES), points, self.numbers.dtype)
             columns.append([self.numbers.total(part) for part in found[: 3 if points else 2]])
