@@ -331,6 +331,24 @@ def test_which_path_a_step_takes(monkeypatch, variant):
     assert taken(monkeypatch, alone) == ["AveragedLines"]
 
 
+@pytest.mark.parametrize(
+    ("variant", "compiled", "alone"),
+    [
+        ("momentum, L1", "CompiledAveragedEntries", "AveragedEntriesOfTensors"),
+        ("Adam, L1, no lr", "CompiledAveragedEntries", "AveragedEntriesOfTensors"),
+        ("Adam, Euclidean L2", "CompiledAveragedEntries", "AveragedEntriesOfTensors"),
+        ("momentum, rows", "CompiledAveragedRows", "RowsOfTensors"),
+    ],
+)
+def test_which_path_a_search_takes(monkeypatch, variant, compiled, alone):
+    pytest.importorskip("numba")
+    seen, original = [], parts.make_curve
+    monkeypatch.setattr("proxsps.optim.assembly.make_curve", lambda *args: seen.append(original(*args)) or seen[-1])
+    for fused in (True, False):
+        problem(variant, fused)[2]()
+    assert [type(part).__name__ for part in seen] == [compiled, alone]
+
+
 def test_other_blocks_beside_lines_are_stepped_on_too(path):
     generator = torch.Generator().manual_seed(1)
     params = [torch.nn.Parameter(torch.randn(70, generator=generator)) for _ in range(2)]

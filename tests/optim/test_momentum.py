@@ -143,6 +143,15 @@ def test_the_proximal_cap_minimises_the_averaged_model(name, beta, adam, kit):
 
 
 @METRICS
+@pytest.mark.parametrize("name", ["ElasticNet", "mixed"])
+def test_so_does_torch_alone(name, adam, kit):
+    run = Run(kit, PROBLEMS[name], adam, 0.9, lr=0.05 if adam else 2.0, cap="proximal", fused=False)
+    for k in range(3):
+        run.step(k)
+    assert near_minimum(run, [run.lr * share for share in run.shares])
+
+
+@METRICS
 @pytest.mark.parametrize("beta", [0.0, 0.9])
 @pytest.mark.parametrize("lr", [1e4, 0.03])
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -33,6 +33,7 @@ METHODS: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
     "ProxSPS, matched": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "momentum": 0.5, "cap": "matched"}),
     "ProxSPS, no lr": (ProxSPS, {"lr": None, "weight_decay": 0.005, "momentum": 0.9}),
     "Adam": (ProxSPSAdam, {"weight_decay": 0.005}),
+    "Adam, L1": (ProxSPSAdam, {"lr": 0.1, "cap": "proximal", "regularizer": L1(0.002)}),
     "Adam, tensors, limited": (ProxSPSAdam, {"lr": 0.1, "regularizer": GroupLasso(0.01), "max_move": 0.05}),
     "Adam, capturable": (ProxSPSAdam, {"weight_decay": 0.005, "capturable": True}),
     "SPS": (SPS, {"lr": 8.0, "weight_decay": 0.005}),
