@@ -32,10 +32,11 @@ check: .venv/.test ## lint, format, types, import rules
 	@$(BIN)/lint-imports --no-cache
 
 bench: .venv/.test ## time steps, sweeps and training; count launches and prox evaluations (DEVICE=cuda: on a GPU)
-	@for name in step_time launches compile_time prox_evaluations allreduce_overhead allreduce_scaling training_loop; do \
+	@for name in step_time launches compile_time prox_evaluations allreduce_overhead allreduce_scaling training_loop \
+			jax_step_time; do \
 		echo; echo "$$name"; $(BIN)/python benchmarks/$$name.py --device $(DEVICE) || exit; \
 	done
-	@for name in jax_step_time kernel_passes sweep_speed; do \
+	@for name in kernel_passes sweep_speed; do \
 		echo; echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit; \
 	done
 

@@ -1,12 +1,12 @@
 """Time of one jitted step of proxsps.jax, as ratios to optax's own optimizers in the same run.
 
-    python benchmarks/jax_step_time.py [--rounds 60] [--device cpu|gpu|tpu] [--programs]
+    python benchmarks/jax_step_time.py [--rounds 60] [--device cpu|cuda|tpu] [--only NAME] [--programs]
 
 The parameters are the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries), in f32. A step is one jitted
 function, `update` and `apply_updates`, that is given its parameters and state to overwrite (donated buffers), for every
 contestant alike. All of them step in turn, round after round, so that a busy moment of the machine hits all of them; a
-time is the median over rounds, and the least one stands next to it. `--programs` prints how long each program took to
-compile, how many kernels it has and how much memory it takes beside its arguments.
+time is the median over rounds, and the least one stands next to it; the last column is how long the step took to trace
+and compile. `--programs` prints how many kernels each program has and how much memory it takes beside its arguments.
 """
 
 from __future__ import annotations
@@ -78,8 +78,13 @@ def drawn(seed: int) -> list[jax.Array]:
     return [jax.numpy.asarray(rng.standard_normal(shape), "float32") for shape in resnet110_shapes()]
 
 
-def stepper(opt: optax.GradientTransformation, grads: list[jax.Array], name: str = "") -> Callable[[], object]:
-    """A function that takes one step and waits for it; with a name it prints what the compiler made of it."""
+def stepper(
+    opt: optax.GradientTransformation, grads: list[jax.Array], name: str = ""
+) -> tuple[Callable[[], object], float]:
+    """A function that takes one step and waits for it, and the seconds it took to compile.
+
+    With a name it prints what the compiler made of it.
+    """
     opt = optax.with_extra_args_support(opt)
 
     def step(params, state, grads):
@@ -90,16 +95,17 @@ def stepper(opt: optax.GradientTransformation, grads: list[jax.Array], name: str
     kept = [params, opt.init(params)]
     start = time.perf_counter()
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*kept, grads).compile()
+    seconds = time.perf_counter() - start
     if name:
         kernels = sum(" fusion(" in line or " reduce(" in line for line in compiled.as_text().splitlines())
         extra = compiled.memory_analysis().temp_size_in_bytes / 1e6
-        print(f"{name}: {time.perf_counter() - start:.1f} s to compile, {kernels} kernels, {extra:.1f} MB")
+        print(f"{name}: {kernels} kernels, {extra:.1f} MB", flush=True)
 
     def run() -> None:
         kept[:] = compiled(*kept, grads)
         jax.block_until_ready(kept)
 
-    return run
+    return run, seconds
 
 
 def interleaved(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -118,20 +124,23 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60, help="timed steps of each optimizer (default: %(default)s)")
-    parser.add_argument("--device", default=None, help="platform to run on: cpu, gpu or tpu (default: JAX's own)")
+    parser.add_argument("--device", default=None, help="platform to run on: cpu, cuda or tpu (default: JAX's own)")
+    parser.add_argument("--only", default="", help="steps whose name contains this, next to the reference")
     parser.add_argument("--programs", action="store_true", help="print what the compiler made of each step")
     options = parser.parse_args()
     device = jax.devices(options.device)[0]
     print(f"jax {jax.__version__}, optax {optax.__version__}, {os.cpu_count()} CPUs, {platform.machine()}, {device}\n")
     with jax.default_device(device):
         grads = drawn(1)
-        steps = {name: stepper(opt, grads, name * options.programs) for name, opt in CONTESTANTS.items()}
-        times = interleaved(steps, options.rounds)
-    print(f"| jitted step | ms | / {REFERENCE} | least ms | / {REFERENCE} |\n| --- | ---: | ---: | ---: | ---: |")
+        chosen = {name: opt for name, opt in CONTESTANTS.items() if options.only in name or name == REFERENCE}
+        made = {name: stepper(opt, grads, name * options.programs) for name, opt in chosen.items()}
+        times = interleaved({name: step for name, (step, _) in made.items()}, options.rounds)
+    print(f"| jitted step | ms | / {REFERENCE} | least ms | / {REFERENCE} | compile: s |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
     base = times[REFERENCE]
     for name, series in times.items():
         cells = [f"{1e3 * of(series):.2f} | {of(series) / of(base):.2f}" for of in (statistics.median, min)]
-        print(f"| {name} | {' | '.join(cells)} |")
+        print(f"| {name} | {' | '.join(cells)} | {made[name][1]:.1f} |")
 
 
 if __name__ == "__main__":

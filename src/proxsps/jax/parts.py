@@ -23,7 +23,7 @@ from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_factors, row_heights, row_ray_heights
 from proxsps.core.step import prox_coefficients
 from proxsps.jax.groups import TreeBlock
-from proxsps.jax.passes import add_up, dot, gathered, spread
+from proxsps.jax.passes import add_up, dot, gathered, joined, spread
 from proxsps.regularizers.structure import Rows, Scalar
 
 
@@ -74,9 +74,17 @@ class LinePart(Part):
 
     def sums(self, factor: Array | None) -> Sums:
         """Two inner products."""
-        ds = times(factor, self.block.ds)
-        directions = self.block.directions(ds)
-        return Sums(dot(ds, directions, self.dtype), dot(ds, self.block.offsets, self.dtype), jnp.zeros((), self.dtype))
+        block, zero = self.block, jnp.zeros((), self.dtype)
+        if factor is None:
+            return Sums(
+                dot(block.ds, block.directions(block.ds), self.dtype), dot(block.ds, block.offsets, self.dtype), zero
+            )
+        # Hardly ever taken: short tensors as one, because two sums of each of hundreds would take long to compile.
+        tensors = joined(block.offsets, block.ds, block.metric)
+        xs, ds = ([tensor[i] for tensor in tensors] for i in range(2))
+        es = times(factor, ds)
+        directions = [over(e, metric) for e, (_, _, metric) in zip(es, tensors, strict=True)]
+        return Sums(dot(es, directions, self.dtype), dot(es, xs, self.dtype), zero)
 
     def moves(self, u: Array) -> list[Array]:
         """Without cancellation: as keep = 1 - pull, x+ - x is move d - pull (x - center)."""
