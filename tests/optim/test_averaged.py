@@ -292,3 +292,16 @@ def test_a_start_in_another_form_is_not_read_as_a_vector(path, variant):
     assert moved_sq(block) > 0
     block.starts[4] = torch.zeros(129, 8, dtype=torch.float64)
     assert moved_sq(block) is None
+
+
+def test_a_limit_on_the_move_is_its_length_in_adams_metric():
+    """With averages made beforehand, as those of strided tensors are, and with decay, which moves along x too."""
+    generator = torch.Generator().manual_seed(2)
+    p = torch.nn.Parameter(torch.randn(67, 2, generator=generator, dtype=torch.float64)[:, 1])
+    opt = ProxSPSAdam([p], lr=0.5, weight_decay=0.7, max_move=0.1)
+    for _ in range(2):
+        before = p.detach().clone()
+        p.grad = torch.randn(67, generator=generator, dtype=torch.float64)
+        opt.step(loss=1e3)
+        assert float(opt.last_step.relaxation) < 1
+        assert float((p.detach() - before).norm()) == pytest.approx(0.1, rel=1e-9)
