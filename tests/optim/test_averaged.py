@@ -411,3 +411,16 @@ def test_a_search_over_averages_takes_few_passes(monkeypatch, name):
         opt.step(loss=4e4)
         assert opt.last_step.branch_name == "inside"
     assert sum(whole) <= most
+
+
+def test_a_limit_on_the_move_is_its_length_in_adams_metric():
+    """With averages made beforehand, as those of strided tensors are, and with decay, which moves along x too."""
+    generator = torch.Generator().manual_seed(2)
+    p = torch.nn.Parameter(torch.randn(67, 2, generator=generator, dtype=torch.float64)[:, 1])
+    opt = ProxSPSAdam([p], lr=0.5, weight_decay=0.7, max_move=0.1)
+    for _ in range(2):
+        before = p.detach().clone()
+        p.grad = torch.randn(67, generator=generator, dtype=torch.float64)
+        opt.step(loss=1e3)
+        assert float(opt.last_step.relaxation) < 1
+        assert float((p.detach() - before).norm()) == pytest.approx(0.1, rel=1e-9)

@@ -113,7 +113,8 @@ def test_a_wrapped_parameter_learns(case, options, path):
     wrapped, bare = torch.nn.Parameter(TwoTensor(start.clone(), start.clone())), torch.nn.Parameter(start.clone())
     for w in (wrapped, bare):
         other = torch.nn.Parameter(torch.ones(64))
-        opt = case.make([w, other], lr=0.1, **OPTIONS[options], **PATHS[path])
+        lr = {} if case.lr is None else {"lr": 0.1}
+        opt = case.make([w, other], **lr, **OPTIONS[options], **PATHS[path])
         for _ in range(2):
             opt.zero_grad()
             loss = opt.watch((A @ w - 1).square().mean() + other.square().sum())

@@ -105,6 +105,8 @@ class Host(Numbers):
 
     def column(self, values: Tensor) -> Array:
         """An array of doubles."""
+        if type(values) is not Tensor or torch._is_functional_tensor(values):  # whose memory is not what they stand for
+            return np.array([value.item() for value in values.unbind()], np.float64)
         return values.double().numpy()
 
     def factor(self, value: Array | float) -> float:
