@@ -1,8 +1,8 @@
 """The sums of lines with averages by torch alone, in pieces that stay in the cache; nothing is stored in the state.
 
 In the identity metric the new average d' = old d + new g is not even made: its products follow from those of d, g and
-x. In Adam's metric torch's own fused kernel, run on copies of a piece, makes d' and D^-1 d' in one operation, where the
-single operations would take twice as long. Both give way to a calculation in doubles where f32 has lost digits.
+x. In Adam's metric torch's own fused kernel, run on copies of a piece, makes d' and D^-1 d' in one operation, which is
+quicker than one operation after the other. Both give way to a calculation in doubles where f32 has lost digits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _vectors(
 
 @lru_cache(maxsize=16)
 def _plan(sizes: tuple[int, ...]) -> list[list[int]]:
-    """Which tensors are joined; with hundreds of them, to decide it anew at every step would take a tenth of it."""
+    """Which tensors are joined; with hundreds of them, it is not decided anew at every step."""
     alone = [[i] for i, size in enumerate(sizes) if size > JOINED[0]]
     joined: list[list[int]] = []
     room = 0
