@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import re
@@ -139,6 +140,21 @@ def test_wheel_trains_by_itself(built, tmp_path):
     subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
     environment = {**os.environ, "PYTHONPATH": str(target)}
     assert run(TRAIN, str(target), cwd=tmp_path, env=environment) == "trained"
+
+
+def test_only_functions_that_numba_compiles_have_no_types():
+    """In this folder mypy skips functions without annotations, so that those of Python must have them."""
+    paths = sorted((ROOT / "src/proxsps/optim/kernels").glob("*.py"))
+    seen = []
+    for path in paths:
+        body = ast.parse(path.read_text()).body
+        methods = [node for owner in body if isinstance(owner, ast.ClassDef) for node in owner.body]
+        for node in (*body, *methods):
+            if isinstance(node, ast.FunctionDef) and node.returns is None:
+                seen.append(path)
+                names = {ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list}
+                assert names & {"numba.njit", "intrinsic"}, f"{path.name}: {node.name} has no types"
+    assert len(set(seen)) > 3
 
 
 def test_make_help_lists_the_targets():

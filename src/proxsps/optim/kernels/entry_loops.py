@@ -6,6 +6,9 @@ in the cache, and stored by the write alone (as in `proxsps.optim.kernels.moment
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -57,7 +60,7 @@ def _change(x, d, s, psi):
     return s * d + c + curvature * x if inside else whole * (x - y), d if inside else zero
 
 
-def _loops(change):
+def _loops(change: Callable[..., Any]) -> Any:
     """Loops over a run of entries: the plain sums with h and slope at one u, the same at three u, or one u alone.
 
     One loop for all of a usual round overlaps arithmetic and waiting for memory; further u find the run in the cache.

@@ -10,6 +10,9 @@ and v. Factors 1 / (1 + alpha l2 r) differ by entry, so that they are part of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -61,7 +64,7 @@ def _change(x, d, r, s, psi):
     return shrink * (s * e + c + bend * x) if inside else x - y, shrink * e if inside else zero
 
 
-def _loops(change):
+def _loops(change: Callable[..., Any]) -> Any:
     """As in `entry_loops`: the sums with h and slope at one u, the same at three u, or one u alone."""
 
     @numba.njit(fastmath=REORDER)
