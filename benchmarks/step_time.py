@@ -123,24 +123,22 @@ def contestants(
     on_cpu = params[0].is_cpu
     kernels = on_cpu and load_kernels() is not None
 
-    def polyak(fused: bool | None) -> Callable[[], object]:
-        opt, loss = ProxSPS(params, lr=1.0, weight_decay=DECAY, fused=fused), torch.tensor(1.0)
-        return lambda: opt.step(loss=loss)
+    # A loss that the linear model cannot reach by rounding alone: inner products are as large as the number of entries.
+    small = torch.tensor(0.01 * sum(p.numel() for p in params))
 
-    def averaged(method: type[ProxSPS | ProxSPSAdam], fused: bool | None, **options: Any) -> Callable[[], object]:
-        opt, loss = method(params, weight_decay=DECAY, fused=fused, **options), torch.tensor(1.0)
-        return lambda: opt.step(loss=loss)
+    def decay(method: type[ProxSPS | ProxSPSAdam], fused: bool | None, **options: Any) -> Callable[[], object]:
+        return moving(method(params, weight_decay=DECAY, fused=fused, **options), small, reset)
 
     def averaged_prox(name: str, fused: bool | None) -> Callable[[], object]:
         groups = groups_of(name, params)
-        opt, loss = ProxSPS(groups, lr=ALPHA, momentum=0.9, fused=fused), loss_for("searched", groups)
-        return lambda: opt.step(loss=loss)
+        opt = ProxSPS(groups, lr=ALPHA, momentum=0.9, fused=fused)
+        return moving(opt, loss_for("searched", groups), reset)
 
     def adam_l1(lr: float | None, fused: bool | None) -> Callable[[], object]:
         groups = groups_of("L1", params)
         loss = loss_for("searched", groups, adam=True)
         opt = ProxSPSAdam(groups, lr=lr, cap="matched" if lr is None else "proximal", fused=fused)
-        return lambda: opt.step(loss=loss)
+        return moving(opt, loss, reset)
 
     sgd = torch.optim.SGD(params, lr=1e-9, weight_decay=DECAY, fused=True)
     momentum = torch.optim.SGD(params, lr=1e-9, momentum=0.9, weight_decay=DECAY, fused=True)
@@ -184,9 +182,9 @@ def contestants(
     )
     makers: dict[str, Callable[[], Callable[[], object]]] = {}
     for path, fused in paths.items():
-        makers[f"weight decay, {path}"] = partial(polyak, fused)
+        makers[f"weight decay, {path}"] = partial(decay, ProxSPS, fused, lr=1.0)
         for name, (method, options) in AVERAGED.items():
-            makers[f"{name}, {path}"] = partial(averaged, method, fused, **options)
+            makers[f"{name}, {path}"] = partial(decay, method, fused, **options)
         makers[f"L1 with momentum, {path}"] = partial(averaged_prox, "L1", fused)
         makers[f"GroupLasso with momentum, {path}"] = partial(averaged_prox, "GroupLasso", fused)
         makers[f"L1 in Adam's metric, {path}"] = partial(adam_l1, ALPHA, fused)
@@ -210,6 +208,16 @@ def checked(
     reset()
     if opt.last_step.branch_name != branch.replace("searched", "inside"):
         raise RuntimeError(f"{name} was to be {branch}, but is {opt.last_step.branch_name}.")
+    return lambda: opt.step(loss=loss)
+
+
+def moving(opt: ProxSPS | ProxSPSAdam, loss: Tensor, reset: Callable[[], None]) -> Callable[[], object]:
+    """A step with averages, once it is known to move along them."""
+    for _ in range(3):
+        opt.step(loss=loss)
+        reset()
+        if opt.last_step.branch_name not in ("inside", "capped"):
+            raise RuntimeError(f"A step was to move, but is {opt.last_step.branch_name}: {opt}.")
     return lambda: opt.step(loss=loss)
 
 
