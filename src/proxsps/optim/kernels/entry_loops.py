@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer, walk
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.moments import new_slopes, store_slopes
 from proxsps.optim.kernels.sampling import moved_sq, sample_end
 from proxsps.optim.kernels.scalar import prox
@@ -165,7 +165,7 @@ def reduce_plain(
     """
     of, width = like.dtype.type, 3 + 2 * steps.shape[2]
     averages, fresh = len(g_at) > 0, np.empty(RUN, like.dtype)
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
@@ -200,7 +200,7 @@ def move_sq_plain(
     """||y - x||^2 of each chunk, times (1 + alpha l2)^2."""
     of = like.dtype.type
     averages, fresh = len(g_at) > 0, np.empty(RUN, like.dtype)
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
@@ -222,7 +222,7 @@ def write_plain(
     """x <- x + relax (y - x) in each chunk, with y itself where relax is 1; new averages are stored."""
     of = like.dtype.type
     part = of(relax)
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]

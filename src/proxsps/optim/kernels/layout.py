@@ -20,7 +20,6 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 from numba.core import types
@@ -59,12 +58,6 @@ def pointer(typingctx, address, like):
         return builder.inttoptr(args[0], context.get_value_type(target))
 
     return target(address, like), build
-
-
-@numba.njit
-def walk(first, last):
-    """The numbers from `first` on, up or down, until before `last`."""
-    return range(first, last, 1 if first < last else -1)
 
 
 def turns() -> Iterator[bool]:
@@ -235,7 +228,7 @@ def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float =
     """Call kernel(*args, first, last) on every share of the chunks; whoever is free takes the next one.
 
     Args:
-        kernel: compiled function that releases the GIL and takes its chunks by `walk`.
+        kernel: compiled function that releases the GIL, and takes the chunks of range(first, last).
         chunks: the pieces of memory to be shared out.
         args: arguments of the kernel.
         weight: work per entry, as a multiple of that of a plain sum: heavier passes take threads for fewer entries.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import REORDER, RUN, Memory, pointer, run, walk
+from proxsps.optim.kernels.layout import REORDER, RUN, Memory, pointer, run
 from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _sum_two(like, block, tensor, start, length, x_at, g_at, start_at, partial, first, last):
     """||g||^2 and <g, x> of each chunk, and ||x - x_0||^2 over its sample."""
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n = tensor[i], length[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
@@ -34,7 +34,7 @@ def _sum_two(like, block, tensor, start, length, x_at, g_at, start_at, partial, 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _sum_three(like, block, tensor, start, length, x_at, g_at, start_at, lam, partial, first, last):
     """||d||^2, <d, x> and ||x||^2 of each chunk, for d = g + lam x, and ||x - x_0||^2 over its sample."""
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n = tensor[i], length[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
@@ -60,7 +60,7 @@ def _sum_three(like, block, tensor, start, length, x_at, g_at, start_at, lam, pa
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
 def _write(like, block, tensor, start, length, x_at, g_at, keep, move, first, last):
     """x <- keep x + move g in each chunk."""
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n = tensor[i], length[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]

@@ -17,7 +17,7 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.entry_loops import BOX, FURTHER, SOFT
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer, walk
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.moments import averaged, averaged_square, metric, overflows
 from proxsps.optim.kernels.sampling import moved_sq, sample_end
 from proxsps.optim.kernels.scalar import prox
@@ -191,7 +191,7 @@ def reduce_metric(
     """As `entry_loops.reduce_plain`; h and its slope have all their factors but the sign and alpha."""
     of, width = like.dtype.type, 3 + 2 * steps.shape[2]
     slope, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype)
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
@@ -230,7 +230,7 @@ def move_sq_metric(
     """||y - x||^2 of each chunk, a Euclidean length."""
     of = like.dtype.type
     slope, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype)
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
@@ -252,7 +252,7 @@ def write_metric(
     """Store d and v, and x <- x + relax (y - x) in each chunk, with y itself where relax is 1."""
     of = like.dtype.type
     part, one, inverse = of(relax), of(1), np.empty(RUN, like.dtype)
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n, b = tensor[i], length[i], block[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]

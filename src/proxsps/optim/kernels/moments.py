@@ -31,7 +31,6 @@ from proxsps.optim.kernels.layout import (
     pointer,
     run,
     turns,
-    walk,
 )
 from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
@@ -148,7 +147,7 @@ def _sum_average(
 ):
     """The sums of each chunk in the identity metric; those of the direction are those of the slope."""
     of = like.dtype.type
-    for i in walk(first, last):
+    for i in range(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -171,7 +170,7 @@ def _sum_adam(
 ):
     """The sums of each chunk in Adam's metric."""
     of = like.dtype.type
-    for i in walk(first, last):
+    for i in range(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -200,7 +199,7 @@ def _write_average(
 ):
     """d <- d', x <- keep x + move d' in each chunk."""
     of = like.dtype.type
-    for i in walk(first, last):
+    for i in range(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
@@ -219,7 +218,7 @@ def _write_adam(
 ):
     """d <- d', v <- v', x <- keep x + move D^-1 d' in each chunk."""
     of = like.dtype.type
-    for i in walk(first, last):
+    for i in range(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         x = numba.carray(pointer(x_at[j], like), low + n)[low:]
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]

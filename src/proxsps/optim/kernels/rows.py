@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, pointer, run, walk
+from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, pointer, run
 from proxsps.optim.kernels.moments import new_slopes, store_slopes
 from proxsps.optim.kernels.row_layout import RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
@@ -99,7 +99,7 @@ def _sums(
 ):  # fmt: skip
     """||x||^2, <x, d> and ||d||^2 of each slot; with averages <g, x> and ||g||^2 of each chunk."""
     of, averages, fresh = like.dtype.type, len(g_at) > 0, np.empty(CHUNK, like.dtype)
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n, m, at = tensor[i], count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
         x = numba.carray(pointer(x_at[j], like), end)[start[i] :]
@@ -124,7 +124,7 @@ def _norm_sq(
 ):
     """||x - s d||^2 of each slot."""
     of, averages, fresh = like.dtype.type, len(g_at) > 0, np.empty(CHUNK, like.dtype)
-    for i in walk(first, last):
+    for i in range(first, last):
         j, n, m, at = tensor[i], count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
         x = numba.carray(pointer(x_at[j], like), end)[start[i] :]
@@ -168,7 +168,7 @@ def _write(
     """
     of, averages = like.dtype.type, len(g_at) > 0
     part, zero = of(relax), of(0)
-    for i in walk(first, last):
+    for i in range(first, last):
         t, n, m, at = tensor[i], count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
         x = numba.carray(pointer(x_at[t], like), end)[start[i] :]
