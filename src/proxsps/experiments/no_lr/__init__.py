@@ -107,7 +107,7 @@ NO_LR_TRANSFORMER = replace(
     table=endings_table,
     summary=None,
     seeds=1,
-    seconds=600,
+    seconds=780,
 )
 
 EXPERIMENTS = (NO_LR, NO_LR_LONG, NO_LR_TRANSFORMER)
