@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxsps.optim import ProxSPS, assembly
+from proxsps.optim import ProxSPS, search
 from proxsps.optim.parts.compiled import CompiledEntries, load_kernels
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, NonNegative
 
@@ -18,7 +18,7 @@ needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="the compiled 
 @pytest.fixture(autouse=True)
 def worth(monkeypatch):
     """Samples from few entries on."""
-    monkeypatch.setattr(assembly, "WORTH", 10_000)
+    monkeypatch.setattr(search, "WORTH", 10_000)
 
 
 def drawn(seed, dtype=torch.float32):
@@ -73,9 +73,9 @@ def test_the_answer_has_the_duality_gap_that_was_asked_for(phi, part, fused, dty
 
 @needs_kernels
 @pytest.mark.parametrize("phi", REGULARIZERS, ids=str)
-@pytest.mark.parametrize(("enough", "sample"), [(assembly.ENOUGH, 16), (1_000, 64)])
+@pytest.mark.parametrize(("enough", "sample"), [(search.ENOUGH, 16), (1_000, 64)])
 def test_two_or_three_passes_over_all_entries_are_enough(phi, enough, sample, monkeypatch):
-    monkeypatch.setattr(assembly, "ENOUGH", enough)
+    monkeypatch.setattr(search, "ENOUGH", enough)
     passes = []
     inner = CompiledEntries.pass_over
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from proxsps.core.array import Array
 from proxsps.core.rules import Decision, Model
 from proxsps.core.step import admissible
-from proxsps.optim.assembly import Assembly, Gap
+from proxsps.optim.assembly import Assembly
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.caps import Caps, Known, Step
 from proxsps.optim.checks import (
@@ -38,6 +38,7 @@ from proxsps.optim.memory import keep_numbers
 from proxsps.optim.numbers import Device, Host, Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.saving import SavesState
+from proxsps.optim.search import Gap
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
