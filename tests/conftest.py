@@ -2,7 +2,10 @@
 
 import gc
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,19 @@ SLOW = (
     ("optim/distributed", "jax_front", "experiments", "training"),
     ("sweep", "cli", "integrations", "sparsity", "test_docs.py", "test_package.py"),
 )
+
+
+COMPILE = "import sys, torch, common; common.compile_kernels([getattr(torch, sys.argv[1])])"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the kernels before there are workers, which would all compile them at the same time."""
+    config = session.config
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        folder = Path(__file__).parent / "optim" / "distributed"
+        commands = [[sys.executable, "-W", "ignore", "-c", COMPILE, dtype] for dtype in ("float32", "float64")]
+        for process in [subprocess.Popen(command, cwd=folder) for command in commands]:
+            process.wait()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

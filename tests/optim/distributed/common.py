@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,9 +62,9 @@ def network(dtype: torch.dtype = F64, seed: int = 0, hidden: int = 7) -> nn.Sequ
     return nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 1), nn.Tanh(), nn.Linear(1, 3)).to(dtype)
 
 
-def compile_kernels() -> None:
+def compile_kernels(dtypes: Sequence[torch.dtype] = (F32, F64)) -> None:
     """A step of every method, alone. No backward pass: a process that has started its threads cannot be forked."""
-    for dtype in (F32, F64):
+    for dtype in dtypes:
         for cls, options in METHODS.values():
             model = network(dtype)
             for p in model.parameters():
