@@ -1,4 +1,4 @@
-"""What experiments there are, as a table that costs nothing to read: the experiments themselves load torch."""
+"""A table of the experiments that can be read without loading torch; the experiments themselves load it."""
 
 from __future__ import annotations
 

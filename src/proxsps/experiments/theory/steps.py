@@ -62,7 +62,7 @@ def worst(problem: str, sides: theory.Sides) -> pd.DataFrame:
     """The row of the largest quotient of all that were evaluated."""
     left, right = np.broadcast_arrays(sides.left, sides.right)
     quotient = left / np.maximum(right, 1e-300)
-    # Where both sides are rounding errors of what they are made from, a quotient means nothing.
+    # If both sides are rounding errors, a quotient means nothing.
     quotient = np.where(np.maximum(np.abs(left), np.abs(right)) > 1e-6, quotient, 0.0)
     at = np.unravel_index(int(np.argmax(quotient)), quotient.shape)
     columns = {"problem": problem, "K": left.size, "measured": float(left[at]), "half": 0.0, "bound": float(right[at])}
