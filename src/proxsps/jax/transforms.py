@@ -241,7 +241,7 @@ def sps(
         weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$; None for none.
         regularizer: another regulariser with a subgradient, instead of `weight_decay`.
         lower_bound: $C$, which the regularised loss never falls below.
-        c: divides the adaptive step; 1 is the truncated model's own.
+        c: divides the adaptive step; 1 gives the step of the truncated model.
         labels: as in `prox_sps`.
         groups: as in `prox_sps`.
     """

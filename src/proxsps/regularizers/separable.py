@@ -1,4 +1,4 @@
-"""Regularisers that act on each entry for itself: none, squared l2, l1, elastic net."""
+"""Regularisers that act on each entry separately: none, squared l2, l1, elastic net."""
 
 from __future__ import annotations
 
