@@ -38,9 +38,10 @@ class ProxSPS(CappedPolyak):
     $x^{k+1} = \mathrm{prox}_{\tau\varphi}(x^k - \tau d_k)$, where $\tau$ is the smallest size at which the linear model
     reaches $C$, or the cap if it stays above. Weight decay then follows the step, not the cap.
 
-    Without a learning rate (`lr=None`), the cap is the distance cap $A_k = 0.85\,\bar r_k / \sqrt{\hat G_k}$: $\bar
-    r_k$ is the largest distance from the start so far, and $\hat G_k$ adds up the squared norms of the gradients. The
-    `lr` of a group is then a factor on its step, which starts at 1; schedulers scale it.
+    Without a learning rate (`lr=None`), the cap is the distance cap $A_k = 0.85\,\bar r_k / \sqrt{\hat G_k}$:
+    $\bar r_k$ is the largest distance from the start so far, and $\hat G_k$ adds up the squared norms of the gradients.
+    The `lr` of a group is then a factor on its step, which starts at 1; schedulers scale it.
+
     Args:
         params: parameters or parameter groups.
         lr: $\alpha_k$, the cap on the step. 1 is a good start; the loss sets the step below it. None for a step without

@@ -1,7 +1,8 @@
 """Sharded parameters (DTensor) as plain tensors: the shards themselves where the regulariser allows it, else whole.
 
 A regulariser that is a sum over the shards is applied to each rank's own shard. Any other needs whole tensors: these
-and their gradients are gathered for the step, every rank solves the same step, and keeps its shard of the result. """
+and their gradients are gathered for the step, every rank solves the same step, and keeps its shard of the result.
+"""
 
 from __future__ import annotations
 

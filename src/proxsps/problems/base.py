@@ -143,9 +143,7 @@ class ModuleProblem(Problem):
         drop_last: bool = True,
     ) -> None:
         if not name:
-            raise ValueError(
-                "A problem made from a module needs a name, under which results are stored; got ''."
-            )
+            raise ValueError("A problem made from a module needs a name, under which results are stored; got ''.")
         for part, data in (("train", train), ("validation", validation)):
             if len({len(array) for array in data}) != 1 or not len(data[0]):
                 raise ValueError(
