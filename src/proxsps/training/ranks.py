@@ -30,7 +30,7 @@ class TrainingRanks:
         """This process's part of a batch of `count` samples, which has to be the same for all."""
         if count % self.size:
             raise ValueError(
-                f"A batch of {count} images cannot be shared equally by {self.size} processes, and then gradients "
+                f"A batch of {count} images cannot be divided equally among {self.size} processes, so gradients "
                 "would have unequal weights. Choose a multiple with --batch-size."
             )
         part = count // self.size
