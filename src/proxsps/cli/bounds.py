@@ -112,7 +112,7 @@ def write(results: Sequence[Result], folder: Path, kind: str, speed: dict[str, s
     return write_report(
         folder / "report.html",
         sections,
-        title="The theory of stochastic proximal Polyak step sizes, against runs",
+        title="The theory of stochastic proximal Polyak step sizes, compared with runs",
         environment=describe_environment(),
         speed=speed,
     )

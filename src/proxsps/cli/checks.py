@@ -63,7 +63,7 @@ def check_steps(runs: int, epochs: int, steps: int) -> None:
     """Raise an error if runs have more steps than can be kept in memory."""
     if runs * epochs * steps > MOST_STEPS:
         raise ValueError(
-            f"{runs} runs of {epochs} epochs, {steps} steps each, are {runs * epochs * steps:,} steps, of which "
+            f"{runs} runs of {epochs} epochs, {steps} steps each, are {runs * epochs * steps:,} steps; at most "
             f"{MOST_STEPS:,} can be kept. Choose fewer --epochs."
         )
 

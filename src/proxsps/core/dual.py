@@ -80,7 +80,7 @@ def duality_gap(u: Array, h: Array) -> Array:
 
 
 def height_off(u: Array, h: Array) -> Array:
-    """|h|, but 0 at u = 1 with h > 0, which is an answer whatever h is elsewhere."""
+    """|h|, but 0 at u = 1 with h > 0, which is an answer for any h elsewhere."""
     xp = array_namespace(u)
     return xp.where((u >= 1) & (h > 0), xp.zeros_like(h), xp.abs(h))
 

@@ -8,7 +8,7 @@ Points u are on a last axis, behind those of runs.
 
 In a diagonal metric D, y_j(u) = prox^D_{alpha phi}(x - u alpha D^-1 d). Entries then have step sizes alpha/D_i of their
 own. The squared l2 norm in that same metric, lam/2 ||y||_D^2, keeps its line, with <d, D^-1 d> in place of ||d||^2:
-its decay is decoupled. In the Euclidean norm it is a line too, with each entry as a block of its own.
+its decay is decoupled. In the Euclidean norm it is a line too, with each entry as a block.
 
 Functions with `ray` in their names are about another curve, that of the matched cap (`proxsps.core.caps`): there step
 and prox have the same step size, x_j+(s) = prox^D_{tau phi}(x - tau D^-1 d) with tau = s w. Its derivative is

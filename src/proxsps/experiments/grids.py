@@ -87,7 +87,7 @@ def with_settings(experiment: Experiment, texts: Sequence[str]) -> Experiment:
         experiment,
         name=f"{experiment.name}-{_folder_name(settings)}",
         title=f"{experiment.title}: {chosen}",
-        description=f"{experiment.description} Here on a grid of its own: {chosen}.",
+        description=f"{experiment.description} Here on your own grid: {chosen}.",
         drawings=standard_drawings(specs(1, 1)),
         claims=(),
         specs=specs,

@@ -1,4 +1,4 @@
-"""What the paper says of matrix factorisation with several strengths of regularisation, checked by numbers.
+"""What the paper says about matrix factorisation with several strengths of regularisation, checked by numbers.
 
 If the paper compares one method with another, so does the rule, and it fails on results with swapped or
 copied methods. `stability_claims` has the sentences on a single strength.

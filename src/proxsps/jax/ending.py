@@ -49,7 +49,7 @@ class PolynomialAverageState(NamedTuple):
     """State of `polynomial_average`."""
 
     count: Array  # points so far
-    mean: Any  # their average, in f32 at least
+    mean: Any  # their average, in at least f32
 
 
 def polynomial_average(power: float = 8.0) -> optax.GradientTransformation:

@@ -62,7 +62,7 @@ class Options:
 
 
 class TreeBlock(NamedTuple):
-    """The parameters of one label that have a gradient, in f32 at least."""
+    """The parameters of one label that have a gradient, in at least f32."""
 
     phi: Regularizer
     alpha: Array

@@ -117,7 +117,7 @@ class Scaled(NamedTuple):
 
         def evaluate(u: Array) -> tuple[Array, Array]:
             h, slope = self._heights(line, u)
-            return jnp.where(ok, h, 0.0), slope  # where nothing is to be found, h = 0 ends the search
+            return jnp.where(ok, h, 0.0), slope  # if not `ok`, h = 0 ends the search
 
         eps, tolerance, noise = self._stopping(ok)
         return search_dual(evaluate, self.gap, tolerance, eps, LIMIT, jax.lax.while_loop, noise)

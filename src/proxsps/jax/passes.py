@@ -140,7 +140,7 @@ def _whole(x: Array) -> Any:
 
 
 def spread(values: Sequence[Any], counts: Sequence[int], dtype: Any) -> Any:
-    """One number for each of some rows, of which every value has so many; a single number where all are equal."""
+    """One number per row, from values and the number of rows of each; a single number if all are equal."""
     first = values[0]
     if all(value is first or (_known(value) and _known(first) and value == first) for value in values):
         return first

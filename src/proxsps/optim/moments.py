@@ -91,7 +91,7 @@ class Moments:
     def extras(self, numbers: Numbers, block: Block) -> list[Array]:
         """<g, x>, ||D^-1 g||^2, <d, center>, and for `moves` in a metric ||D^-1 d||^2 and <D^-1 d, x>.
 
-        The third completes <d, x>, of which sums of blocks with a centre have <d, x - center>.
+        The third completes <d, x>, because sums of blocks with a centre have <d, x - center>.
         """
         columns = [block.params, self.grads]
         if self.squares is not None:

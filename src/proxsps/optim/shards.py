@@ -34,11 +34,11 @@ class Pieces(Regularizer):
         return self._pieces[index]
 
     def value(self, x: Array) -> Array:
-        """Each tensor has a regulariser of its own."""
+        """Raises: each tensor has its own regulariser."""
         raise TypeError("The shards of a group have one regulariser each: call at(i).value(x) of the i-th tensor.")
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
-        """Each tensor has a regulariser of its own."""
+        """Raises: each tensor has its own regulariser."""
         raise TypeError(
             "The shards of a group have one regulariser each: call at(i).prox(z, alpha) for the i-th tensor."
         )

@@ -153,7 +153,7 @@ class UnitLasso(Regularizer):
 
 
 class _OneTensor(Regularizer):
-    """The index-th tensor of a `UnitLasso`: it can be checked, but has no value of its own."""
+    """The index-th tensor of a `UnitLasso`: it can be checked, but has no value."""
 
     def __init__(self, owner: UnitLasso, index: int) -> None:
         self._owner, self._index = owner, index

@@ -28,7 +28,7 @@ class RunSpec:
 
     Args:
         problem: what is minimised, together with the regulariser.
-        method: the name of a method, or your own `Method`, of which the field keeps the name.
+        method: the name of a method, or your own `Method`; the field then keeps its name.
         schedule: `constant`, `sqrt` or `adaptive`.
         lr: alpha_0.
         weight_decay: lambda, the strength of the regulariser.
@@ -39,7 +39,7 @@ class RunSpec:
     """
 
     problem: Problem
-    method: str  # or a `Method`, of which the name is kept
+    method: str  # or a `Method`, whose name is kept
     schedule: str
     lr: float
     weight_decay: float

@@ -57,7 +57,7 @@ def joined(device: str | None = None) -> Iterator[TrainingRanks]:
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(kind)
-        torch.zeros(1, device=place).item()  # a device without memory of its own, such as meta, cannot do this
+        torch.zeros(1, device=place).item()  # a device without memory, such as meta, cannot do this
     except (RuntimeError, AssertionError) as error:  # NotImplementedError is one of the former
         reason = str(error).splitlines()[0]
         raise ValueError(f"The device {kind!r} cannot be used here ({reason}). Try --device cpu.") from None

@@ -116,7 +116,7 @@ def _models(problem: Composite, x: np.ndarray) -> np.ndarray:
 
 
 def sample_models(problem: Composite, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """f_x(y; s) with a point y of its own for each x and each sample: y (points, N, n) to (points, N)."""
+    """f_x(y; s) with one point y for each x and each sample: y (points, N, n) to (points, N)."""
     values, gradients = problem.losses(x), problem.gradients(x)
     models = [
         truncated_model(values[j, i], gradients[j, i], problem.lower_bound, x[j], y[j, i])
