@@ -1,4 +1,4 @@
-"""How optional parts are installed. Every text and error of the package takes its install line from here."""
+"""How optional parts are installed. All texts and errors of the package use the install line from here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def extra(*names: str) -> str:
 
 
 def missing(needed_by: str, packages: list[str], install: str) -> ModuleNotFoundError:
-    """The error of a part that cannot do without some packages."""
+    """The error of a part that needs packages which are not installed."""
     noun, verb = ("package", "is") if len(packages) == 1 else ("packages", "are")
     names = " and ".join(packages) if len(packages) < 3 else f"{', '.join(packages[:-1])} and {packages[-1]}"
     text = f"{needed_by} needs the {noun} {names}, which {verb} not installed: {install}."
@@ -32,7 +32,7 @@ def require(needed_by: str, extra_name: str, *packages: str) -> None:
 
 
 def explained(error: ModuleNotFoundError) -> str | None:
-    """What a user of the command line has to install; None if the missing module is not of the extra for it."""
+    """What a user of the command line has to install; None if the missing module does not belong to its extra."""
     package = (error.name or "").partition(".")[0]
     return str(missing("proxsps", [package], extra("experiments"))) if package in EXPERIMENTS else None
 

@@ -13,7 +13,7 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     Args:
         package: its name.
-        homes: the module in the package that each of its names is defined in.
+        homes: for each public name, the module in the package that defines it.
     """
 
     def load(name: str) -> Any:

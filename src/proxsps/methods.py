@@ -1,7 +1,7 @@
-"""The one table of methods: how each is called, drawn, built in torch and JAX, and stepped by a sweep.
+"""The table of methods: how each is named, drawn, constructed in torch and JAX, and run in a sweep.
 
 The command line, sweeps, figures and the documentation read it. It is plain data: classes and functions are named by
-"module:name" and loaded when a run needs them. `add` puts a method of your own beside the others.
+"module:name" and loaded when a run needs them. `add` adds your own method.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-# Those of Okabe and Ito are taken by the methods of this package; these keep their distance from them.
+# The methods of this package have the colours of Okabe and Ito; these can be distinguished from them.
 SPARE_COLOURS = ("#FF4FD8", "#8C5A2B", "#B22A5B", "#3E7F86", "#A3A82B", "#1F2A6B", "#F08A8A", "#4F8F2F")
 SPARE_MARKERS = ("X", "*", "h", "<", ">", "d", "8", "H")
 
@@ -21,30 +21,30 @@ SPARE_MARKERS = ("X", "*", "h", "<", ">", "d", "8", "H")
 class Method:
     """A method of a sweep.
 
-    For a method of your own, `name` and `make` are enough.
+    For your own method, `name` and `make` are enough.
 
     Args:
-        name: what results are filed under, and what the command line takes.
-        make: make(parameters, run) returns the optimizer of a run, any `torch.optim.Optimizer`. `run` is the `RunSpec`:
-            `run.lr`, `run.weight_decay`, `run.phi` (the regulariser) and `run.problem.lower_bound` are there. The
-            sweep calls `step(loss=loss)` where the optimizer takes a loss, else `step(closure)`.
-        label: in figures and tables; default: the name.
-        colour: of its lines; default: one that no other method has.
-        marker: of its points, one of matplotlib's; default as for colours.
-        rule: a rule as those of `proxsps.core.rules`, from a `Model` to a `Decision`. With it runs are batched, many
-            of them in one tensor program. It must choose the same step as the optimizer.
-        coupled: whether the regulariser is part of the loss. For a method of your own the sweep then adds its value to
+        name: the name in results and on the command line.
+        make: make(parameters, run) returns the optimizer of a run, any `torch.optim.Optimizer`. `run` is the `RunSpec`,
+            with `run.lr`, `run.weight_decay`, `run.phi` (the regulariser) and `run.problem.lower_bound`. The sweep
+            calls `step(loss=loss)` if the optimizer takes a loss, else `step(closure)`.
+        label: the name in figures and tables; default: `name`.
+        colour: the colour of its lines; default: one that no other method has.
+        marker: the marker of its points, one of matplotlib's; default: one that no other method has.
+        rule: a rule like those in `proxsps.core.rules`, from a `Model` to a `Decision`. With a rule, runs are batched:
+            many of them are one tensor program. It must choose the same step as the optimizer.
+        coupled: whether the regulariser is part of the loss. For your own method, the sweep then adds its value to
             the loss and its subgradient to the gradients; else the optimizer has to apply it.
         bounded: whether a step at a loss below its lower bound is skipped (for `rule`).
         guarded: whether a step with a loss or gradient that is not finite is skipped (for `rule`).
         followed: whether the schedule `adaptive` may follow its adaptive step.
         rateless: whether it needs no learning rate: `lr` of a run is then a factor on its step. Not batched.
         lr: alpha_0 if none is given.
-        schedule: the same for the schedule.
+        schedule: the schedule if none is given.
         optimizer: the class in torch, as "module:name".
-        options: what else this class is called with, as pairs of name and value.
+        options: further arguments of this class, as pairs of name and value.
         optax: the function for JAX, as "module:name".
-        dashes: of its lines, as matplotlib has them; none for a solid line.
+        dashes: the dashes of its lines, as in matplotlib; none for a solid line.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Method:
     def __post_init__(self) -> None:
         if not self.name or not all(letter.isalnum() or letter in "-_." for letter in self.name):
             raise ValueError(
-                f"The name of a method is made of letters, digits, dots, hyphens and underscores, got {self.name!r}."
+                f"The name of a method may only have letters, digits, dots, hyphens and underscores, got {self.name!r}."
             )
         if self.make is not None and not callable(self.make):
             raise ValueError(f"make of the method {self.name!r} must be a function of parameters and run.")
@@ -80,7 +80,7 @@ class Method:
 
     @property
     def home(self) -> str:
-        """The module and the name of its optimizer, as an import has them."""
+        """The module and the name of its optimizer, as in an import."""
         return self.optimizer.replace(":", ".")
 
 
@@ -116,7 +116,7 @@ _TABLE = (
         followed=True,
         optimizer=f"{OURS}SPS",
         optax=f"{JAX}sps",
-        dashes=(0.0, (3.2, 1.8)),  # it often does the same as ProxSPS: where lines coincide, both are seen
+        dashes=(0.0, (3.2, 1.8)),  # often the same as ProxSPS: where lines coincide, both are visible
     ),
     Method("sgd", label="SGD", colour="#009E73", marker="^", rule=f"{RULES}linear", optimizer="torch.optim:SGD"),
     Method(
@@ -192,10 +192,10 @@ RUNNABLE = tuple(method.name for method in _TABLE if method.runs)
 
 
 def add(method: Method) -> Method:
-    """Put a method of your own into the table: its name then stands for it in grids, figures and commands.
+    """Add your own method to the table, so that grids, figures and commands accept its name.
 
-    A name that was added before is given its new meaning; those of this package stay as they are. The method is
-    returned, with a label, a colour and a marker of its own where it had none.
+    A name that was added before is replaced; the methods of this package stay as they are. Returns the method, with its
+    own label, colour and marker if it had none.
     """
     if method.name in OWN_TABLE:
         raise ValueError(f"{method.name!r} is a method of this package. Choose another name for yours.")
@@ -211,12 +211,12 @@ def find(name: str) -> Method:
     near = difflib.get_close_matches(name, known, 1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     raise ValueError(
-        f"Unknown method {name!r}. {hint}Known are {', '.join(known)}; one of your own is added by proxsps.methods.add."
+        f"Unknown method {name!r}. {hint}Known are {', '.join(known)}; add your own with proxsps.methods.add."
     )
 
 
 def looks(name: str) -> Method:
-    """The entry that says how a method is drawn. A name without one is given spare looks, and keeps them."""
+    """The entry that says how a method is drawn. A name without an entry gets spare looks, and keeps them."""
     return METHODS[name] if name in METHODS else add(Method(name))
 
 

@@ -73,7 +73,7 @@ class ReportedClaim(Protocol):
 class Section:
     """One experiment: what it is, its claims, its figures with captions, and a table of numbers.
 
-    A figure is a matplotlib figure, or a picture that was made of one (`figures.picture`).
+    A figure is a matplotlib figure, or a picture made from one (`figures.picture`).
     """
 
     title: str
@@ -108,7 +108,7 @@ def write_report(
     """Write the report and return its path; the old file stays until the new one is complete.
 
     Args:
-        path: the HTML file; missing folders are made.
+        path: the HTML file; missing folders are created.
         sections: one for each experiment, in the order of the page.
         title: heading of the page.
         environment: rows of the environment table, for instance ``describe_environment()``.
@@ -241,7 +241,7 @@ def _table(kind: str, head: Sequence[str], rows: Iterable[Iterable[str]], classe
 
 
 def _value(value: object) -> str:
-    """A number in four digits, anything else as text; what is missing is a dash."""
+    """A number in four digits, anything else as text; a missing value is a dash."""
     if isinstance(value, Integral):
         return escape(str(value))
     if isinstance(value, Real):

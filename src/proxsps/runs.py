@@ -19,7 +19,7 @@ from proxsps.core.step import Line, l2_line, prox_coefficients
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.structure import Entries, Quadratic, Rows, Scalar
 
-POINTS = 3  # of a round of the search: few rows cost less than the calls that are made for them
+POINTS = 3  # per round of the search: few rows cost less than the calls for them
 LIMIT = 200  # evaluated points
 
 Rule = Callable[[Model], Decision]
@@ -65,7 +65,7 @@ def line_model(gap: Array, d_sq: Array, d_dot_x: Array, alpha: Array, lam: Array
 
 
 def select(masks: Sequence[Array], decisions: Sequence[Decision], otherwise: Decision) -> Decision:
-    """To each run the decision of the mask that holds for it, `otherwise` where none does."""
+    """For each run the decision whose mask holds for it, else `otherwise`."""
     chosen = otherwise
     for mask, decision in zip(masks, decisions, strict=True):
         xp = array_namespace(mask)
@@ -90,7 +90,7 @@ def step(x: Array, gap: Array, d: Array, alpha: Array, phi: Regularizer, rule: R
     if isinstance(structure, Quadratic):
         return _affine_step(x, gap, d, alpha, structure, rule)
     curve = _make_curve(x, d, alpha, phi)
-    line = Line(gap, array_namespace(gap).zeros_like(gap))  # what is not affine is the curve's
+    line = Line(gap, array_namespace(gap).zeros_like(gap))  # the rest of h is in the curve
     decision = rule(Model(gap, inner(d, d)[:, None], alpha[:, None], line, curve.find, curve.top))
     return Step(curve.points(decision.u), decision)
 
@@ -115,7 +115,7 @@ def _make_curve(x: Array, d: Array, alpha: Array, phi: Regularizer) -> _Curve:
 
 
 class _Curve(ABC):
-    """How high the linear model of each run stands along its ray, where the prox is not affine."""
+    """The height of the linear model of each run along its ray, if the prox is not affine."""
 
     slopes = True  # whether h' is known
 
@@ -186,7 +186,7 @@ class _RowsCurve(_Curve):
 
 
 class _ProxCurve(_Curve):
-    """A regulariser of which only the prox is known: run by run."""
+    """A regulariser with only a prox: run by run."""
 
     slopes = False
 

@@ -128,7 +128,7 @@ def test_devices_are_no_checkpoints(call):
         (["theory", "verify", "--seeds", "100000000"], ["--seeds is at most 100,000"]),
         (["train", *TINY, "--epochs", "100000000"], ["--epochs is at most 1,000,000"]),
         (["train", *TINY, "--seed", "9" * 30], ["--seed is at most"]),
-        (["train", *TINY, "--batch-size", "9" * 30], ["batch_size=999", "Give a smaller one"]),
+        (["train", *TINY, "--batch-size", "9" * 30], ["batch_size=999", "Choose a smaller one"]),
         (["train", *TINY, "--width", "9" * 11], ["width at most 1024"]),
         (["train", *TINY, "--images", "9" * 30], ["images must be between 0 (all) and 2000"]),
         (["train", *TINY, "--validation-images", "9" * 30], ["500 validation images, but 999"]),

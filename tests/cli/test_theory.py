@@ -90,7 +90,7 @@ def test_strict_fails_when_a_bound_does(call, monkeypatch):
         (["verify", "smoth-c"], "Unknown check 'smoth-c'. Did you mean 'smooth-c'?"),
         (["verify", "floo"], "Did you mean 'floor'?"),
         (["verify", "smooth-c", "--out", "file"], "Choose another folder with --out"),
-        (["steps"], "Give L (a smooth loss) or G (bounded subgradients), or both."),
+        (["steps"], "Pass L (a smooth loss) or G (bounded subgradients), or both."),
     ],
 )
 def test_wrong_words_get_one_line(call, tmp_path, words, message):

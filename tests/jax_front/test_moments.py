@@ -134,7 +134,7 @@ def test_states_are_small_and_survive_a_checkpoint(kit):
 def test_a_state_of_other_parameters():
     opt = prox_sps_adam()
     state = opt.init([jnp.ones(3)])
-    with pytest.raises(ValueError, match=r"moments of 1 parameters, got 2 parameters. Call init with those"):
+    with pytest.raises(ValueError, match=r"moments of 1 parameters, got 2 parameters. Call init with the"):
         opt.update([jnp.ones(3)] * 2, state, [jnp.ones(3)] * 2, value=1.0)
 
 

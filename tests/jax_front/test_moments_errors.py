@@ -47,7 +47,7 @@ def test_a_missing_learning_rate():
             method(None, labels="a", groups={"a": {"learning_rate": 1.0}})
         with pytest.raises(ValueError, match=r"Label 'a' has learning_rate=None, but .* has 1.0: either all"):
             method(1.0, labels="a", groups={"a": {"learning_rate": None}})
-        with pytest.raises(ValueError, match=r"both learning_rate=1.0 and scale=0.5. Give one"):
+        with pytest.raises(ValueError, match=r"both learning_rate=1.0 and scale=0.5. Pass one"):
             method(1.0, scale=0.5)
     with pytest.raises(ValueError, match="Unknown key 'scale' in a parameter group of sps"):
         sps(1.0, labels="a", groups={"a": {"scale": 0.5}})

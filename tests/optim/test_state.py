@@ -289,7 +289,7 @@ def test_last_step_says_which_cap_was_active(kit):
         (ProxSPS, {"momentum": 1.0}, "momentum must be at least 0 and below 1"),
         (ProxSPS, {"momentum": -0.1}, "momentum must be at least 0 and below 1"),
         (ProxSPS, {"cap": "polyak"}, 'cap must be "proximal" or "matched"'),
-        (ProxSPS, {"lr": None, "distance_cap": False}, "takes its steps from the distance cap"),
+        (ProxSPS, {"lr": None, "distance_cap": False}, "needs the distance cap to set its steps"),
         (ProxSPS, {"distance_cap": 0.5}, "distance_cap must be True, False"),
         (ProxSPSAdam, {"betas": (0.9, 1.0)}, r"betas\[1\] must be at least 0 and below 1"),
         (ProxSPSAdam, {"betas": (-0.1, 0.9)}, r"betas\[0\] must be at least 0 and below 1"),

@@ -167,7 +167,7 @@ def test_modules_that_are_not_pure_or_not_named_are_refused():
     mse = nn.functional.mse_loss
     with pytest.raises(ValueError, match=r"'1' of the model of 'norm' \(BatchNorm1d\)"):
         from_module("norm", nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), mse, data, data, 2)
-    with pytest.raises(ValueError, match="needs a name of its own"):
+    with pytest.raises(ValueError, match="needs a name, under which"):
         from_module("", nn.Linear(2, 2), mse, data, data, 2)
     with pytest.raises(ValueError, match=r"The train arrays of 'ragged' .* got shapes \[\(4, 2\), \(3, 2\)\]"):
         from_module("ragged", nn.Linear(2, 2), mse, (data[0], data[1][:3]), data, 2)

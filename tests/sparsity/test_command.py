@@ -69,7 +69,7 @@ def test_digits_become_small_and_the_files_hold_it(call, tmp_path):
 def test_a_residual_network(call, tmp_path):
     result = call(NETWORK, *TINY, "--epochs=2", "--strengths=0.001,0.01", "--max-drop=1", "--lr=0.5")
     assert result.exit_code == 0, result.output
-    assert "On test data, which nothing was chosen by: dense network" in result.stdout
+    assert "On test data, not used to choose anything: dense network" in result.stdout
     assert "dense: accuracy" in result.stderr
     assert "strength 0.01: accuracy" in result.stderr
     assert "a shortcut pads or shifts the channels" in result.stdout

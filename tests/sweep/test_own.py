@@ -370,5 +370,5 @@ def test_regularisers_that_do_not_fit_a_method_are_errors(kit: Any) -> None:
         spec("sps", lambda lam: Box(-lam, lam))
     with pytest.raises(ValueError, match="AdamW has weight decay and no other regulariser"):
         spec("adamw", L1)
-    with pytest.raises(ValueError, match=r"must make a Regularizer of a strength.*got 3\.0"):
+    with pytest.raises(ValueError, match=r"must return a Regularizer for a strength.*got 3\.0"):
         spec("prox-sps", lambda lam: 3.0)

@@ -395,7 +395,7 @@ def test_a_cluster_of_our_own_that_does_not_come_up_gets_one_line(kit: Any, tmp_
     assert "Traceback" not in errors
     lines = [line for line in errors.splitlines() if line.startswith("Error:")]
     assert len(lines) == 2
-    assert all("Ray did not come up on this machine (" in line and "RAY_TMPDIR" in line for line in lines)
+    assert all("Ray did not start on this machine (" in line and "RAY_TMPDIR" in line for line in lines)
     assert all(str(folder) in line for folder, line in zip(folders, lines, strict=True))
 
 

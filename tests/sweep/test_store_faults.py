@@ -149,7 +149,7 @@ RUNS = ["run", "experiment", "method", "schedule", "lr", "weight_decay", "seed",
 Change = Callable[[pd.DataFrame], pd.DataFrame]
 UNUSABLE: dict[str, tuple[str, Change, str]] = {
     "a column is missing": ("runs", lambda t: t.drop(columns="objective"), "no column objective"),
-    "a column is of another kind": ("runs", lambda t: t.assign(lr="1"), "column lr is of the wrong kind"),
+    "a column is of another kind": ("runs", lambda t: t.assign(lr="1"), "column lr has the wrong type"),
     "a setting is missing": ("runs", lambda t: t.assign(lr=t["lr"].where(t.index > 3)), "constants of runs"),
     "rows are there twice": ("runs", lambda t: pd.concat([t, t[:2]]), "twice, out of order or not at all"),
     "an epoch is missing": ("runs", lambda t: t.drop(index=2), "twice, out of order or not at all"),
@@ -238,7 +238,7 @@ def test_a_run_that_was_shortened_is_not_taken_as_done(folder: Path) -> None:
 def test_a_run_under_the_id_of_another_is_not_taken_as_done(folder: Path) -> None:
     specs = EXPERIMENTS[NAME].specs(1, 2)
     cut(folder, lambda t: t.assign(lr=t["lr"].where(t["run"] != specs[4].id, 0.5)))
-    with pytest.raises(StoreError, match=f"run {specs[4].id} with other constants"):
+    with pytest.raises(StoreError, match=f"run {specs[4].id} with wrong constants"):
         Store(folder, NAME).lacking(specs)
 
 

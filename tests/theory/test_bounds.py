@@ -379,5 +379,5 @@ def test_advice_names_what_is_missing():
     assert [(advice.theorem, advice.missing) for advice in weakly] == [("bounded, weakly convex", "needs Delta")]
     assert "below 0.5" in weakly[0].steps
     assert theory.advise(theory.Known(L=0.0))[1].steps == "alpha/sqrt(k + 1), alpha <= inf"
-    with pytest.raises(AssumptionError, match="Give L"):
+    with pytest.raises(AssumptionError, match="Pass L"):
         theory.advise(theory.Known())

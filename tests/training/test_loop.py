@@ -155,7 +155,7 @@ def test_processes_share_every_batch(kit):
     data = problem.validation_data(0)
     seen = [y for rank in (0, 1, 2) for _, y in plain_batches(data, 7, TrainingRanks(CPU.device, rank, 3))]
     assert sorted(torch.cat(seen).tolist()) == sorted(data[1].tolist())
-    with pytest.raises(ValueError, match="16 images cannot be shared equally by 3 processes"):
+    with pytest.raises(ValueError, match="16 images cannot be divided equally among 3 processes"):
         next(epoch_batches(problem, 1, 2, TrainingRanks(CPU.device, 0, 3)))
 
 

@@ -34,9 +34,9 @@ def main() -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """For imports of large packages: an interrupt during the import ends the process at once, with one line.
+    """For imports of large packages: an interrupt during the import ends the process at once and prints one line.
 
-    As an exception in the middle of an import it might be caught there, and turned into another. A process that was
+    An exception in the middle of an import might be caught there and replaced by another one. A process that was
     started in the background ignores interrupts, and keeps doing so.
     """
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler

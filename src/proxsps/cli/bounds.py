@@ -23,7 +23,7 @@ COLUMNS = ["check", "problem", "K", "measured", "half", "bound", "ratio", "trunc
 
 @dataclass(frozen=True)
 class Result:
-    """An experiment, its tables and what they say."""
+    """An experiment, its tables and the claims checked on them."""
 
     experiment: Experiment
     frames: Frames
@@ -31,7 +31,7 @@ class Result:
 
     @property
     def drawings(self) -> list[Drawing]:
-        """Those that can be drawn: the rates only where there are some."""
+        """The drawings that can be made: rates only if some were measured."""
         rates = "checks" not in self.frames or not self.frames["checks"]["exact"].all()
         return [drawing for drawing in self.experiment.drawings if rates or drawing.name != "rates"]
 
@@ -75,7 +75,7 @@ def _show_bounds(rows: pd.DataFrame) -> None:
             table.add_row(f" {row.problem}", *numbers, verdict)
     out.print(table, highlight=False)
     out.print(
-        "Each row is taken where measured / bound is largest. K: steps, or evaluations of a one-step inequality. "
+        "Each row shows where measured / bound is largest. K: steps, or evaluations of a one-step inequality. "
         "u < 1: share of steps with a truncated model.",
         style="dim",
         highlight=False,
@@ -112,7 +112,7 @@ def write(results: Sequence[Result], folder: Path, kind: str, speed: dict[str, s
     return write_report(
         folder / "report.html",
         sections,
-        title="The theory of stochastic proximal Polyak step sizes, against runs",
+        title="The theory of stochastic proximal Polyak step sizes, compared with runs",
         environment=describe_environment(),
         speed=speed,
     )

@@ -1,4 +1,4 @@
-"""What is checked before work starts: that results can be written, and that numbers are not much too large."""
+"""Checks before work starts: that results can be written, and that numbers are not far too large."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import typer
 
 PROBE = 64 * 1024  # bytes that a folder must have room for
-MOST_STEPS = 100_000_000  # of all runs of a command: one number per step is kept
+MOST_STEPS = 100_000_000  # over all runs of a command: one number per step is kept in memory
 
 
 def check_folder(folder: Path) -> None:
-    """Raise an error if nothing can be written in a folder, which need not be there yet. Nothing is left behind."""
+    """Raise an error if nothing can be written in a folder, which need not exist yet. No file is left behind."""
     try:
         place = _nearest(folder)
         with tempfile.TemporaryFile(dir=place) as stream:
@@ -27,7 +27,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the first one above it that is there."""
+    """The folder, or the first existing folder above it."""
     for place in (folder, *folder.absolute().parents):
         try:
             os.stat(place)
@@ -35,7 +35,7 @@ def _nearest(folder: Path) -> Path:
             if place.is_symlink():  # to nowhere
                 raise
             continue
-        os.listdir(place)  # an error that says so where it is a file
+        os.listdir(place)  # raises a clear error if it is a file
         return place
     return folder
 
@@ -49,7 +49,7 @@ def check_files(folder: Path, *names: str) -> None:
 
 
 def at_most(limit: int) -> Callable[[typer.CallbackParam, int | None], int | None]:
-    """For options: raises an error for a number that is larger."""
+    """A callback for options that raises an error for larger numbers."""
 
     def check(param: typer.CallbackParam, value: int | None) -> int | None:
         if value is not None and value > limit:
@@ -63,7 +63,7 @@ def check_steps(runs: int, epochs: int, steps: int) -> None:
     """Raise an error if runs have more steps than can be kept in memory."""
     if runs * epochs * steps > MOST_STEPS:
         raise ValueError(
-            f"{runs} runs of {epochs} epochs, {steps} steps each, are {runs * epochs * steps:,} steps, of which "
+            f"{runs} runs of {epochs} epochs, {steps} steps each, are {runs * epochs * steps:,} steps; at most "
             f"{MOST_STEPS:,} can be kept. Choose fewer --epochs."
         )
 

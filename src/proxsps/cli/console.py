@@ -1,4 +1,4 @@
-"""What all commands share: where they print, how errors, progress, claims and JSON look."""
+"""What all commands share: printing, and the form of errors, progress, claims and JSON."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def progress(name: str, total: int, unit: str = "epochs") -> Iterator[Any]:
 
 
 def say(text: str) -> None:
-    """A line on the standard error, as it is: brackets and colons in a path are no markup."""
+    """Print a line on standard error as it is: brackets and colons in a path are not markup."""
     err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show(text: str) -> None:
-    """A line on the standard output, as it is."""
+    """Print a line on standard output as it is."""
     out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -88,10 +88,10 @@ def one_line_errors(folder: Path | None = None) -> Iterator[None]:
 
 
 class Commands(TyperGroup):
-    """Commands whose errors are one line, in every part of them."""
+    """Commands that print every error as one line."""
 
     def make_context(self, *words: Any, **options: Any) -> Any:
-        """Read what was typed; help and version are shown here."""
+        """Parse the arguments; help and version are shown here."""
         with one_line_errors():
             return super().make_context(*words, **options)
 
@@ -115,7 +115,7 @@ def _explained(error: Exception) -> str:
             return f"A number is too large ({text}). Choose a smaller one."
         case OSError() if not isinstance(error, ValueError):
             reason = error.strerror or text
-            if error.filename is None:  # as errors while writing are
+            if error.filename is None:  # errors while writing have none
                 return f"The output cannot be written ({reason}). Make room, or choose another place."
             return f"{os.fsdecode(error.filename)} cannot be used ({reason}). Choose another place."
     return text
@@ -127,7 +127,7 @@ def printable(text: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    """For programs, on the standard output."""
+    """Print JSON for programs on standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 

@@ -1,6 +1,6 @@
 """`proxsps`: run the paper's experiments, draw their figures, check their claims, write the report.
 
-Nothing large is imported before a command needs it: help, lists and usage errors answer at once.
+Nothing large is imported before a command needs it, so help, lists and usage errors are shown at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BATCH = 300  # as in `sweep.engines`, which loads torch
 
 Names = Annotated[
     list[str],
-    typer.Argument(metavar="EXPERIMENT...", help="Names as in `proxsps list`, `all`, or a Python file of your own."),
+    typer.Argument(metavar="EXPERIMENT...", help="Names as in `proxsps list`, `all`, or your own Python file."),
 ]
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Folder for results; each experiment has its own folder in it.")
@@ -76,7 +76,7 @@ Convention = Annotated[
     str,
     typer.Option(
         metavar="published|text",
-        help="Loss and data of matrix-fac and sensor: as in the published figures, or as the paper's text says.",
+        help="Loss and data of matrix-fac and sensor: as in the published figures, or as in the paper's text.",
     ),
 ]
 Sensors = Annotated[str, typer.Option(metavar="FILE", help="For sensor: a file of another month, in the same format.")]
@@ -85,7 +85,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUES",
-        help="A grid of your own: lr=0.1,1, lam=1e-3, method=prox-sps,sgd, sgd.lr=0.1, schedule=sqrt, regularizer=l1.",
+        help="Your own grid: lr=0.1,1, lam=1e-3, method=prox-sps,sgd, sgd.lr=0.1, schedule=sqrt, regularizer=l1.",
     ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim does not hold.")]
@@ -128,7 +128,7 @@ def run(
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run experiments; what is already in the folder is not run again."""
+    """Run experiments; runs that are already in the folder are skipped."""
     options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
         chosen = _chosen(names, options)
@@ -230,7 +230,7 @@ def reproduce(
     kind: Kind = DEFAULT_FORMAT,
     strict: Strict = False,
 ) -> None:
-    """Run, draw, check and report in one go; `all` leaves out what has no data, and what takes a GPU or hours."""
+    """Run, draw, check and report in one go; `all` skips what has no data, and what needs a GPU or hours."""
     options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
         chosen = _chosen(names, options)
@@ -241,7 +241,7 @@ def reproduce(
 
         beside = any(CATALOGUE[name].runs for name in chosen if name in CATALOGUE)
         with Report(folder, kind, beside, options) as page:
-            with loading():  # torch, while the process that draws loads matplotlib
+            with loading():  # torch, while the drawing process loads matplotlib
                 from proxsps.cli import running
 
             runner = running.engine_named(engine, address, per_batch)
@@ -256,7 +256,7 @@ def reproduce(
 
 @app.command()
 def data() -> None:
-    """Show where data sets are read from, and which are there."""
+    """Show where data sets are read from, and which are available."""
     from proxsps.problems.datasets import data_folder, find_sensors
     from proxsps.problems.images import find_cifar10, find_imagenet32
 
@@ -274,9 +274,9 @@ def data() -> None:
 
 
 def _chosen(names: list[str], options: Options) -> list[str]:
-    """Names of experiments, each once; `all` stands for those that take neither a GPU nor hours, and may have others.
+    """Names of experiments, each once; `all` means all that need neither a GPU nor hours, and may stand beside others.
 
-    An option that none of them has is an error. The experiments of files become known.
+    An option that none of them has is an error. Experiments in files are added to the table.
     """
     for name in names:
         if name != "all" and not is_file(name):
@@ -293,7 +293,7 @@ def _of_file(name: str) -> list[str]:
 
 
 def _loaded(name: str, options: Options) -> Experiment:
-    """An experiment with these options, and what its tables, figures and claims need."""
+    """An experiment with these options, ready for its tables, figures and claims."""
     with loading():
         importlib.import_module("proxsps.problems.base")
         return variant(EXPERIMENTS[name], options)

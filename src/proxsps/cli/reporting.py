@@ -1,4 +1,4 @@
-"""The report of several experiments: each figure is drawn once, for the page and as a file, where possible meanwhile.
+"""The report of several experiments: each figure is drawn once, for the page and as a file.
 
 Drawing takes a second or more for each experiment. A separate process draws one experiment while the next one runs.
 It loads the figures but not torch, and ends with the command in all cases.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TITLE = "Stochastic proximal Polyak step sizes"
 Pictures = Sequence[tuple[str, "Picture"]]  # with their captions
-_Choice = tuple[str, Options]  # the name of a published experiment, and what is other than published
+_Choice = tuple[str, Options]  # the name of a published experiment, and the options that differ from the published
 _Task = tuple[_Choice, "Frames", Path, tuple[str, ...]]
 
 
@@ -43,13 +43,13 @@ class _Part:
 
 
 class Report:
-    """A page that is written at the end, of experiments that are added one after the other.
+    """A page about experiments that are added one after the other; it is written at the end.
 
     Args:
-        folder: of results; figures go to `<experiment>/figures` in it.
-        kind: of the figures' files; SVG is always written.
+        folder: the folder of results; figures are written to `<experiment>/figures` in it.
+        kind: the file format of the figures; SVG is always written.
         beside: whether to draw in a separate process, while experiments run.
-        options: of the experiments that are added; the process that draws takes the same.
+        options: the options of the experiments; the drawing process uses the same.
     """
 
     def __init__(self, folder: Path, kind: str, beside: bool = False, options: Options | None = None) -> None:
@@ -69,7 +69,7 @@ class Report:
     def add(self, experiment: Experiment, summary: dict[str, Any] | None = None) -> None:
         """Draw the figures of an experiment, and check its claims; `summary` says how its runs went."""
         frames, place = experiment.frames(self.folder), self.folder / experiment.name / "figures"
-        # The drawings of a grid of your own are chosen by its runs, and to know them takes torch.
+        # The drawings of your own grid depend on its runs, and these need torch.
         published = experiment.origin in CATALOGUE and experiment.specs is not None and not self.options.settings
         if self._artist is not None and published:
             pictures = self._artist.draw((experiment.origin, self.options), frames, place, self.kinds)
@@ -113,7 +113,7 @@ def draw(drawings: Sequence[Drawing], frames: Frames, place: Path, kinds: Sequen
 
 
 class _Artist:
-    """The process that draws, one experiment after the other. If it dies, this process draws instead."""
+    """A process that draws one experiment after the other. If it dies, this process draws instead."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
@@ -137,7 +137,7 @@ class _Artist:
         return wait
 
     def _ask(self, task: _Task) -> Pictures | Exception | None:
-        """What the process answers; None if it is dead."""
+        """The answer of the process; None if it is dead."""
         try:
             self._connection.send(task)
             return self._connection.recv()
@@ -145,7 +145,7 @@ class _Artist:
             return None
 
     def end(self) -> None:
-        """End the process: in the middle of a figure, if need be, whose file is then not written."""
+        """End the process, even in the middle of a figure, whose file is then not written."""
         self._process.terminate()
         self._process.join()
         self._thread.shutdown()

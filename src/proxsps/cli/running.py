@@ -1,4 +1,4 @@
-"""Running experiments: what is missing in their stores is run by an engine, with a bar."""
+"""Running experiments: an engine computes the runs that their stores lack, with a progress bar."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine_named(name: str, address: str | None, per_batch: int | None) -> Engin
 def run_if_possible(
     experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: Engine, is_named: bool
 ) -> dict[str, Any] | None:
-    """As `run`; an experiment that was not named and has no data is left out, with a message."""
+    """As `run`; an experiment that was not named and has no data is skipped with a message."""
     try:
         return run(experiment, folder, seeds, epochs, engine)
     except DataError as error:
@@ -44,7 +44,7 @@ def run_if_possible(
 
 
 def run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: Engine) -> dict[str, Any]:
-    """Run what is missing of an experiment; what was done, in numbers."""
+    """Compute the missing runs of an experiment; returns what was done, in numbers."""
     if experiment.trials is not None:
         from proxsps.cli.trials_run import run_trials
 
@@ -83,7 +83,7 @@ def run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | N
 
 
 def _identified(engine: Engine, specs: list[RunSpec], store: Store) -> list[RunSpec]:
-    """Training runs with ids that depend on data and device. One store cannot hold the same settings on two of them."""
+    """Training runs with ids that depend on data and device. A store cannot hold the same settings for two of these."""
     if not isinstance(engine, Training):
         return specs
     specs = engine.identified(specs)
@@ -92,7 +92,7 @@ def _identified(engine: Engine, specs: list[RunSpec], store: Store) -> list[RunS
         others = store.runs[~store.runs["run"].isin(ids)].groupby([*specs[0].columns(), "run"])["epoch"].max()
         if settings & {(*key[:-1], epochs) for key, epochs in others.items()}:
             raise StoreError(
-                f"{store.folder} holds runs with the same settings on other data, on another device or by another "
+                f"{store.folder} holds runs with the same settings on other data, on another device or of another "
                 "version. Use one folder for each (--out)."
             )
     return specs

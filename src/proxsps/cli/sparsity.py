@@ -1,4 +1,4 @@
-"""`proxsps sparsify`: a network along a path of strengths, and the smaller network that comes out of it."""
+"""`proxsps sparsify`: train a network along a path of strengths, and make it smaller."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def sparsify(
     kind: Annotated[Kind, typer.Option(help="What becomes zero: units (channels), single weights, or rows.")] = UNITS,
     keep: Annotated[float | None, typer.Option(help="Stop at this size, for instance 0.3 for 30 %.")] = None,
     max_drop: Annotated[float, typer.Option(help="Accuracy that may be lost against the best network so far.")] = 0.01,
-    patience: Annotated[int, typer.Option(min=1, help="Stop when so many strengths in a row lost more than that.")] = 2,
+    patience: Annotated[int, typer.Option(min=1, help="Stop when this many strengths in a row lost more.")] = 2,
     strengths: Annotated[
-        str | None, typer.Option(help="Growing, for instance 1e-4,2e-4,4e-4; default: found from the weights.")
+        str | None, typer.Option(help="Increasing strengths, such as 1e-4,2e-4,4e-4; default: from the weights.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data at each strength.")] = 20,
     lr: Annotated[float, typer.Option(help="Largest step size (the cap alpha); falls to zero at each strength.")] = 1.0,
     polish: Annotated[bool, typer.Option(help="Train the smaller network once more, without a penalty.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of starting weights, shuffling and augmentation.")] = 0,
-    batch_norm: Annotated[bool, typer.Option(help="Of residual networks.")] = True,
+    batch_norm: Annotated[bool, typer.Option(help="Batch normalisation in residual networks.")] = True,
     width: Annotated[int, typer.Option(min=1, help="Channels of the first stage of a residual network.")] = 16,
     size: Annotated[int, typer.Option(help="Pixels of a side: 32, or images averaged to 16 or 8.")] = 32,
     images: Annotated[int, typer.Option(min=0, help="Training images to use; 0 for all.")] = 0,
     validation_images: Annotated[
-        int, typer.Option(min=0, help="Validation images to use, half to choose by, half to score by; 0 for all.")
+        int, typer.Option(min=0, help="Validation images: half to choose the network, half to score it; 0 for all.")
     ] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples in a step.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = None,
@@ -49,11 +49,11 @@ def sparsify(
     proxsps sparsify cifar10-resnet20 --epochs 10 --max-drop 0.02
 
     The network is first trained densely, then with growing strengths of the
-    penalty, each from where the last one ended, until it is small enough or
+    penalty, each from the weights of the one before, until it is small enough or
     has lost too much accuracy on validation data. The smallest good network is
     chosen, its dead channels are removed, and the rest is trained once more
     without a penalty. Then the dense and the smaller network are scored on
-    test data, which nothing was chosen by.
+    test data, which were not used to choose anything.
 
     Finished strengths are kept in the folder of results; the same command
     continues from them. The smaller network is written there as small.pt, which
@@ -72,7 +72,7 @@ def sparsify(
 
 
 def check_task(name: str) -> None:
-    """Raise an error for a name that is none of a network; nothing large is loaded for that."""
+    """Raise an error if this is not the name of a network; nothing large is loaded."""
     try:
         split_name(name)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Makes one network smaller for the command line: the path, the smaller network, its files and tables."""
+"""Make one network smaller for the command line: the path, the smaller network, its files and tables."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def run(
     for left in report.left:
         out.print(f"Not removed: {left}.", highlight=False, soft_wrap=True)
     out.print(
-        f"On test data, which nothing was chosen by: dense network {scores['dense']:.2%}, smaller network "
+        f"On test data, not used to choose anything: dense network {scores['dense']:.2%}, smaller network "
         f"{scores['small']:.2%}.",
         highlight=False,
         soft_wrap=True,
@@ -92,7 +92,7 @@ def run(
 
 
 def _polished(task: Task, small: nn.Module, lr: float, epochs: int, seed: int) -> nn.Module:
-    """The smaller network, trained without the penalty that has made its weights too small; if that helps."""
+    """The smaller network, trained without the penalty that made its weights too small, if that helps."""
     polished = copy.deepcopy(small)
     fit(task, polished, ProxSPS(polished.parameters(), lr=lr), epochs, seed, first_epoch=epochs)
     before, after = (accuracy(model, task.validation()) for model in (small, polished))
@@ -100,7 +100,7 @@ def _polished(task: Task, small: nn.Module, lr: float, epochs: int, seed: int) -
 
 
 def _score_of_dense(task: Task, place: Path, seed: int) -> float:
-    """On test data, of the network that the path starts from."""
+    """Accuracy on test data of the network that the path starts from."""
     dense = task.network(seed)
     dense.load_state_dict(torch.load(place / "point-000.pt", weights_only=True)["model"])
     return accuracy(dense, task.test())

@@ -66,7 +66,7 @@ def problems(as_json: AsJson = False) -> None:
     for row in rows:
         table.add_row(*(value if isinstance(value, str) else f"{value:.3g}" for value in row.values()))
     out.print(table)
-    out.print("beta and G hold where iterates can be: in the ball of this radius, or everywhere.")
+    out.print("beta and G hold in the region of the iterates: the ball of this radius, or everywhere.")
 
 
 @app.command()
@@ -80,8 +80,9 @@ def verify(
 ) -> None:
     """Compare the paper's bounds with runs: a table, figures and a report, in less than two minutes.
 
-    Rates run ProxSPS with their theorem's steps over many seeds, and hold unless the lower 99 % confidence limit of the
-    measured mean lies above the bound. One-step inequalities are evaluated in exact expectation, over every sample.
+    For rates, ProxSPS runs with the steps of the theorem over many seeds. A rate holds unless the lower 99 % confidence
+    limit of the measured mean is above the bound. One-step inequalities are evaluated in exact expectation, over every
+    sample.
     """
     with one_line_errors(folder):
         with loading():
@@ -127,7 +128,7 @@ def steps(
         float | None, typer.Option("--eta", help="Parameter of the envelope; default 1/(2 rho), or 1/L.")
     ] = None,
 ) -> None:
-    """Show which alpha_k the theory allows for a problem with these constants, and what it then promises."""
+    """Show which alpha_k the theory allows for a problem with these constants, and which bounds follow."""
     with loading():
         from proxsps import theory
 

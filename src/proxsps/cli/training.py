@@ -1,4 +1,4 @@
-"""`proxsps train`: one network, one method, with a bar, checkpoints and rows in a store."""
+"""`proxsps train`: one network, one method, with a progress bar, checkpoints and rows in a store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxsps.sweep.spec import SCHEDULES, RunSpec
 
 
 def use_data(folder: Path | None) -> Path | None:
-    """Read data from this folder, in this process and those it starts."""
+    """Read data from this folder, in this process and in the processes that it starts."""
     if folder is not None:
         os.environ["PROXSPS_DATA"] = str(folder)
     return folder
@@ -47,7 +47,7 @@ def train(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, callback=at_most(10**6), help="Passes over the images.")] = 100,
     seed: Annotated[int, typer.Option(min=0, callback=at_most(2**31), help="Seed of shuffling and augmentation.")] = 0,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, of all processes.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, over all processes.")] = None,
     batch_norm: Annotated[Flag, typer.Option(help="Batch normalisation; default: only for ImageNet32.")] = None,
     width: Annotated[int, typer.Option(min=1, help="Channels of the first stage.")] = 16,
     size: Annotated[int, typer.Option(help="Pixels of a side: 32, or images averaged to 16 or 8.")] = 32,
@@ -75,7 +75,7 @@ def train(
     """
     chosen = find({known.replace("-", ""): known for known in RUNNABLE}.get(method, method))
     options = {"width": width, "size": size, "images": images, "validation_images": validation_images}
-    published = {"batch_size": batch_size, "batch_norm": batch_norm}  # unless given
+    published = {"batch_size": batch_size, "batch_norm": batch_norm}  # None: as published
     options |= {key: value for key, value in published.items() if value is not None}
     place = folder / "train" / name
     split_name(name)

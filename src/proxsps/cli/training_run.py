@@ -41,7 +41,7 @@ def run(
             with _interrupts(console, file), _Bar(console, spec) as bar:
                 result = train_run(spec, file, ranks, amp, bar)
             if ranks.first:
-                Store(place, name).add([result])  # read again: other runs may have been kept meanwhile
+                Store(place, name).add([result])  # opened again: other runs may have been added in the meantime
         if not ranks.first:
             return
     _summarise(Store(place, name), spec, file, as_json)

@@ -1,4 +1,4 @@
-"""Running experiments that are made of trials: what is missing in their store is run in a pool of processes."""
+"""Running experiments that consist of trials: a pool of processes computes the trials that their store lacks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def run_trials(
     epochs: int | None,
     is_default: bool,
 ) -> dict[str, Any]:
-    """Run what is missing of an experiment; what was done, in numbers.
+    """Compute the missing trials of an experiment; returns what was done, in numbers.
 
     Args:
-        experiment: whose trials are run.
+        experiment: the experiment.
         trials: the trials of a number of seeds.
-        folder: of results.
-        seeds: of each setting; None for the default.
-        epochs: not of use here, and an error.
+        folder: the folder of results.
+        seeds: the number of seeds of each setting; None for the default.
+        epochs: must be None; tasks have their own numbers of steps.
         is_default: whether no engine was chosen on the command line.
     """
     if epochs is not None:
@@ -65,7 +65,7 @@ def run_trials(
 
 
 def _possible(experiment: Experiment, trials: list[Trial]) -> list[Trial]:
-    """The trials whose data is there. Tasks that are optional may be left out, which is said."""
+    """The trials whose data is available. Optional tasks without data are skipped with a message."""
     packages = sorted({package for trial in trials for package in trial.method.needs if find_spec(package) is None})
     if packages:
         raise DataError(

@@ -17,7 +17,7 @@ _KNOWN: dict[type, ModuleType] = {}
 
 def array_namespace(*arrays: Array) -> ModuleType:
     """Array-API namespace of the arguments, with Python numbers ignored."""
-    # It depends on types alone, and finding out takes longer than most operations on a few numbers.
+    # Cached by type: the lookup takes longer than most operations on a few numbers.
     for array in arrays:
         if type(array) in _KNOWN:
             return _KNOWN[type(array)]
@@ -27,17 +27,17 @@ def array_namespace(*arrays: Array) -> ModuleType:
 
 
 def over_blocks(numbers: Array) -> Array:
-    """The sum over the last axis; where that has one entry, the entry itself, without an operation."""
+    """The sum over the last axis; if that has one entry, the entry itself, without an operation."""
     return numbers[..., 0] if numbers.shape[-1] == 1 else array_namespace(numbers).sum(numbers, axis=-1)
 
 
 def reciprocal(number: Array | float) -> Array | float:
-    """1 / number, in one operation, where torch's `/` takes two."""
+    """1 / number in one operation; torch's `/` takes two."""
     return 1 / number if isinstance(number, (int, float)) else array_namespace(number).reciprocal(number)
 
 
 def chosen(ok: Array, new: Sequence[Array], old: Sequence[Array]) -> Array:
-    """New numbers where a step was taken, the old ones where it was skipped: all at once, on a first axis."""
+    """New numbers where a step was taken, old ones where it was skipped; all are stacked on a first axis."""
     xp = array_namespace(*old)
     return xp.where(ok, xp.stack(list(new)), xp.stack(list(old)))
 

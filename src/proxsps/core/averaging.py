@@ -20,7 +20,7 @@ def start_average(x: Array) -> Average:
 
 
 def update_average(average: Average, x: Array, weight: Array | float = 1.0) -> Average:
-    """Take in x with a positive weight: 1 for the uniform mean, alpha_k or k + 1 for the theorems' weighted ones."""
+    """Update with x and a positive weight: 1 for the uniform mean, alpha_k or k + 1 for the means of the theorems."""
     total = average.weight + weight
     return Average(average.mean + (weight / total) * (x - average.mean), total)
 

@@ -3,7 +3,7 @@
     x_j+(s) = prox^{D_j}_{tau_j phi_j}(x_j - tau_j D_j^-1 d_j),    tau_j = s w_j,
     H(s)    = m - C + sum_j <d_j, x_j+(s) - x_j>
 
-The shares w_j are in [0, 1]: the block's step size over the largest one. The step is the first zero of H on
+The shares w_j are in [0, 1]: the block's step size divided by the largest one. The step is the first zero of H on
 (0, longest], `longest` if there is none, and 0 if m <= C. Wherever H(s) >= 0, x+(s) minimises the truncated model plus
 regulariser plus sum_j ||y_j - x_j||^2 / (2 tau_j), so that the basic inequality of the paper holds with tau_j in the
 place of alpha_j; further caps only lower `longest`. Different from h(u) of the proximal cap, H need not be monotone: it
@@ -22,8 +22,8 @@ from proxsps.core.array import Array, array_namespace, over_blocks
 from proxsps.core.dual import Evaluate, Found, Loop
 from proxsps.core.rules import Decision
 
-ROUNDS = 64  # of the bracket for the squared l2 norm, at most; two are usual
-INTERVALS = 6  # of a round
+ROUNDS = 64  # at most, of the bracket for the squared l2 norm; two are usual
+INTERVALS = 6  # per round
 LARGEST_RATIO = 1e15  # of the longest step to a typical one: squares of it stay in the range of f32
 
 
@@ -36,7 +36,7 @@ class Matched(NamedTuple):
 
 
 def shares(lr: Array) -> tuple[Array, Array]:
-    """The largest step size, and each one over it; shape (..., blocks). Where all are 0, so are the shares."""
+    """The largest step size, and all step sizes divided by it, shape (..., blocks); shares are 0 if all are 0."""
     xp = array_namespace(lr)
     largest = xp.max(lr, axis=-1)
     return largest, lr / _or_one(largest)[..., None]
@@ -117,7 +117,7 @@ def _one_block(gap: Array, d_sq: Array, d_dot_x: Array, share: Array, lam: Array
     """gap / (w (K - lam gap)), the only zero; there is none where that is not positive."""
     xp = array_namespace(d_sq)
     steep = (share * (d_sq + lam * (d_dot_x - gap[..., None])))[..., 0]
-    # In the place of a steepness that is not positive, one with which the quotient is as large as it can be.
+    # A steepness that is not positive is replaced by one with which the quotient is as large as possible.
     least = (1 + xp.abs(gap)) * float(xp.finfo(steep.dtype).smallest_normal)
     return xp.minimum(gap / xp.maximum(steep, least), longest)
 
@@ -166,7 +166,7 @@ def _first_zero(gap: Array, K: Array, share: Array, lam: Array, longest: Array, 
     def squeeze(state: Squeeze) -> Squeeze:
         low, high = state.low[..., None], state.high[..., None]
         _, safe, _ = lines(xp.concat([low, high], axis=-1))
-        # Rounding may leave no move at all.
+        # Rounding may leave no move.
         move = xp.maximum(xp.minimum(safe, high) - low, eps * high)
         growth = ((high - low) / move) ** (1 / INTERVALS)
         nodes = [low, *(xp.minimum(low + move * growth**i, high) for i in range(INTERVALS)), high]
@@ -181,7 +181,7 @@ def _first_zero(gap: Array, K: Array, share: Array, lam: Array, longest: Array, 
 
 
 def _joined(decay: Array, push: Array) -> tuple[Array, Array]:
-    """Blocks with the same decay as one: the first of them gets the sum. Terms that cancel would make loose bounds."""
+    """Merge blocks with the same decay: the first of them gets the sum. Terms that cancel would give loose bounds."""
     xp = array_namespace(push)
     same = decay[..., :, None] == decay[..., None, :]
     total = xp.sum(xp.where(same, push[..., None, :], xp.zeros_like(push[..., None, :])), axis=-1)
@@ -249,9 +249,9 @@ def find_matched(
 
     def evaluate(v: Array) -> tuple[Array, Any]:
         height, slope = heights(ray.s(v))
-        # There may be no prox with step size 0, where H is the gap.
+        # A prox with step size 0 may not exist; H is the gap there.
         height = gap[..., None] + xp.where(v > 0, height, xp.zeros_like(height))
-        # Where there is nothing to search for, 1 is an answer at once.
+        # If there is nothing to search for, 1 is the answer at once.
         height = xp.where(positive[..., None], height, xp.ones_like(height))
         return height, slope if slope is None else slope * ray.rate(v)
 

@@ -1,4 +1,4 @@
-"""Checks of constants; the errors say what was wrong, what was got, and what to do."""
+"""Checks of constants; the errors say what was wrong, what was passed, and what to do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_finite_bound(value: Any) -> None:
 
 
 def meant(key: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that a misspelt key stands for, None where there is none."""
+    """The known name that a misspelt key stands for, or None."""
     word, known = key.lower().replace("-", "_"), sorted(known)
     for names in SYNONYMS:
         same = [name for name in known if name in names]

@@ -1,4 +1,4 @@
-"""The distance cap: how long a step may be, judged by how far the run has come and how large its gradients were.
+"""The distance cap: a limit on the step from the distance that the run has come and the size of its gradients.
 
     A_k = c rbar_k / sqrt(Ghat_k),    rbar_k = max{r0 (1 + ||x_0||), ||x_i - x_0|| for i <= k}
 
@@ -8,7 +8,7 @@ must stay below 1.
 
 The start x_0 is kept as a sample of the entries: every 17th of the flat tensor, because strides that divide the widths
 of layers would sample the same columns of every row. A squared distance over n entries is estimated as n/p times that
-over the p sampled ones, tensor by tensor.
+over the p sampled entries, tensor by tensor.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def start_reach(norm: Array, r0: float = START) -> Array:
 
 
 def update_travel(travel: Travel, moved_sq: Array, g_sq: Array, b: float = FORGETTING) -> Travel:
-    """Take in where the run is now.
+    """Update with the current point.
 
     Args:
         travel: the numbers before.
@@ -66,7 +66,7 @@ def advance_travel(travel: Travel, moved: Array, g_sq: Array, b: float = FORGETT
 
 
 def distance_cap(travel: Travel, c: float = SCALE) -> Array:
-    """A_k, from numbers that have taken in the current step already; 0 where there never was a gradient."""
+    """A_k, from numbers already updated with the current step; 0 if there never was a gradient."""
     xp = array_namespace(travel.reach)
     total = xp.sqrt(travel.taken * travel.g_sq)
     seen = total > 0
@@ -74,11 +74,11 @@ def distance_cap(travel: Travel, c: float = SCALE) -> Array:
 
 
 def sample(flat: Array, offset: int = 0) -> Array:
-    """The sampled entries of a flat tensor: those whose place is a multiple of 17.
+    """The sampled entries of a flat tensor: entries whose index is a multiple of 17.
 
     Args:
         flat: the entries, shape (n,), or a piece of them.
-        offset: the place of the first entry in the whole tensor, so that pieces sample what the whole one would.
+        offset: the index of the first entry in the whole tensor, so that pieces sample the same entries.
     """
     return flat[-offset % STRIDE :: STRIDE]
 
@@ -93,7 +93,7 @@ def sampled_square(sampled: Array, n: int, start: Array | None = None) -> Array:
 
     Args:
         sampled: the sampled entries of x.
-        n: how many entries the tensor has; that of the whole tensor for a sample of all its pieces.
+        n: the number of entries of the tensor; of the whole tensor if the samples of all pieces are joined.
         start: the sampled entries of x_0.
     """
     moved = sampled if start is None else sampled - start

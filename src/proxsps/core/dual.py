@@ -3,13 +3,13 @@
     y_j(u) = prox_{alpha_j phi_j}(x_j - u alpha_j d_j),    h(u) = m - C + sum_j <d_j, y_j(u) - x_j>
 
 h is continuous and non-increasing. u = 1 if h(1) >= 0, u = 0 if h(0) <= 0, else h(u) = 0 (Lemma on the general update).
-What a search costs is passes over the parameters, and one pass can evaluate h at several points while the entries are
-at hand. So the search works in rounds: each evaluates h at a few points, narrows the bracket of the root, and
+A search costs passes over the parameters, and one pass can evaluate h at several points while the entries are
+in the cache. So the search works in rounds: each evaluates h at a few points, narrows the bracket of the root, and
 interpolates the inverse of h between the points nearest to it, by Hermite's cubic where slopes are known and by
-Lagrange's where not. Where two rounds did not halve |h|, the next one divides the bracket evenly: with one point that
+Lagrange's otherwise. If two rounds did not halve |h|, the next one divides the bracket evenly: with one point that
 is bisection, with more it is faster.
 
-A point u is good enough when its duality gap, (1 - u) h(u) where h > 0 and -u h(u) where h < 0, is: that is how far
+A point u is good enough when its duality gap, (1 - u) h(u) where h > 0 and -u h(u) where h < 0, is small. It is how far
 the model at y(u) can be from its minimum.
 
 The bracket is that of the lowest change of sign among all evaluated points, so that the search also serves functions
@@ -31,7 +31,7 @@ SINGLE, DOUBLE = 1e-7, 1e-12
 
 NEAR = {True: 2, False: 4}  # points that are kept for interpolation, with their slopes or without
 # Points of a round around the estimate of the root, in units of how far the two finest estimates are apart: at several
-# scales, because that is only a hint at the error.
+# scales, because that distance only hints at the error.
 OFFSETS = (0.0, -1 / 8, 1 / 8, -1 / 64, 1 / 64, -1.0, 1.0, -1 / 512)
 
 Evaluate = Callable[[Array], tuple[Array, Array]]
@@ -59,8 +59,8 @@ class Found(NamedTuple):
 
     u: Array  # the evaluated point nearest to the root
     h: Array
-    slope: Array  # NaN where it is not known
-    estimate: Array  # the root by interpolation, which nobody evaluated; for searches that were ended early
+    slope: Array  # NaN if it is not known
+    estimate: Array  # the root by interpolation, not evaluated; for searches that were ended early
     evaluations: Array
     done: Array
     low: Array
@@ -80,7 +80,7 @@ def duality_gap(u: Array, h: Array) -> Array:
 
 
 def height_off(u: Array, h: Array) -> Array:
-    """|h|, but 0 at u = 1 with h > 0, which is an answer whatever h is elsewhere."""
+    """|h|, but 0 at u = 1 with h > 0, which is an answer for any h elsewhere."""
     xp = array_namespace(u)
     return xp.where((u >= 1) & (h > 0), xp.zeros_like(h), xp.abs(h))
 
@@ -106,14 +106,14 @@ def search_dual(
         like: a float array with the shape of the runs, which names library, dtype and device.
         tolerance: the duality gap, or other certificate, at which to stop.
         resolution: the width of the bracket, relative to u, at which to stop because h cannot distinguish points.
-        limit: the number of evaluated points from which on there is no further round.
+        limit: after this number of evaluated points there is no further round.
         loop: loop(condition, body, state): one of the loops below, or `jax.lax.while_loop`.
         noise: the size of h at which to stop because its sign is rounding.
         start: the points of the first round: numbers, or an array with a last axis of points.
-        points: how many points each later round has, at most eight.
-        slopes: False where no slope is ever known, for an interpolation that does without.
+        points: the number of points of each later round, at most eight.
+        slopes: False if no slope is ever known; the interpolation then does not use slopes.
         certificate: what is compared with the tolerance.
-        at_zero: h(0) > 0 where it is known, so that nobody evaluates it.
+        at_zero: h(0) > 0 if it is known, so that it is not evaluated.
     """
     xp = array_namespace(like)
     one, zero, no = xp.ones_like(like), xp.zeros_like(like), xp.zeros_like(like, dtype=xp.bool)
@@ -140,14 +140,14 @@ def search_dual(
 
 
 def eager_loop(condition: Condition, body: Body, state: State) -> State:
-    """The loop of a single run whose numbers may be read."""
+    """The loop of a single run whose numbers may be read by the host."""
     while condition(state):
         state = body(state)
     return state
 
 
 def shared_loop(condition: Condition, body: Body, state: State) -> State:
-    """The loop of several runs at once: until all have ended; those that have stay as they are."""
+    """The loop of several runs at once, until all have ended; finished runs stay as they are."""
     while (busy := condition(state)).any():
         state = _masked(busy, body(state), state)
     return state
@@ -213,7 +213,7 @@ def _advance(
     slopes: bool,
     certificate: Certificate,
 ) -> Search:
-    """Take in h and h' at state.next, and choose the points of the next round."""
+    """Update with h and h' at state.next, and choose the points of the next round."""
     u, below = state.next, h <= 0
     high = xp.minimum(state.high, xp.min(xp.where(below, u, xp.ones_like(u)), axis=-1))
     above = (h > 0) & (u < high[..., None])  # rounding may order two values the wrong way
@@ -276,7 +276,7 @@ def _estimate(xp: ModuleType, near: Array, bracket: Bracket, slopes: bool) -> tu
 
 
 def _round(xp: ModuleType, trial: Array, spread: Array, bracket: Bracket, stuck: Array, points: int) -> Array:
-    """The points of the next round: around the trial, or even over the bracket where the last rounds were in vain."""
+    """The points of the next round: around the trial, or spread over the bracket if the last rounds did not help."""
     if points == 1:
         return xp.where(stuck, bracket.fallback(xp), trial)[..., None]
     low, high = bracket.low[..., None], bracket.high[..., None]
@@ -299,7 +299,7 @@ def _inverse_hermite(xp: ModuleType, u: Array, h: Array, slope: Array, u0: Array
 
 
 def _inverse_lagrange(xp: ModuleType, u: Array, h: Array) -> Array:
-    """Value at h = 0 of the polynomial in h through the points; those without a finite h do not count."""
+    """Value at h = 0 of the polynomial in h through the points; points without a finite h do not count."""
     seen = xp.isfinite(h)
     h, u = xp.where(seen, h, xp.zeros_like(h)), xp.where(seen, u, xp.zeros_like(u))
     difference = h[..., None, :] - h[..., :, None]

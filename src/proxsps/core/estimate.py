@@ -7,9 +7,10 @@ value to the one and its gradient to the other. With momentum, the model is the 
 
 evaluated at the current point x. Second moments of the gradient give Adam's metric D = sqrt(v) + eps.
 
-All averages are updated alike: new average = old w_old + new w_new, with weights that depend on the number k of steps
-before. The weights of the first step are 0 and 1, so that it does not matter what an average was before. Those of Adam
-contain its bias correction: an average from zeros that is divided by 1 - beta^(k+1) is the same as one with weights
+All averages have the same update, new average = old w_old + new w_new, with weights that depend on the number k of
+steps before. The weights of the first step are 0 and 1, so that it does not matter what an average was before. Those of
+Adam contain its bias correction: an average from zeros that is divided by 1 - beta^(k+1) is the same as one with
+weights
 
     w_new = (1 - beta) / (1 - beta^(k+1)),    w_old = 1 - w_new.
 """
@@ -42,7 +43,7 @@ class Weights(NamedTuple):
 
 
 def momentum_weights(k: Array, beta: Array | float) -> Weights:
-    """beta and 1 - beta, but 0 and 1 at the first step: an average that starts from its first value.
+    """beta and 1 - beta, but 0 and 1 at the first step: the average starts from its first value.
 
     Args:
         k: steps before this one, a float array of any shape.
@@ -55,8 +56,8 @@ def momentum_weights(k: Array, beta: Array | float) -> Weights:
 def corrected_weights(k: Array, beta: Array | float) -> Weights:
     """The weights of an average from zeros with Adam's bias correction; arguments as in `momentum_weights`.
 
-    A tensor that gets its first gradient late should bring its own k for its second moments, as in Adam. For first
-    moments k counts the steps of the model, which is one for all tensors: before, it did not depend on that tensor.
+    A tensor that gets its first gradient late should have its own k for its second moments, as in Adam. For first
+    moments k counts the steps of the model, which all tensors share: before, it did not depend on that tensor.
     """
     new = corrected_weight(k, beta)
     return Weights(1 - new, new)
@@ -89,14 +90,14 @@ def start_averages(like: Array) -> Averages:
 
 
 def update_averages(averages: Averages, f: Array, g_dot_x: Array, weights: Weights) -> Averages:
-    """Take in the loss f and <g, x> over all tensors; a tensor without a gradient adds nothing to <g, x>."""
+    """Update with the loss f and <g, x> over all tensors; a tensor without a gradient adds nothing to <g, x>."""
     xp = array_namespace(f)
     new = averaged(xp.stack([averages.value, averages.offset]), xp.stack([f, g_dot_x]), weights)
     return Averages(new[0], new[1], averages.taken + 1)
 
 
 def averaged_value(f: Array, averages: Averages, d_dot_x: Array) -> Array:
-    """m = fbar - gamma + <d, x>, from averages that have taken in f already.
+    """m = fbar - gamma + <d, x>, from averages already updated with f.
 
     Written as f plus a correction, which is exactly 0 where d is g: with beta = 0 the model is bitwise the plain one,
     provided that <d, x> and <g, x> were summed in the same order.

@@ -1,4 +1,4 @@
-"""The model of a step: a few numbers per block, and how high the linear model stands above C along its ray.
+"""The model of a step: a few numbers per block, and the height of the linear model above C along its ray.
 
     h(u) = m - C + sum_j <d_j, y_j(u) - x_j>,    y_j(u) = prox_{alpha_j phi_j}(x_j - u alpha_j d_j)
 
@@ -7,8 +7,8 @@ each row only through its norm, three sums per row are enough. If phi acts on ea
 Points u are on a last axis, behind those of runs.
 
 In a diagonal metric D, y_j(u) = prox^D_{alpha phi}(x - u alpha D^-1 d). Entries then have step sizes alpha/D_i of their
-own. The squared l2 norm in that same metric, lam/2 ||y||_D^2, keeps its line, with <d, D^-1 d> in the place of ||d||^2:
-its decay is decoupled. In the Euclidean norm it is a line too, with each entry as a block of its own.
+own. The squared l2 norm in that same metric, lam/2 ||y||_D^2, keeps its line, with <d, D^-1 d> in place of ||d||^2:
+its decay is decoupled. In the Euclidean norm it is a line too, with each entry as a block.
 
 Functions with `ray` in their names are about another curve, that of the matched cap (`proxsps.core.caps`): there step
 and prox have the same step size, x_j+(s) = prox^D_{tau phi}(x - tau D^-1 d) with tau = s w. Its derivative is
@@ -28,7 +28,7 @@ from proxsps.core.step import Line
 
 
 class Psi(Protocol):
-    """A convex function of one number, by its prox and the derivative of that."""
+    """A convex function of one number, given by its prox and the derivative of the prox."""
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """The prox with step alpha."""
@@ -38,7 +38,7 @@ class Psi(Protocol):
 
 
 class RowSums(NamedTuple):
-    """What a step needs of rows x_g, d_g: shape (..., rows)."""
+    """The sums over rows x_g, d_g that a step needs, shape (..., rows)."""
 
     x_sq: Array  # ||x_g||^2
     d_dot_x: Array  # <d_g, x_g>
@@ -82,7 +82,7 @@ def row_values(rows: RowSums, psi: Psi, alpha: Array | float, u: Array) -> Array
     x_sq, d_dot_x, d_sq = rows
     s = u[:, None] * alpha
     along = d_dot_x - s * d_sq
-    # ||x - s d||^2; rows that vanish, or whose square cancels, get a norm that can be divided by.
+    # ||x - s d||^2; rows that vanish, or whose square cancels, get a norm above 0, to divide by.
     norm = (x_sq - s * (along + d_dot_x)).clip(float(xp.finfo(u.dtype).smallest_normal)) ** 0.5
     c = psi.prox(norm, alpha) / norm
     return xp.sum(c * along - d_dot_x, axis=-1)
@@ -193,7 +193,7 @@ def prox_ray_heights(
         x: the point, of any shape.
         d: the slope, of the same shape.
         prox: (z, step size) -> y. With a metric it gets one step size per entry, as `Regularizer.prox_diagonal` does.
-        jvp: (z, y, v, step size) -> its derivative along v or None; None where there is none, and the slope is NaN.
+        jvp: (z, y, v, step size) -> the derivative of the prox along v, or None. Without it, the slope is NaN.
         share: w, a number.
         s: shape (points,), above 0.
         metric: D > 0, of the shape of x; None for the identity.

@@ -1,9 +1,9 @@
-"""Models of the loss around x, and the step of the one that has no truncation in it: the full model.
+"""Models of the loss around x, and the step with the full model, which truncates nothing.
 
 A model-based method minimises model + phi + ||y - x||^2 / (2 alpha). The linear model gives (proximal) SGD, the
 truncated one SPS and ProxSPS, the full one stochastic proximal point (Asi and Duchi, 2019; Davis and Drusvyatskiy,
 2019).
-Models take arrays of one shape (the point's) and give 0-d values; the steps take runs on leading axes.
+Models take arrays of one shape (the point's) and return 0-d values; the steps take runs on leading axes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def linear_model(m: Array, d: Array, x: Array, y: Array) -> Array:
 
 
 def truncated_model(m: Array, d: Array, C: Array, x: Array, y: Array) -> Array:
-    """max{m + <d, y - x>, C}: the linear model, which is never right below a lower bound of the loss."""
+    """max{m + <d, y - x>, C}: the linear model, cut off at a lower bound of the loss."""
     xp = array_namespace(d, x, y)
     value = linear_model(m, d, x, y)
     return xp.maximum(value, xp.zeros_like(value) + C)

@@ -1,4 +1,4 @@
-"""What a step did: the numbers it was solved with, and the report that front ends make of them."""
+"""What a step did: the numbers of its solution, and the report that front ends make from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Solution(NamedTuple):
     model_gap: Array
     evaluations: Array | float = 0.0
     relaxation: Array | float = 1.0
-    distance: Array | float = math.nan  # the distance cap, where there is one
+    distance: Array | float = math.nan  # the distance cap, if there is one
     longest: Array | float = math.nan  # the cap of the block with the largest step size, before a factor on the step
 
     @classmethod
@@ -31,7 +31,7 @@ class Solution(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a step did; shape (...), or (..., blocks) where it says so."""
+    """What a step did; fields have shape (...), or (..., blocks) if they have one entry per block."""
 
     tau: Array  # step along the gradient, alpha_j u times `relaxation`, one entry per block
     zeta: Array  # the step that the loss alone would have allowed, before the cap alpha_j; one entry per block
@@ -39,19 +39,19 @@ class Report(NamedTuple):
     gap: Array  # m - C: how far the loss was above its lower bound
     model_gap: Array  # how far the linear model is above C at the new point; 0 inside, negative where truncated
     branch: Array  # -1 skipped, 0 truncated (u = 0), 1 inside, 2 capped (u = 1)
-    evaluations: Array  # prox evaluations of a search; 0 where the step has a closed form
-    relaxation: Array  # factor on the move by a limit on its length; 1 without
+    evaluations: Array  # prox evaluations of a search; 0 if the step has a closed form
+    relaxation: Array  # factor by which a limit on its length shortened the move; 1 without
     cap: Array = -1  # what set the step: -1 skipped, 0 the model and its bound, 1 the learning rate, 2 the distance cap
-    distance_cap: Array = math.nan  # the distance cap A_k; NaN where there is none
+    distance_cap: Array = math.nan  # the distance cap A_k; NaN if there is none
 
     @property
     def branch_name(self) -> str:
-        """The branch in a word."""
+        """The branch in one word."""
         return BRANCHES[int(self.branch)]
 
     @property
     def cap_name(self) -> str:
-        """What set the step, in a word: "polyak" for the model and its bound, "lr", "distance", or "skipped"."""
+        """What set the step, in one word: "polyak" for the model and its bound, "lr", "distance", or "skipped"."""
         return CAPS[int(self.cap)]
 
 

@@ -27,7 +27,7 @@ def refine_zero(evaluate: Callable[[Array], tuple[Array, Any]], like: Array, rou
     Args:
         evaluate: points in ascending order, shape (points,) -> (H, anything).
         like: a 0-d float array, which names library, dtype and device.
-        rounds: how often to evaluate.
+        rounds: the number of rounds.
     """
     xp = array_namespace(like)
     v = xp.stack([xp.full_like(like, point) for point in FIRST])
@@ -49,7 +49,7 @@ def refine_zero(evaluate: Callable[[Array], tuple[Array, Any]], like: Array, rou
 def _nearest(known: Array) -> tuple[Array, Array]:
     """The four points around the lowest change of sign, and the zeros of the lines through neighbours among them.
 
-    The second zero is that of the bracket itself, and all of them are inside of it.
+    The second zero is that of the bracket itself, and all of them are inside the bracket.
 
     Args:
         known: (2, points): v in ascending order, and H there.

@@ -1,6 +1,6 @@
 """How a method chooses its step: from a model of the loss, and a small memory, to the dual variable u.
 
-Every front end builds a `Model` and calls one of these functions. They differ only in what they hold against the cap:
+Every front end builds a `Model` and calls one of these functions. They differ only in what they compare with the cap:
 the truncated model's own root (ProxSPS), that of SPS_max with its constant c, that of DecSPS with its memory, or
 nothing (proximal SGD).
 """
@@ -23,8 +23,8 @@ class Model(NamedTuple):
     d_sq: Array  # ||d_j||^2, shape (..., blocks)
     alpha: Array  # caps, shape (..., blocks)
     line: Line  # height above C along the ray, of the blocks whose prox is affine
-    find: Callable[[Line], Found] | None = None  # the search, where some prox is not affine
-    top: Callable[[Line], Array] | None = None  # h(1), where some prox is not affine
+    find: Callable[[Line], Found] | None = None  # the search, if some prox is not affine
+    top: Callable[[Line], Array] | None = None  # h(1), if some prox is not affine
 
 
 class Decision(NamedTuple):
@@ -70,14 +70,14 @@ def dec_sps(model: Model, memory: StepMemory, ok: Array, c0: Array | float = 1.0
     """DecSPS, whose step c_k gamma_k never grows, c_k = c_0 sqrt(k + 1) (Orvieto, Lacoste-Julien and Loizou, 2022).
 
     With one block alpha u = min{gap / (c_k ||d||^2), c_{k-1} gamma_{k-1} / c_k, alpha}: the published rule, where alpha
-    is the bound gamma_b of its first step and, if it is lowered later, of all others. Where not `ok` the step will be
+    is the bound gamma_b of its first step and, if it is lowered later, of all others. If not `ok`, the step will be
     skipped, and the memory stays as it was.
     """
     xp = array_namespace(model.d_sq)
     alpha, fall = model.alpha, _fall(model)
     c = c0 * xp.sqrt(memory.taken + 1)
     dual = line_dual(Line(model.gap, c * fall))
-    resting = alpha <= 0  # such a block does not move, whatever u is
+    resting = alpha <= 0  # this block does not move, for any u
     limit = xp.where(resting, xp.full_like(alpha, math.inf), memory.previous / xp.where(resting, 1.0, alpha))
     u = xp.where(fall > 0, dual.u, xp.ones_like(dual.u))  # where d = 0, nothing limits the step
     u = xp.minimum(u, xp.min(limit, axis=-1) / c)

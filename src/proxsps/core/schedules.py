@@ -39,7 +39,7 @@ def strongly_convex_bounded(k: int, lam: float) -> float:
 
 
 def cool_down(k: Array | int, alpha: Array | float, total: int, fraction: float = 0.25) -> Array | float:
-    """alpha_k = alpha for the first part of `total` steps, then on a line to 0 over the last `fraction` of them.
+    """alpha_k = alpha for the first part of `total` steps, then linearly to 0 over the last `fraction` of them.
 
     The first step of the line is shorter than alpha, and the last one, k = total - 1, is not 0 yet.
     """
@@ -50,7 +50,7 @@ def cool_down(k: Array | int, alpha: Array | float, total: int, fraction: float 
 def adaptive(zetas: Iterable[float], fallback: float) -> float:
     """alpha for the next epoch: the median adaptive step zeta of the last one, as the paper's discussion suggests.
 
-    It keeps shrinkage and gradient step in proportion where zeta has fallen far below alpha. Without a positive finite
+    It keeps shrinkage and gradient step in proportion when zeta has fallen far below alpha. Without a positive finite
     median (no step yet, or a model that was truncated throughout) alpha stays at `fallback`.
     """
     values = list(zetas)

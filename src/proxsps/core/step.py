@@ -1,4 +1,4 @@
-"""What has a closed form: the line along which a step with the squared l2 norm moves, its root, and the update.
+"""Closed forms: the line along which a step with the squared l2 norm moves, its root, and the update.
 
 Each step minimises the truncated linear model of the loss plus regulariser plus proximity,
 
@@ -56,9 +56,9 @@ def line_dual(line: Line) -> Dual:
 
 
 def admissible(gap: Array, d_sq: Array, d_dot_x: Array, bounded: bool, *further: Array) -> Array:
-    """Whether a step may be taken: loss, gradients and parameters finite, and the loss not below a bound it has.
+    """Whether a step may be taken: loss, gradients and parameters are finite, and the loss is not below its bound.
 
-    Shapes as in `l2_line`; `further` numbers that have to be finite, and the result, have that of `gap`.
+    Shapes are those of `l2_line`; the result, and `further` numbers that have to be finite, have the shape of `gap`.
     """
     xp = array_namespace(d_sq)
     numbers = [*(number[..., None] for number in (gap, *further)), d_sq, d_dot_x]
@@ -107,5 +107,5 @@ def relaxation(move_sq: Array, max_move: float) -> Array:
 
 
 def relax(update: Affine, s: Array) -> Affine:
-    """The update x + s (x+ - x); bitwise the one given where s = 1."""
+    """The update x + s (x+ - x); bitwise the given one where s = 1."""
     return Affine(update.keep + (1 - s) * (1 - update.keep), s * update.move, s * update.pull)

@@ -57,28 +57,28 @@ class Experiment:
     title: str
     description: str
     drawings: tuple[Drawing, ...]
-    claims: tuple[Callable[[Frames], Claim | None], ...]  # None where what a claim is about was not run
-    specs: Callable[[int, int], list[RunSpec]] | None = None  # of seeds and epochs
-    tables: Callable[..., Frames] | None = None  # where there is nothing to store; of a number of seeds, if `seeds`
-    trials: Callable[[int], list[Trial]] | None = None  # of seeds, where each run gives one number
-    optional: frozenset[str] = frozenset()  # tasks of trials that are left out where their data is not there
-    table: Callable[[Frames], pd.DataFrame] | None = None  # of numbers, for reports
+    claims: tuple[Callable[[Frames], Claim | None], ...]  # None if the runs of a claim are missing
+    specs: Callable[[int, int], list[RunSpec]] | None = None  # from seeds and epochs
+    tables: Callable[..., Frames] | None = None  # if there is nothing to store; takes a number of seeds, if `seeds`
+    trials: Callable[[int], list[Trial]] | None = None  # from seeds, if each run gives one number
+    optional: frozenset[str] = frozenset()  # tasks of trials that are skipped if their data is missing
+    table: Callable[[Frames], pd.DataFrame] | None = None  # a table of numbers, for reports
     summary: Callable[[Frames], pd.DataFrame] | None = None  # a short one, for documentation
     seeds: int = 0
     epochs: int = 0
-    seconds: float = 0.0  # that the published grid takes, batched, on this hardware
+    seconds: float = 0.0  # time for the published grid, batched, on this hardware
     hardware: str = "two cores"
-    engine: Callable[[Path], Engine] | None = None  # of a folder for checkpoints; else one of the sweep's
-    words: tuple[str, ...] = ()  # that name it on the command line, if not its name alone
+    engine: Callable[[Path], Engine] | None = None  # from a folder for checkpoints; else one of the sweep's engines
+    words: tuple[str, ...] = ()  # its name on the command line, if that is not `name` alone
 
     @property
     def heavy(self) -> bool:
-        """Whether it is too much for two cores, and is run only when it is named."""
+        """Whether it takes too long for two cores, and is run only when it is named."""
         return self.hardware != "two cores"
 
     @property
     def origin(self) -> str:
-        """The name that it has on the command line: of a variant, that of the published experiment."""
+        """The name on the command line; for a variant, the name of the published experiment."""
         return self.words[0] if self.words else self.name
 
     def frames(self, folder: Path) -> Frames:
@@ -94,7 +94,7 @@ class Experiment:
         if lengths.nunique() > 1:
             raise StoreError(
                 f"{store.folder} holds runs of {lengths.min()} and of {lengths.max()} epochs, which cannot be "
-                "compared. Use a folder of its own for each (--out)."
+                "compared. Use a separate folder for each (--out)."
             )
         seeds, epochs = int(store.runs["seed"].max()) + 1, int(lengths.iloc[0])
         command = self._command(folder, seeds, epochs)
@@ -114,7 +114,7 @@ class Experiment:
         return store.require(trials(seeds), self.optional, self._command(folder, seeds))
 
     def _command(self, folder: Path, seeds: int | None = None, epochs: int | None = None) -> str:
-        """What runs the experiment, with the options that are not the defaults."""
+        """The command that runs the experiment, with the options that are not the defaults."""
         words = ["proxsps", "run", *(self.words or (self.name,))]
         words += ["--seeds", str(seeds)] if seeds not in (None, self.seeds) else []
         words += ["--epochs", str(epochs)] if epochs not in (None, self.epochs) else []

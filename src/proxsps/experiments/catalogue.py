@@ -1,4 +1,4 @@
-"""What experiments there are, as a table that costs nothing to read: the experiments themselves load torch."""
+"""A table of the experiments that can be read without loading torch; the experiments themselves load it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ ENTRIES = (
     Entry("interpolation", "illustrations", "sigma^2 of ridge regression"),
     Entry("model-compare", "illustrations", "Figure 1a: both models of a loss"),
     Entry("flow", "illustrations", "Figure 1b: flow of both methods"),
-    Entry("theory-bounds", "theory", "the paper's bounds against runs", seconds=20),
-    Entry("theory-floor", "theory", "the floor of SPS_max, and through it", seconds=6),
+    Entry("theory-bounds", "theory", "the paper's bounds and runs", seconds=20),
+    Entry("theory-floor", "theory", "the floor of SPS_max, and below it", seconds=6),
     Entry("theory-robustness", "theory", "three models over decades of steps", seconds=3),
     Entry("cifar10-resnet56", "deep", "ResNet56 on CIFAR-10", 27, 100, 6 * HOUR, GPU),
     Entry("cifar10-resnet110", "deep", "ResNet110 on CIFAR-10", 27, 100, 12 * HOUR, GPU),

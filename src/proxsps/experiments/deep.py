@@ -1,10 +1,10 @@
-"""Residual networks on images: the paper's deep experiments, and twins of them that two cores run in half an hour.
+"""Residual networks on images: the paper's deep experiments, and twins: small versions for half an hour on two cores.
 
-What makes a ResNet110 without batch normalisation hard is its depth: the twins keep it, and save on channels, pixels
-and steps instead. One epoch of a twin takes 20,000 images, and counts in the schedule as the 0.4 epochs that it is.
+A ResNet110 without batch normalisation is hard because of its depth. So the twins keep the depth, and have fewer
+channels, pixels and steps. One epoch of a twin has 20,000 images, and counts as 0.4 epochs in the schedule.
 
-What happens late, when methods are near their level, takes steps instead of pixels. The long twin has images of 8 x 8
-pixels and four channels, and 23,400 steps.
+What happens late, when methods are near their final accuracy, needs many steps rather than pixels. The long twin has
+23,400 steps on images of 8 x 8 pixels, and four channels.
 """
 
 from __future__ import annotations

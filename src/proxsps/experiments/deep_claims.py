@@ -236,12 +236,12 @@ def relabelled(frames: Frames) -> Frames:
 
 
 def published_caps(frames: Frames) -> Frames:
-    """The results without those of the adaptive cap."""
+    """The results without the runs of the adaptive cap."""
     return {name: frame[frame["schedule"] != "adaptive"] for name, frame in frames.items()}
 
 
 def on_published_caps(claim: Callable[[Frames], Claim]) -> Callable[[Frames], Claim]:
-    """A claim on methods as the paper ran them, where runs with the adaptive cap stand beside them."""
+    """A claim on methods as the paper ran them, if the results also have runs with the adaptive cap."""
 
     def check(frames: Frames) -> Claim:
         return claim(published_caps(frames))

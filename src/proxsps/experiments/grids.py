@@ -1,4 +1,4 @@
-"""Published experiments on a grid of your own, as the command line has it: `--set lr=0.1,1 --set lam=1e-3`.
+"""Published experiments on your own grid, as on the command line: `--set lr=0.1,1 --set lam=1e-3`.
 
 | key | sets |
 | --- | --- |
@@ -8,8 +8,8 @@
 | schedule | the schedules: constant, sqrt, adaptive |
 | regularizer | the regulariser as a function of lambda: one of `REGULARIZERS` |
 
-What is not set stays as published. The sentences of the paper are about the published grid, so that such an experiment
-has no claims; its drawings are those of `standard_drawings`.
+Everything else stays as published. The sentences of the paper are about the published grid, so an experiment on your
+own grid has no claims; its drawings are those of `standard_drawings`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 REGULARIZERS = {"l2": "", "l1": "L1", "group-lasso": "GroupLasso", "nuclear-norm": "NuclearNorm", "l2-ball": "L2Ball"}
 SCHEDULES = ("constant", "sqrt", "adaptive")
 ALIASES = {"lambda": "lam", "weight_decay": "lam", "alpha": "lr", "alpha_0": "lr"}
-LONGEST = 60  # letters of a folder's name that settings may take
+LONGEST = 60  # letters that settings may take in the name of a folder
 
 Settings = dict[str, tuple[Any, ...]]
 
 
 def parse_settings(texts: Sequence[str]) -> Settings:
-    """What `--set KEY=VALUE,VALUE` options say, each value once, or an error. Nothing large is loaded."""
+    """The values of `--set KEY=VALUE,VALUE` options, each once; raises an error for others. Nothing large is loaded."""
     settings: Settings = {}
     for text in texts:
         key, equals, values = text.partition("=")
@@ -45,7 +45,7 @@ def parse_settings(texts: Sequence[str]) -> Settings:
         if not equals or not values.strip():
             raise ValueError(f"--set needs KEY=VALUE or KEY=VALUE,VALUE, for instance --set lr=0.1,1; got {text!r}.")
         if key in settings:
-            raise ValueError(f"--set {key}=... was given twice. Give all values at once, with commas between them.")
+            raise ValueError(f"--set {key}=... was given twice. Pass all values at once, with commas between them.")
         settings[key] = tuple(dict.fromkeys(_read(key, value.strip()) for value in values.split(",")))
     return settings
 
@@ -75,7 +75,7 @@ def _read(key: str, value: str) -> Any:
 
 
 def with_settings(experiment: Experiment, texts: Sequence[str]) -> Experiment:
-    """An experiment on a grid of your own, with a name and a store of its own; the same one where it has no grid."""
+    """An experiment on your own grid, with its own name and store; the same experiment if it has no grid."""
     if not texts or experiment.specs is None:
         return experiment
     settings = parse_settings(texts)
@@ -87,7 +87,7 @@ def with_settings(experiment: Experiment, texts: Sequence[str]) -> Experiment:
         experiment,
         name=f"{experiment.name}-{_folder_name(settings)}",
         title=f"{experiment.title}: {chosen}",
-        description=f"{experiment.description} Here on a grid of its own: {chosen}.",
+        description=f"{experiment.description} Here on your own grid: {chosen}.",
         drawings=standard_drawings(specs(1, 1)),
         claims=(),
         specs=specs,
@@ -137,7 +137,7 @@ def describe(settings: Settings) -> str:
 
 
 def _folder_name(settings: Settings) -> str:
-    """Letters that every file system takes; a digest where they would be too many."""
+    """A name that every file system accepts; a digest if it would be too long."""
     text = "-".join(f"{key}_{'_'.join(map(_text, settings[key]))}" for key in sorted(settings))
     return text if len(text) <= LONGEST else f"own_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 

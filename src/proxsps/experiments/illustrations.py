@@ -153,7 +153,7 @@ def _displacements(problem: PlanarSquares, x: np.ndarray, alpha: float = 1.0) ->
 
 
 def flow_tables() -> Frames:
-    """The vector fields on a square grid, the minimiser, and the straightness of the ways to it from the border."""
+    """The vector fields on a square grid, the minimiser, and the straightness of the paths to it from the border."""
     problem = PlanarSquares(dtype="float64")
     axis = np.linspace(-3, 3, 41)
     grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
@@ -187,7 +187,7 @@ def _directions(problem: PlanarSquares, x: np.ndarray) -> pd.DataFrame:
 
 
 def straightness(problem: PlanarSquares, method: str, starts: np.ndarray, goal: np.ndarray) -> np.ndarray:
-    """Distance from start to end over the length of the streamline, 1 for a straight way; one entry per start."""
+    """Distance from start to end divided by the length of the streamline, 1 if it is straight; one entry per start."""
     x, length = starts.copy(), np.zeros(len(starts))
     for _ in range(4000):  # steps of 1/200 of the way left, at most 0.02: short against the bend of any streamline
         v = _displacements(problem, x)[method]

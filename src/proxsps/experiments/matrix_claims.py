@@ -1,6 +1,6 @@
-"""What the paper says of matrix factorisation with several strengths of regularisation, checked by numbers.
+"""What the paper says about matrix factorisation with several strengths of regularisation, checked by numbers.
 
-Where the paper sets one method against another, a rule compares them, so that it fails on results with exchanged or
+If the paper compares one method with another, so does the rule, and it fails on results with swapped or
 copied methods. `stability_claims` has the sentences on a single strength.
 """
 
@@ -159,7 +159,7 @@ def more_spread_zeta(frames: Frames) -> Claim:
 
 
 def capped_for_small_caps(frames: Frames) -> Claim:
-    """Why the methods are alike at alpha_0 = 1."""
+    """Why the methods are almost identical at alpha_0 = 1."""
     steps = frames["steps"]
     keys = [steps[name] for name in ("lr", "method", "weight_decay")]
     share = (steps["zeta"] > steps["alpha"]).groupby(keys).mean()

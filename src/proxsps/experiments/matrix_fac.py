@@ -90,7 +90,7 @@ STABILITY_DRAWINGS = (
 
 TEXTS = {
     1: "Two linear layers of rank 4 learn a 10 x 6 matrix with condition number above 1e5.",
-    # The paper calls these results qualitatively very similar, so that the same sentences are put to the test.
+    # The paper calls these results qualitatively very similar, so the same sentences are checked.
     2: "Rank 10, and targets disturbed by 5 % noise.",
 }
 AS_TEXT = (

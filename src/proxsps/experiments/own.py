@@ -1,4 +1,4 @@
-"""Experiments of your own in a Python file, which the command line takes instead of a name: `proxsps run mine.py`."""
+"""Your own experiments in a Python file, which the command line accepts in place of a name: `proxsps run mine.py`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def is_file(name: str) -> bool:
 
 
 def load_file(name: str) -> list[str]:
-    """Make the experiments of a file known; their names, in the order of the file.
+    """Add the experiments of a file to the table; returns their names, in the order of the file.
 
     All `Experiment` objects that the file holds at its top level count. Methods that it adds to the table of methods
-    are known from then on.
+    are available from then on.
     """
     from proxsps.experiments.base import Experiment
 
@@ -41,11 +41,11 @@ def load_file(name: str) -> list[str]:
 
 def _check(experiment: Experiment, file: str) -> None:
     if experiment.name in CATALOGUE:
-        raise ValueError(f"{file} calls an experiment {experiment.name!r}, as one of the paper's. Choose another name.")
+        raise ValueError(f"{file} names an experiment {experiment.name!r}, like one of the paper. Choose another name.")
     if not experiment.name or not all(letter.isalnum() or letter in "-_." for letter in experiment.name):
         raise ValueError(
-            f"{file} calls an experiment {experiment.name!r}. Its results are in a folder of this name, which is to be "
-            "made of letters, digits, dots, hyphens and underscores."
+            f"{file} names an experiment {experiment.name!r}. Its results are in a folder of this name, which may "
+            "only have letters, digits, dots, hyphens and underscores."
         )
     if experiment.specs is not None and (experiment.seeds < 1 or experiment.epochs < 1):
         raise ValueError(
@@ -61,7 +61,7 @@ def _import(path: Path) -> ModuleType:
     if known is not None and getattr(known, "__file__", None) == str(place):
         return known
     if not path.is_file():
-        raise ValueError(f"{path} is not a file. Give a Python file that defines an experiment, or a name.")
+        raise ValueError(f"{path} is not a file. Pass a Python file that defines an experiment, or a name.")
     if not path.stem.isidentifier():
         raise ValueError(f"{path} has a name that no module can have. Use letters, digits and underscores.")
     found = None if known is not None else importlib.util.find_spec(path.stem)

@@ -1,4 +1,4 @@
-"""What the paper says of the stability of matrix factorisation at one strength, checked by numbers."""
+"""What the paper says about the stability of matrix factorisation at one strength, checked by numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawings that suit any sweep, chosen by what was run: for grids and experiments of your own."""
+"""Drawings for any sweep, chosen by its runs: for your own grids and experiments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments with other options than the published ones. Each has a name and a store of its own."""
+"""Experiments with other options than the published ones. Each has its own name and store."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ WITH_CONVENTION = tuple(entry.name for entry in ENTRIES if entry.home in ("matri
 
 
 class Options(NamedTuple):
-    """What may be other than published."""
+    """Options that may differ from the published ones."""
 
     convention: str = PUBLISHED  # "text": loss and data as the text of the paper defines them, not as its figures
     sensors: str = ""  # a file with another month of sensors
-    settings: tuple[str, ...] = ()  # of a grid of your own, as `grids.parse_settings` reads them
+    settings: tuple[str, ...] = ()  # of your own grid, as `grids.parse_settings` reads them
 
 
 AS_PUBLISHED = Options()
 
 
 def variants(chosen: Iterable[Experiment], options: Options = AS_PUBLISHED) -> list[Experiment]:
-    """The experiments with these options, in the same order; those that do not have them stay as they are."""
+    """The experiments with these options, in the same order; experiments without them stay as they are."""
     experiments = list(chosen)
     check_options([experiment.name for experiment in experiments], options)
     return [variant(experiment, options) for experiment in experiments]
@@ -56,7 +56,7 @@ def _other_data(experiment: Experiment, convention: str, sensors: str) -> Experi
 
 
 def check_options(names: Iterable[str], options: Options) -> None:
-    """Raise an error if none of these experiments has an option that is given. Nothing large is loaded for that."""
+    """Raise an error if none of these experiments has an option that was passed. Nothing large is loaded."""
     chosen = set(names)
     if options.convention not in CONVENTIONS:
         raise ValueError(f"The convention is {' or '.join(CONVENTIONS)}, got {options.convention!r}.")

@@ -92,7 +92,7 @@ def _laid_out(figure: Figure) -> Iterator[FigureCanvasSVG]:
 
 
 def _short(svg: str) -> str:
-    """The same picture in fewer bytes: no comments, and a hundredth of a point is enough for the place of anything."""
+    """The same picture in fewer bytes: no comments, and positions to a hundredth of a point."""
     svg = re.sub(r"\n *<!--.*?-->", "", svg, flags=re.DOTALL)
     return _LONG.sub(lambda found: found[1] or found[0], svg)
 

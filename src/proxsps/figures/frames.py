@@ -1,6 +1,6 @@
 """What the figures read from the stored rows: checks of a frame, and the averages over runs that the captions name.
 
-A mean over runs exists only where every run does. A run that diverged has no value from then on, so the mean of its
+A mean over runs exists only where all runs have values. A run that diverged has none from then on, so the mean of its
 group ends there too: averaging the survivors would draw a diverging method as a good one.
 """
 

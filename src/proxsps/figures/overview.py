@@ -52,7 +52,7 @@ def overview(stability: pd.DataFrame, path: pd.DataFrame, *, last: int = 10) -> 
 
 
 def _finals(runs: pd.DataFrame, metric: str, over: str, last: int) -> list[tuple[str, pd.Series]]:
-    """(method, final value by a column) in the order of the house; NaN where a run diverged."""
+    """(method, final value by a column) in the order of the table; NaN where a run diverged."""
     epochs = int(runs["epoch"].max())
     found = []
     for name in style.in_order(runs["method"]):

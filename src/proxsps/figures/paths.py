@@ -64,7 +64,7 @@ def per_lambda(
 def lambda_path(runs: pd.DataFrame, metric: str, *, last: int = 10, scale: Scale | None = None) -> Figure:
     """Median of a metric over the last epochs as a function of lambda: mean over runs, one standard deviation shaded.
 
-    A point of which a run diverged is left out, and marked by a cross on the upper edge.
+    A point with a run that diverged is left out, and marked by a cross on the upper edge.
     """
     frames.require_runs(runs, metric)
     frames.require_one_schedule(runs, "lambda_path")

@@ -59,7 +59,7 @@ def _curves(runs: pd.DataFrame, metric: str, best: float) -> dict[tuple[str, flo
 
 
 def _limits(curves: list[frames.Curve]) -> tuple[float, float] | None:
-    """Limits that show every line that stays finite, whatever the diverging ones do."""
+    """Limits that show every line that stays finite, and ignore diverging lines."""
     settled = [curve.mean for curve in curves if not curve.diverged] or [curve.mean for curve in curves]
     values = pd.concat(settled).dropna()
     if values.empty:

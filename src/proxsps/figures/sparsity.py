@@ -1,4 +1,4 @@
-"""Accuracy against size: how much of a network can go, for several ways of making it smaller."""
+"""Accuracy against size: how much of a network can be removed, for several ways of making it smaller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib.ticker import NullLocator
 from proxsps.figures import style
 
 COLUMNS = ("method", "accuracy", "size")
-# Of Okabe and Ito, as in the other figures, each with a marker of its own.
+# Colours of Okabe and Ito, as in the other figures, each with its own marker.
 LOOKS = (
     ("#4d5560", "*"),
     ("#56B4E9", "X"),

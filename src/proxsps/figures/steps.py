@@ -21,9 +21,9 @@ def step_sizes(steps: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     """zeta_k as dots, its median over each epoch as a line, and alpha_k as black steps.
 
     Methods without an adaptive step are left out. Rows of panels are values of alpha_0, columns are values of lambda.
-    Of ``runs`` only those are used that ``steps`` has. The positive part makes zeta_k of ProxSPS zero at times: such
-    dots, and others out of range, lie on the edge. The dots are one picture per panel inside the vector drawing, so
-    that its size does not grow with their number.
+    Only those of ``runs`` are used that ``steps`` has. The positive part makes zeta_k of ProxSPS zero at times: these
+    dots, and others out of range, are drawn on the edge. The dots are one picture per panel inside the vector drawing,
+    so that its size does not grow with their number.
     """
     frames.require(steps, STEP_COLUMNS, "steps")
     frames.require(runs, EPOCH_COLUMNS, "runs")

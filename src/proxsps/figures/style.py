@@ -1,8 +1,8 @@
 """One house style: a colour and a marker per method, a shade per alpha_0, words with symbols on every axis.
 
-Colours are those of Okabe and Ito, which stay apart for all common kinds of colour vision; markers distinguish the
-methods in grey. Shades run from light (small alpha_0) to dark (large alpha_0). Figures are laid out for a width of
-10 inches, that is 1000 pixels at 100 dots per inch.
+Colours are those of Okabe and Ito, which can be distinguished with all common kinds of colour vision; markers
+distinguish the methods in grey. Shades run from light (small alpha_0) to dark (large alpha_0). Figures are laid out for
+a width of 10 inches, that is 1000 pixels at 100 dots per inch.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Methods in the order of the house, whatever order the rows came in."""
+    """Methods in the order of the table, for any order of the rows."""
     present = set(names)
     for name in sorted(present):
         method(name)  # gives spare looks to one that is not in the table, in the same order every time

@@ -72,7 +72,7 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _line(axes: Axes, name: str, rows: pd.DataFrame, worst: float) -> None:
-    """Means with ranges; a setting of which a run diverged is a cross on the bad edge of the panel."""
+    """Means with ranges; a setting with a run that diverged is a cross on the bad edge of the panel."""
     groups = rows.groupby("lr")["value"]
     table = pd.DataFrame(
         {"mean": groups.agg(lambda v: v.mean(skipna=False)), "low": groups.min(), "high": groups.max()}

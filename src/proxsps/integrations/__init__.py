@@ -1,1 +1,1 @@
-"""Other people's trainers, if one or two lines of your own are not enough. Each module needs its framework."""
+"""Integrations with trainers of other packages. Each module needs its framework."""

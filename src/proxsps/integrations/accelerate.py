@@ -69,7 +69,7 @@ class Accelerator(accelerate.Accelerator):
         return super().clip_grad_value_(*args, **kwargs)
 
     def _polyak_optimizers(self) -> list[PolyakOptimizer]:
-        """Those among the prepared optimizers that need the loss."""
+        """The prepared optimizers that need the loss."""
         found = [getattr(opt, "optimizer", opt) for opt in self._optimizers]
         return [opt for opt in found if isinstance(opt, PolyakOptimizer) and opt.needs_loss]
 

@@ -49,7 +49,7 @@ class WatchesLoss:
         share = super().training_step(*args, **kwargs)
         if self.check_first_step:
             self._check_once(opt, share, *args, **kwargs)
-        opt.watch(share * self.current_gradient_accumulation_steps)  # of which the step takes the mean
+        opt.watch(share * self.current_gradient_accumulation_steps)  # the step uses their mean
         return share
 
     def _check_once(

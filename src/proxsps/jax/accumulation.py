@@ -14,7 +14,7 @@ from proxsps.jax.checks import check_update
 
 
 class MultiStepsState(NamedTuple):
-    """State of `multi_steps`: that of optax.MultiSteps, and the means so far of what it does not average."""
+    """State of `multi_steps`: the state of optax.MultiSteps, and the means so far of what it does not average."""
 
     steps: optax.MultiStepsState
     value: Array
@@ -27,18 +27,18 @@ def multi_steps(
     """`optax.MultiSteps` for steps that depend on the loss: k micro-batches of one size equal one batch.
 
     optax averages the gradients but passes on only the loss of the last micro-batch; loss and gradient then do not
-    belong together. Here `value`, and `lower_bound` where it is given, are averaged as well.
+    belong together. Here `value`, and `lower_bound` if it is passed, are averaged as well.
 
     Args:
         opt: a transformation that takes `value`.
-        every_k: the number of micro-batches, or a schedule of it.
+        every_k: the number of micro-batches, or a schedule for it.
     """
     inner = optax.MultiSteps(opt, every_k)
     # Its conditional over closures would be compiled in every call outside of jit.
     compiled = jax.jit(inner.update, inline=True)
 
     def init(params: Any) -> MultiStepsState:
-        # Each with a buffer of its own, so that a jitted step may be given the state to overwrite.
+        # Each has its own buffer, so that the state can be donated to a jitted step.
         value, bound = (jnp.zeros((), jnp.result_type(float)) for _ in range(2))
         return MultiStepsState(inner.init(params), value, bound)
 

@@ -1,4 +1,4 @@
-"""Errors: what was wrong, what was got, what to do. Traced numbers have no value yet and are not checked."""
+"""Errors say what was wrong, what was passed, and what to do. Traced numbers have no value yet and are not checked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_constants(**constants: Any) -> None:
 
 
 def check_regularizer(phi: Any, weight_decay: Any) -> None:
-    """Raise an error for no regulariser at all, one given beside weight decay, or one that cannot be traced."""
+    """Raise an error for something that is not a regulariser, one beside weight decay, or one that cannot be traced."""
     check_choice(phi, isinstance(weight_decay, jax.core.Tracer) or weight_decay)
     if not phi.traceable:
         raise ValueError(
@@ -73,30 +73,30 @@ def check_caps(owner: str, learning_rate: Any, cap: Any, distance_cap: Any) -> N
         raise ValueError(f"distance_cap must be True or False, or None for the default, got {distance_cap!r}.")
     if learning_rate is None and distance_cap is False:
         raise ValueError(
-            f"{owner} without a learning rate needs the distance cap: leave distance_cap out, or give a learning_rate."
+            f"{owner} without a learning rate needs the distance cap: leave distance_cap out, or pass a learning_rate."
         )
 
 
 def check_rates(owner: str, learning_rate: Any, options: Mapping[Hashable, Any]) -> None:
-    """Raise an error for labels of which only some have a learning rate, and a factor beside one."""
+    """Raise an error if only some labels have a learning rate, or if a factor is passed beside one."""
     for label, own in options.items():
         if (own.learning_rate is None) != (learning_rate is None):
             raise ValueError(
                 f"Label {label!r} has learning_rate={own.learning_rate!r}, but {owner} has {learning_rate!r}: either "
-                "all labels have a learning rate, or none of them; without one, labels may have a `scale` of their own."
+                "all labels have a learning rate, or none of them; without one, each label may have its own `scale`."
             )
         if own.learning_rate is not None and own.scale is not None:
             raise ValueError(
-                f"{owner} got both learning_rate={own.learning_rate!r} and scale={own.scale!r}. Give one: `scale` is a "
-                "factor on the step where there is no learning rate."
+                f"{owner} got both learning_rate={own.learning_rate!r} and scale={own.scale!r}. Pass one: `scale` is a "
+                "factor on the step if there is no learning rate."
             )
 
 
 def check_needs_rate(owner: str, options: Mapping[Hashable, Any]) -> None:
-    """Raise an error for a method without a learning rate that has no other limit on its steps."""
+    """Raise an error for learning_rate=None in a method that has no other limit on its steps."""
     if any(own.learning_rate is None for own in options.values()):
         raise ValueError(
-            f"{owner} has no distance cap and needs a learning_rate, got None. prox_sps and prox_sps_adam do without."
+            f"{owner} has no distance cap and needs a learning_rate, got None. prox_sps and prox_sps_adam need none."
         )
 
 
@@ -104,9 +104,9 @@ def check_dtype(x: Any) -> None:
     """Raise an error for a parameter that is not real."""
     dtype = jnp.result_type(x)
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise TypeError(f"Got a parameter of dtype {dtype}: give its real and imaginary part as two parameters.")
+        raise TypeError(f"Got a parameter of dtype {dtype}: pass its real and imaginary part as two parameters.")
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"Got a parameter of dtype {dtype}, which has no gradient: leave it out, by optax.masked.")
+        raise TypeError(f"Got a parameter of dtype {dtype}, which has no gradient: leave it out with optax.masked.")
 
 
 def check_update(owner: str, params: Any, value: Any) -> None:

@@ -17,10 +17,10 @@ from proxsps.regularizers._support import wide
 
 
 def cool_down(total_steps: int, fraction: float = 0.25, value: float = 1.0) -> Callable[[Array], Array]:
-    """An optax schedule: constant, then on a line to 0 over the last part of training.
+    """An optax schedule: constant, then linearly to 0 over the last part of training.
 
-    Without a learning rate it is the `scale` of a step, and nothing has to be chosen but the number of steps. It is a
-    schedule for any learning rate too.
+    Use it as the `scale` of a step without a learning rate; only the number of steps has to be chosen. It also works as
+    a schedule for a learning rate.
 
     Args:
         total_steps: updates of the whole training; from then on the schedule is 0.
@@ -49,16 +49,16 @@ class PolynomialAverageState(NamedTuple):
     """State of `polynomial_average`."""
 
     count: Array  # points so far
-    mean: Any  # their average, in f32 at least
+    mean: Any  # their average, in at least f32
 
 
 def polynomial_average(power: float = 8.0) -> optax.GradientTransformation:
     r"""An average of parameters that follows them: $\bar x \mathrel{+}= \frac{9}{k+10} (x - \bar x)$.
 
-    Used like `optax.ema` on parameters: pass those after each step to `update`, which returns the average.
+    Use it like `optax.ema` on parameters: pass the parameters after each step to `update`, which returns the average.
 
     Args:
-        power: how quickly old parameters lose their influence: those after step k count with about k^power. 8 is
+        power: how quickly old parameters lose influence: the parameters after step k count with about k^power. 8 is
             the 9 / (k + 10) above, 0 the plain mean.
 
     Example:

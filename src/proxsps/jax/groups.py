@@ -19,17 +19,17 @@ from proxsps.regularizers._support import wide
 from proxsps.regularizers.checks import check_fit
 from proxsps.regularizers.structure import Quadratic, Structure
 
-ALL = "all"  # the label of every parameter where none are given
+ALL = "all"  # the label of every parameter if no labels are passed
 
 
 @dataclass(frozen=True)
 class Options:
-    """What parameters of one label share."""
+    """The options of one label."""
 
     learning_rate: Any  # None for none
     weight_decay: Any = None
     regularizer: Regularizer | None = None
-    scale: Any = None  # on the step where there is no learning rate; None for 1
+    scale: Any = None  # factor on the step if there is no learning rate; None for 1
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "scale"):
@@ -50,7 +50,7 @@ class Options:
 
     @property
     def rate(self) -> Any:
-        """The learning rate, or the factor on the step where there is none."""
+        """The learning rate, or the factor on the step if there is none."""
         if self.learning_rate is not None:
             return self.learning_rate
         return 1.0 if self.scale is None else self.scale
@@ -62,15 +62,15 @@ class Options:
 
 
 class TreeBlock(NamedTuple):
-    """The parameters of one label that have a gradient, in f32 at least."""
+    """The parameters of one label that have a gradient, in at least f32."""
 
     phi: Regularizer
     alpha: Array
     xs: list[Array]
     ds: list[Array]
-    indices: list[int]  # their places among the parameters of the label
+    indices: list[int]  # their positions among the parameters of the label
     places: list[int]  # and among all parameters
-    decoupled: bool = True  # whether a square is meant in the metric of the step
+    decoupled: bool = True  # whether the squared l2 norm is taken in the metric of the step
     metric: list[Array] | None = None  # D > 0; None for the identity
 
     @property
@@ -88,7 +88,7 @@ class TreeBlock(NamedTuple):
 
     @property
     def structures(self) -> list[Structure | None]:
-        """What the regulariser says of itself, tensor by tensor."""
+        """The structure of the regulariser, tensor by tensor."""
         return [self.phi.at(i).structure(x.shape) for i, x in zip(self.indices, self.xs, strict=True)]
 
     @property
@@ -107,7 +107,7 @@ class TreeBlock(NamedTuple):
 
     @property
     def offsets(self) -> list[Array]:
-        """x, or x - center where the squared l2 norm has one."""
+        """x, or x - center if the squared l2 norm has a centre."""
         centers = [own.center if isinstance(own, Quadratic) else None for own in self.structures]
         pairs = zip(self.xs, centers, strict=True)
         return [x if center is None else x - jnp.asarray(center, x.dtype) for x, center in pairs]
@@ -117,7 +117,7 @@ class Gathered(NamedTuple):
     """The parameters of a step."""
 
     blocks: list[TreeBlock]
-    rest: list[tuple[int, Array]]  # those without a gradient, each after its place among all parameters
+    rest: list[tuple[int, Array]]  # parameters without a gradient, each with its position among all parameters
     scatter: Callable[[Sequence[Sequence[Array]]], Any]  # a list of arrays for each block -> a tree like the gradients
 
 
@@ -137,7 +137,7 @@ class Groups:
         groups: Mapping[Hashable, Mapping[str, Any]] | None,
         keys: Sequence[str] = ("learning_rate", "weight_decay", "regularizer"),
     ) -> Groups:
-        """Options of each label: those given, which may have these keys, else the default ones."""
+        """Options of each label: the given ones, which may have these keys, else the defaults."""
         if (labels is None) != (groups is None):
             raise ValueError(f"{owner} needs labels and groups together: a tree of labels, and options for each label.")
         if groups is None:
@@ -150,7 +150,7 @@ class Groups:
         return cls(options, labels)
 
     def dtype(self, params: Any) -> Any:
-        """Of the numbers of a step: that of the widest parameter, f32 at least."""
+        """The dtype of the numbers of a step: that of the widest parameter, at least f32."""
         return jnp.result_type(jnp.float32, *map(jnp.result_type, parameters(params)))
 
     def check(self, params: Any) -> None:
@@ -234,5 +234,5 @@ def parameters(tree: Any) -> list[Any]:
 
 
 def is_parameter(x: Any) -> bool:
-    """Arrays and numbers are; functions and other things that models carry about are not."""
+    """Whether a leaf is an array or number, not a function or another object in a model."""
     return isinstance(x, (int, float)) or hasattr(x, "dtype")

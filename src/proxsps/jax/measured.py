@@ -1,4 +1,4 @@
-"""Blocks that are looked at anew for each point of a search, by entries or by their prox; and the choice of a part."""
+"""Blocks that are read again for each point of a search, by entries or by their prox; and the choice of a part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Point(NamedTuple):
 
 
 class Measured(Curve):
-    """A block that is looked at anew for each point."""
+    """A block that is read again for each point."""
 
     def heights(self, own: Sums, scale: Array, u: Array) -> tuple[Array, Array]:
         """h'(u) = -alpha <d, J D^-1 d>, with J the derivative of the prox."""
@@ -53,7 +53,7 @@ class EntriesPart(Measured):
         self._tensors = joined(block.xs, block.ds, block.metric)
 
     def sums(self, factor: Array | None) -> Sums:
-        """All of them in one pass."""
+        """All sums in one pass."""
         found = []
         for x, d, metric in self._tensors:
             e = d if factor is None else like(factor, d) * d
@@ -132,7 +132,7 @@ class ProxPart(Measured):
 
 
 def make_part(block: TreeBlock, dtype: Any) -> Part:
-    """The part of a block, by the cheapest thing that its regulariser says of all its tensors."""
+    """The part of a block: the cheapest one that the structure of all its tensors allows."""
     structures = block.structures
     if block.quadratic:
         return LinePart(block, dtype)
@@ -150,7 +150,7 @@ def make_part(block: TreeBlock, dtype: Any) -> Part:
 
 
 def _entry_function(structure: Structure | None) -> Scalar | None:
-    """The function of each entry whose prox takes one step size per entry; None where it is not known to be one."""
+    """The function of each entry whose prox takes one step size per entry; None if there is none."""
     if isinstance(structure, Quadratic) and structure.center is None:
         return Scalar(l2=structure.lam)
     if isinstance(structure, Entries) and isinstance(structure.psi, Scalar):

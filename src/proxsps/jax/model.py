@@ -22,7 +22,7 @@ LIMIT = 64  # evaluations in a search; pure bisection down to the last bit of a 
 class Scaled(NamedTuple):
     """The linear model over a common scale, so that squares of gradients stay in the range of the dtype.
 
-    Dual variables do not depend on the scale, because h is linear in all that is divided by it.
+    Dual variables do not depend on the scale, because h is linear in everything that is divided by it.
     """
 
     parts: Sequence[Part]
@@ -117,7 +117,7 @@ class Scaled(NamedTuple):
 
         def evaluate(u: Array) -> tuple[Array, Array]:
             h, slope = self._heights(line, u)
-            return jnp.where(ok, h, 0.0), slope  # where nothing is to be found, h = 0 ends the search
+            return jnp.where(ok, h, 0.0), slope  # if not `ok`, h = 0 ends the search
 
         eps, tolerance, noise = self._stopping(ok)
         return search_dual(evaluate, self.gap, tolerance, eps, LIMIT, jax.lax.while_loop, noise)
@@ -140,7 +140,7 @@ def linear_model(parts: Sequence[Part], gap: Array) -> Scaled:
     plain = [part.sums(None) for part in parts]
     total, limits = sum(own.d_sq for own in plain), jnp.finfo(gap.dtype)
     ordinary = (total > limits.tiny**0.75) & (total < limits.max**0.75)
-    gap = jnp.where(ordinary, gap, gap)  # where slopes differ between the devices of a shard_map, so does the model
+    gap = jnp.where(ordinary, gap, gap)  # if slopes differ between the devices of a shard_map, so does the model
     # Powers of two, by which a division rounds nothing; in f32 they are right for norms from 1e-31 to 1e33.
     up, down = (jnp.asarray(2.0 ** int(part * limits.maxexp), gap.dtype) for part in (12 / 16, -10 / 16))
     # All sums leave by the conditional: the compiler would repeat them, a chain of additions over all tensors, in every

@@ -1,4 +1,4 @@
-"""What a step keeps of the steps before: averages of the model, Adam's metric, and how far the run has come.
+"""What a step keeps from earlier steps: averages of the model, Adam's metric, and the distance from the start.
 
 The formulas are those of `proxsps.core.estimate` and `proxsps.core.distance`. Here they are applied to all tensors of a
 step, and the sums over them are added up.
@@ -32,7 +32,7 @@ from proxsps.regularizers._support import wide
 
 
 class Kind(NamedTuple):
-    """Which of these things a method keeps."""
+    """What a method keeps."""
 
     averages: bool = False  # momentum
     metric: bool = False  # Adam's
@@ -45,21 +45,21 @@ class Kind(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """What `prox_sps` and `prox_sps_adam` keep; fields that a variant has no use for are empty.
+    """What `prox_sps` and `prox_sps_adam` keep; fields that a variant does not need are empty.
 
-    Trees have the structure of the parameters and f32 entries at least.
+    Trees have the structure of the parameters, and entries in at least f32.
     """
 
     average: Any = ()  # d, the average gradient, a tree
     averages: Averages | tuple[()] = ()  # the numbers of the averaged model
     square: Any = ()  # v, the average square of the gradient, a tree
-    steps: Array | tuple[()] = ()  # how many gradients each parameter has had, for the weights of v
-    start: Array | tuple[()] = ()  # every 17th entry of each parameter at the start, in one vector, sizes together
+    steps: Array | tuple[()] = ()  # the number of gradients of each parameter so far, for the weights of v
+    start: Array | tuple[()] = ()  # every 17th entry of each parameter at the start, in one vector, ordered by size
     travel: Travel | tuple[()] = ()  # the numbers of the distance cap
 
 
 def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
-    """Before the first step, which the parameters at hand start from."""
+    """The state before the first step, for a run that starts from these parameters."""
     zeros = jax.tree.map(lambda x: jnp.zeros_like(wide(jnp.asarray(x))) if is_parameter(x) else None, params)
     xs, zero = [wide(jnp.asarray(x)) for x in parameters(params)], jnp.zeros((), dtype)
     out = Moments()
@@ -72,17 +72,17 @@ def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
         x_sq = sum((sampled_square(part, n).astype(dtype) for part, n in samples), zero)
         start = jnp.concatenate([jnp.zeros(0, dtype), *(part.astype(dtype) for part, _ in samples)])
         out = out._replace(start=start, travel=start_travel(x_sq))
-    # Each with a buffer of its own, so that a jitted step may be given the state to overwrite.
+    # Each has its own buffer, so that the state can be donated to a jitted step.
     return cast(Moments, jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), out))
 
 
 class Estimate(NamedTuple):
-    """The model of a step, and what is remembered once the step was taken."""
+    """The model of a step, and the moments after the step if it is taken."""
 
     blocks: Sequence[TreeBlock]  # with its slopes and its metric
     value: Array  # m
     farthest: Array | None = None  # the distance cap
-    sound: Array | None = None  # whether loss, gradients and all new numbers may be used; None where nobody looked
+    sound: Array | None = None  # whether loss, gradients and all new numbers may be used; None if not checked
     after: Moments = Moments()  # with lists for trees
 
 
@@ -96,14 +96,14 @@ def take_in(
 ) -> Estimate:
     """The model from a loss and its gradients.
 
-    A parameter without a gradient stays where it is. The model has a slope there as before, which decays.
+    A parameter without a gradient does not move. The model keeps its slope there, which decays.
 
     Args:
-        kind: what is remembered.
+        kind: what is kept.
         numbers: the constants of the averages: b1, and b2 and eps of a metric.
-        before: what was remembered, with lists for trees.
+        before: the moments before the step, with lists for trees.
         blocks: parameters with their gradients.
-        rest: parameters without one, each after its place among all.
+        rest: parameters without a gradient, each with its position among all.
         value: the loss.
     """
     made, after, checked = list(blocks), before, [value]
@@ -122,7 +122,7 @@ def take_in(
 
 
 def kept(ok: Array, after: Moments, before: Moments) -> Moments:
-    """What is remembered: everything new if the step was taken, else all as it was."""
+    """The moments after the step: the new ones if it was taken, else the old ones."""
     chosen: Moments = jax.tree.map(lambda new, old: jnp.where(ok, new, old), after, before)
     return chosen
 
@@ -138,7 +138,7 @@ def _with_metric(
         for g, place in zip(block.ds, block.places, strict=True):
             squares[place] = averaged(squares[place], g * g, _like(Weights(*(w[place] for w in weights)), g))
         out.append(block._replace(metric=[_usable(metric(squares[place], numbers["eps"])) for place in block.places]))
-    # Added all at once: as one update after the other, each would be a loop of its own to the compiler.
+    # Added all at once: one update after the other would be one loop each for the compiler.
     taken = jnp.asarray([float(place in present) for place in range(len(squares))], steps.dtype)
     return out, before._replace(square=squares, steps=steps + taken)
 
@@ -146,13 +146,13 @@ def _with_metric(
 def _usable(D: Array) -> Array:
     """The metric, 1 where there never was a gradient and eps = 0, and NaN where a square was too large.
 
-    NaN reaches the sums of the model, so that the step is skipped; infinity would not, and v would keep it for ever.
+    NaN reaches the sums of the model, so that the step is skipped; infinity would not, and v would stay infinite.
     """
     return jnp.where(D > 0, jnp.where(jnp.isfinite(D), D, jnp.nan), jnp.ones_like(D))
 
 
 def _with_travel(before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tuple[int, Array]]) -> Moments:
-    """Moments that know where the run is now."""
+    """Moments updated with the current point."""
     travel, origin = cast(Travel, before.travel), cast(Array, before.start)
     dtype = travel.reach.dtype
     xs = dict(rest) | {place: x for block in blocks for x, place in zip(block.xs, block.places, strict=True)}
@@ -169,7 +169,7 @@ def _with_travel(before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tu
 
 
 def _samples(xs: Sequence[Array]) -> list[tuple[Array, int]]:
-    """The sampled entries of all tensors, each part with how many entries it stands for.
+    """The sampled entries of all tensors, each part with the number of entries that it stands for.
 
     Short tensors of one size are one part, as if they were one tensor: a sum for each of hundreds would cost more.
     """

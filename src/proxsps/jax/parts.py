@@ -1,7 +1,7 @@
-"""The parts of a step by what regularisers say of themselves: here lines and rows, whose sums tell everything.
+"""The parts of a step by the structure of regularisers: here lines and rows, whose sums are enough.
 
-A part sums up one block of parameters, computes h and h' at several u from those sums or by further passes, and gives
-the move that a u leads to. Everything that is linear in the slopes d is taken over a common scale (see `model`).
+A part sums up one block of parameters, computes h and h' at several u from those sums or by further passes, and returns
+the move for a u. Everything that is linear in the slopes d is divided by a common scale (see `model`).
 
 With the matched cap, the same is computed along another curve, where step and prox have one step size s w; the cap of
 the block is then its share w, and the move that of a cap s w with u = 1. In Adam's metric each entry has a step size of
@@ -28,11 +28,11 @@ from proxsps.regularizers.structure import Rows, Scalar
 
 
 class Sums(NamedTuple):
-    """Reductions over one block, with slopes over the scale."""
+    """Reductions over one block, with slopes divided by the scale."""
 
     d_sq: Array
     d_dot_x: Array  # <d, x - center>
-    products_sq: Array  # the square of how much h is rounded, over eps^2
+    products_sq: Array  # the square of the rounding error of h, over eps^2
     rows: RowSums | None = None
 
 
@@ -79,7 +79,7 @@ class LinePart(Part):
             return Sums(
                 dot(block.ds, block.directions(block.ds), self.dtype), dot(block.ds, block.offsets, self.dtype), zero
             )
-        # Hardly ever taken: short tensors as one, because two sums of each of hundreds would take long to compile.
+        # Rarely used. Short tensors are joined: two sums for each of hundreds would take long to compile.
         tensors = joined(block.offsets, block.ds, block.metric)
         xs, ds = ([tensor[i] for tensor in tensors] for i in range(2))
         es = times(factor, ds)
@@ -97,7 +97,7 @@ class LinePart(Part):
 
 
 class RowsPart(Curve):
-    """A block whose regulariser sees rows of entries by their norms: one pass, then a few numbers per row."""
+    """A block whose regulariser depends on the norms of rows: one pass, then a few numbers per row."""
 
     def __init__(self, block: TreeBlock, dtype: Any, structures: Sequence[Rows]) -> None:
         super().__init__(block, dtype)
@@ -118,7 +118,7 @@ class RowsPart(Curve):
         return zip(self.block.xs, self.block.ds, self._structures, strict=True)
 
     def heights(self, own: Sums, scale: Array, u: Array) -> tuple[Array, Array]:
-        """From the sums alone. Slopes over the scale belong to caps times the scale, and weights over it."""
+        """From the sums alone. Slopes are divided by the scale, so caps are multiplied and weights divided by it."""
         return row_heights(_rows(own), self._scaled_psi(scale), self.block.alpha * scale, u)
 
     def ray_heights(self, own: Sums, scale: Array, s: Array) -> tuple[Array, Array]:
@@ -156,7 +156,7 @@ class RowsPart(Curve):
 
 
 def settled(psi: Scalar, dtype: Any) -> Scalar:
-    """The function with constants that promote no array of this dtype."""
+    """The function with constants that do not promote arrays of this dtype."""
     return Scalar(*(float(part) if isinstance(part, Real) else jnp.asarray(part, dtype) for part in psi))
 
 

@@ -1,7 +1,7 @@
-"""Passes over memory: several sums in one loop, and short arrays joined into one long.
+"""Passes over memory: several sums in one loop, and short arrays joined into one long array.
 
-The compiler makes a loop of its own out of every sum, and calls it by itself. So a pass that needs several sums makes
-them in one reduction, and reads many short arrays as one.
+The compiler makes a separate loop for every sum. So a pass that needs several sums computes them in one reduction, and
+reads many short arrays as one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proxsps.core.distance import STRIDE, sample, sample_size
 
 SHORT = 1 << 16  # entries up to which arrays are joined; long ones stay where they are, perhaps on several devices
 RUN = 1 << 7  # entries of a joined array that are added up one after the other
-RUNS = 1 << 6, 1 << 10  # how many entries of other arrays: about so many, and at most so many
+RUNS = 1 << 6, 1 << 10  # entries of other arrays that are: about this many, and at most this many
 
 
 def dot(left: Sequence[Array], right: Sequence[Array], dtype: Any) -> Array:
@@ -35,7 +35,7 @@ def joined(
 ) -> list[tuple[Array, Array, Array | None]]:
     """Arrays x, d and D, those that are short as one matrix of each dtype, which is filled up with zeros and D = 1.
 
-    Arrays whose type says that they are sharded stay as they are, for they have no one order of entries.
+    Arrays whose type says that they are sharded stay as they are, because their entries have no single order.
     """
     out, short = [], defaultdict(list)
     for x, d, metric in zip(xs, ds, metrics or [None] * len(xs), strict=True):
@@ -65,8 +65,8 @@ def add_up(terms: Sequence[Array], axes: Sequence[int] | None = None) -> list[Ar
 
     A reduction of several arrays adds up entry after entry, which would round a long sum more and more. So it takes
     runs of entries along the last axes, and the sums of the runs are added up as usual. Axes that are too long for a
-    run are not cut, for they may be divided among devices that would have to gather them first; there each sum has a
-    pass of its own.
+    run are not cut, because they may be divided among devices that would have to gather them first; there each sum has
+    its own pass.
     """
     shape = terms[0].shape
     axes = range(len(shape)) if axes is None else sorted(axis % len(shape) for axis in axes)
@@ -105,7 +105,7 @@ def is_sharded(x: Array) -> bool:
 
 
 def gathered(x: Array) -> Array:
-    """A few numbers on one axis, whole on every device that shared them."""
+    """A few numbers on one axis, whole on every device that held a part of them."""
     if is_sharded(x):
         x = jax.sharding.reshard(x, _whole(x))
     return x.reshape(-1)
@@ -126,7 +126,7 @@ def flat_sample(x: Array) -> Array:
 
 
 def _sampled_places(shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """Where the sampled entries are, by axis; the flat place itself may be beyond the range of int32."""
+    """The indices of the sampled entries by axis; the flat index may be beyond the range of int32."""
     width = shape[-1]
     i = jnp.arange(sample_size(math.prod(shape)))
     row = STRIDE * (i // width) + STRIDE * (i % width) // width
@@ -140,7 +140,7 @@ def _whole(x: Array) -> Any:
 
 
 def spread(values: Sequence[Any], counts: Sequence[int], dtype: Any) -> Any:
-    """One number for each of some rows, of which every value has so many; a single number where all are equal."""
+    """One number per row, from values and the number of rows of each; a single number if all are equal."""
     first = values[0]
     if all(value is first or (_known(value) and _known(first) and value == first) for value in values):
         return first

@@ -1,8 +1,8 @@
 """The step of every method as one compiled function.
 
-JAX keeps compiled code by the functions it was made of, and conditionals or loops over closures that each call builds
-anew are compiled in each call. So `update` outside of `jax.jit` passes everything to the one function here: it is
-compiled once for each method, regulariser and shapes. Inside of `jax.jit` it becomes part of the program around it.
+JAX caches compiled code by the functions it was made from, so conditionals and loops over closures that each call
+builds again are compiled in each call. So `update` outside of `jax.jit` passes everything to the one function here: it
+is compiled once for each method, regulariser and shapes. Inside of `jax.jit` it becomes part of the program around it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class JaxMethod(NamedTuple):
 
     name: str
     rule: Callable[..., Any]  # one of `core.rules`
-    bounded: bool = True  # whether there is a lower bound, and so a need of the loss
+    bounded: bool = True  # whether there is a lower bound, so that the loss is needed
     coupled: bool = False  # whether the regulariser is part of the loss
-    remembers: bool = False  # whether its rule has a memory
-    moments: Kind = Kind()  # what else is remembered
-    matched: bool = False  # whether the regulariser is capped with the step
-    rateless: bool = False  # whether caps are factors on a step that sets itself
+    remembers: bool = False  # whether its rule has a memory of earlier steps
+    moments: Kind = Kind()  # what else is kept
+    matched: bool = False  # whether the regulariser has the step size of the step
+    rateless: bool = False  # whether there is no learning rate, and caps are factors on the step
     numbers: tuple[tuple[str, float], ...] = ()  # constants that are known when code is compiled
 
     def decide(
@@ -51,9 +51,9 @@ class JaxMethod(NamedTuple):
 
         Args:
             model: the linear model.
-            memory: state of the rule from the steps before.
+            memory: state of the rule from earlier steps.
             ok: whether the step may be taken.
-            constants: those of the rule, for instance `c` of `sps`.
+            constants: the constants of the rule, for instance `c` of `sps`.
         """
         if self.remembers:
             remembered: tuple[Decision, Any] = self.rule(model, memory, ok, **constants)
@@ -82,8 +82,8 @@ class Frame:
 def framed(phi: Regularizer) -> tuple[Frame, dict[str, Any]]:
     """A regulariser in two parts: its frame, and the arrays that are arguments of compiled code, by name.
 
-    They are those of JAX, which one's own code can use as traced ones, and centres. Arrays of NumPy in a regulariser of
-    one's own stay in the frame, by content.
+    These are JAX arrays, which your own code can use when traced, and centres. NumPy arrays in your own regulariser
+    stay in the frame, by content.
     """
     kinds = (jax.Array, np.ndarray) if isinstance(phi, L2) else jax.Array
     arrays = {
@@ -115,7 +115,7 @@ class Layout(NamedTuple):
 class Inputs(NamedTuple):
     """The arrays of a step."""
 
-    arrays: Sequence[dict[str, Any]]  # those of the regularisers, one entry per block as in the next three
+    arrays: Sequence[dict[str, Any]]  # arrays of the regularisers, one entry per block as in the next three
     alphas: Sequence[Array]
     xs: Sequence[list[Array]]
     ds: Sequence[list[Array]]
@@ -134,8 +134,8 @@ def solve(
         gathered: the parameters, by blocks.
         value: the loss, without regulariser.
         bound: its lower bound C.
-        memory: state of the method from the steps before.
-        constants: the method's constants, for instance `c` of `sps`, without those that are among its numbers.
+        memory: state of the method from earlier steps.
+        constants: the method's constants that are not among its numbers, for instance `c` of `sps`.
     """
     blocks = gathered.blocks
     frames, arrays = zip(*(framed(block.phi) for block in blocks), strict=True)
@@ -200,8 +200,8 @@ class Caps(NamedTuple):
     """How long a step may be."""
 
     alpha: Sequence[Array]  # one cap per block; for the matched cap its share of the longest step
-    longest: Array | None = None  # what shares are of; None where each block has a cap of its own
-    factor: Array | None = None  # on the step that was found
+    longest: Array | None = None  # the step that shares refer to; None if each block has its own cap
+    factor: Array | None = None  # factor on the step that was found
 
 
 def _caps(method: JaxMethod, estimate: Estimate) -> Caps:

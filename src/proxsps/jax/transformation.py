@@ -23,11 +23,11 @@ Schedule = Number | Callable[[Array], Array]
 
 
 class PolyakState(NamedTuple):
-    """State of the transformations here: a few numbers, and moments where a method has them."""
+    """State of the transformations: a few numbers, and moments if the method has them."""
 
     count: Array  # updates so far, which are passed to schedules
     last_step: LastStep  # what the last update did
-    memory: rules.StepMemory | Moments | tuple[()] = ()  # state from the steps before
+    memory: rules.StepMemory | Moments | tuple[()] = ()  # state from earlier steps
 
 
 def transformation(
@@ -81,8 +81,8 @@ def _listed(memory: Any, gathered: Gathered) -> Any:
     for moments in (out.average, out.square):
         if moments and len(moments) != count:
             raise ValueError(
-                f"The state has moments of {len(moments)} parameters, got {count} parameters. Call init with those "
-                "that are passed to update."
+                f"The state has moments of {len(moments)} parameters, got {count} parameters. Call init with the "
+                "parameters that are passed to update."
             )
     return out
 

@@ -59,24 +59,24 @@ def prox_sps(
 
     With momentum, the model is the average of all linear models so far, evaluated at $x^k$. With the matched cap, slope
     and regulariser have the same step size, the first at which the model reaches $C$, so that shrinkage follows the
-    step. The distance cap limits it by how far the run has come and how large its gradients were; with it, no learning
-    rate is needed.
+    step. The distance cap limits the step by the distance from the start and the size of the gradients; with it, no
+    learning rate is needed.
 
     Args:
-        learning_rate: $\alpha_k$, the cap on the step; a number or an optax schedule. None for none: the step is then
-            the smaller of the matched Polyak step and the distance cap.
+        learning_rate: $\alpha_k$, the cap on the step; a number or an optax schedule. None for no learning rate: the
+            step is then the smaller of the matched Polyak step and the distance cap.
         weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$; None for none.
         regularizer: any other regulariser that can be traced, instead of `weight_decay`.
-        lower_bound: $C$, which the loss never falls below; `update(..., lower_bound=...)` gives one by batch. None for
+        lower_bound: $C$, which the loss never falls below; `update(..., lower_bound=...)` sets one per batch. None for
             an unknown bound: nothing is truncated, and the step is as long as its other caps allow.
         momentum: $\beta$ in [0, 1), how much of the averages is old; None or 0 for none.
         cap: "proximal", the step above, or "matched"; None for "proximal" with a learning rate, "matched" without.
-        distance_cap: whether there is one; None for only without a learning rate.
+        distance_cap: whether to use the distance cap; None: only without a learning rate.
         scale: without a learning rate, a factor on the step after all caps; a number or a schedule, for instance
             `cool_down`. None for 1.
         labels: a tree of labels that is a prefix of the parameters', or a function from parameters to one.
         groups: for each label a mapping with its own `learning_rate` (or `scale`), `weight_decay` or `regularizer`,
-            which may be empty; what is missing is taken from the arguments above.
+            which may be empty; missing options are taken from the arguments above.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -116,7 +116,7 @@ def prox_sps_adam(
 ) -> optax.GradientTransformationExtraArgs:
     r"""`prox_sps` with momentum in Adam's metric, by default without a learning rate.
 
-    With $d$ and $v$ the averages of $g$ and $g^2$ that Adam has, and $D = \sqrt v + \epsilon$,
+    With Adam's averages $d$ of $g$ and $v$ of $g^2$, and $D = \sqrt v + \epsilon$,
 
     $$x^{k+1} = \mathrm{prox}^{D}_{\tau\varphi}(x^k - \tau D^{-1} d), \qquad
     \tau = \min\{\alpha_k, \tau^*, A_k\},$$
@@ -204,7 +204,7 @@ def prox_sgd(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Proximal stochastic gradient descent: `prox_sps` with the linear model, whose step is always the cap.
 
-    $x^{k+1} = \mathrm{prox}_{\alpha_k\varphi}(x^k - \alpha_k g_k)$. It needs no `value`; one that is given is reported.
+    $x^{k+1} = \mathrm{prox}_{\alpha_k\varphi}(x^k - \alpha_k g_k)$. It needs no `value`; a passed one is reported.
 
     Args:
         learning_rate: $\alpha_k$, the step; a number or an optax schedule.
@@ -234,14 +234,14 @@ def sps(
 
     $$x^{k+1} = x^k - \min\Big\{\alpha_k, \frac{\ell(x^k) - C}{c\,\|d_k\|^2}\Big\}\, d_k.$$
 
-    Pass value and gradient of the loss *without* regulariser; the method adds it.
+    Pass value and gradient of the loss *without* the regulariser; the method adds it.
 
     Args:
         learning_rate: $\alpha_k$, the cap on the step; a number or an optax schedule.
         weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$; None for none.
         regularizer: another regulariser with a subgradient, instead of `weight_decay`.
         lower_bound: $C$, which the regularised loss never falls below.
-        c: divides the adaptive step; 1 is the truncated model's own.
+        c: divides the adaptive step; 1 gives the step of the truncated model.
         labels: as in `prox_sps`.
         groups: as in `prox_sps`.
     """
@@ -286,8 +286,8 @@ def prox(regularizer: Regularizer, learning_rate: Schedule = 1.0) -> optax.Gradi
 
     Args:
         regularizer: a regulariser that can be traced.
-        learning_rate: $\alpha_k$, which multiplies the regulariser's weight; a number or a schedule. Give that of
-            the optimizer in front. Constraints do not depend on it.
+        learning_rate: $\alpha_k$, which multiplies the regulariser's weight; a number or a schedule. Pass that of
+            the optimizer before it. Constraints do not depend on it.
     """
     groups = Groups({ALL: Options(learning_rate, None, regularizer)})
 
@@ -306,7 +306,7 @@ def prox(regularizer: Regularizer, learning_rate: Schedule = 1.0) -> optax.Gradi
 
 
 def _coupled(owner: str, default: Options, labels: Labels, groups: GroupOptions | None) -> Groups:
-    """Groups whose regularisers are to be put into the loss."""
+    """Groups whose regularisers are added to the loss."""
     made = Groups.make(owner, default, labels, groups)
     check_needs_rate(owner, made.options)
     for options in made.options.values():

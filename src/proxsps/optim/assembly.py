@@ -32,12 +32,12 @@ from proxsps.optim.parts import Curve, Lines, Part, Sums, make_curve, make_lines
 from proxsps.optim.reduce import Ranks
 from proxsps.optim.search import Gap, Search
 
-ROUNDS = 4  # in which a device closes in on the matched step of several blocks with weight decay; two are usual
+ROUNDS = 4  # of the search on a device for the matched step of several blocks with weight decay; two are usual
 SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
 
 
 class L2Matched(NamedTuple):
-    """A step of the matched cap with weight decay: its size s, and the numbers that the report of it follows from."""
+    """A step of the matched cap with weight decay: its size s, and the numbers for its report."""
 
     gap: Array
     d_sq: Array
@@ -48,7 +48,7 @@ class L2Matched(NamedTuple):
     s: Array
 
     def decision(self) -> Decision:
-        """All that a step tells, which takes more operations than the step itself."""
+        """The full report of a step, which takes more operations than the step itself."""
         gap, d_sq, d_dot_x, share, lam, longest, s = self
         found = Matched(s, l2_matched_height(gap, d_sq, d_dot_x, share, lam, s))
         return matched_decision(gap, over_blocks(share * d_sq), found, longest)
@@ -59,10 +59,10 @@ class Assembly:
 
     Args:
         blocks: the blocks of the step.
-        numbers: where its numbers live.
-        ranks: the ranks that take it together.
-        fused: whether to use the compiled kernels: True, False, or None for where they apply.
-        coupled: whether the slopes are those of loss and squared l2 norm together.
+        numbers: where its numbers are computed.
+        ranks: the ranks that take the step together.
+        fused: whether to use the compiled kernels: True, False, or None: where they apply.
+        coupled: whether the slopes include the squared l2 norm.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Assembly:
         self._sharded = any(block.sharded for block, affine in zip(blocks, self._affine, strict=True) if not affine)
         members: dict[tuple[str, float, int], list[int]] = defaultdict(list)
         for i, kind in enumerate(kinds):
-            # Whole tensors count on every rank, shards on one: sums over the ranks weigh them.
+            # Whole tensors are on every rank, shards on one: sums over the ranks use weights.
             share = blocks[i].share if self._sharded and kind != LINES else 1.0
             members[kind, share, i if kind == UNITS else 0].append(i)
         self.lines: Lines | None = None
@@ -116,10 +116,10 @@ class Assembly:
         """The sums of all blocks, in their order.
 
         Args:
-            points: whether ||x||^2 is wanted too.
-            gap: m - C where a search will follow, infinity where the step will be the cap: then the pass over entries
-                that makes the sums is also the first round of the search. Where m - C follows from sums, it is a
-                function of them, and a sample of the entries says what it will be about.
+            points: whether to compute ||x||^2 too.
+            gap: m - C if a search follows, infinity if the step is the cap: the pass over entries that computes the
+                sums is then also the first round of the search. If m - C follows from the sums, it is a function of
+                them, and a sample of the entries gives an estimate.
         """
         if not self.curves and self.lines is not None:
             return Sums(*self.lines.rows(points))
@@ -169,7 +169,7 @@ class Assembly:
             return L2Matched(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, s), s
         d_sq = over_blocks(share * sums.d_sq)
         found = self._search.zero(gap, d_sq, sums, self._of_lines * share, lam, longest)
-        # H may jump at 0, where x violates a constraint. A step of any size then restores it.
+        # H may jump at 0 if x violates a constraint. A step of any size then restores it.
         xp = array_namespace(gap)
         found = found._replace(s=xp.where(gap > 0, xp.maximum(found.s, SMALLEST * longest), found.s))
         return matched_decision(gap, d_sq, found, longest), found.s
@@ -179,8 +179,8 @@ class Assembly:
 
         Args:
             u: the dual variable.
-            sums: those that the length of the move follows from.
-            alpha: caps, or shares where `reach` is to be multiplied with them.
+            sums: the sums that give the length of the move.
+            alpha: caps, or shares that are multiplied by `reach`.
             lam: strengths of the squared l2 norm.
             ok: whether the step is taken.
             max_move: limit on the length of the move, or None.
@@ -215,6 +215,6 @@ class Assembly:
 
 
 def _ordinary(d_sq: Array) -> bool:
-    """Whether squares of slopes keep well inside the range of f32."""
+    """Whether squares of slopes are well inside the range of f32."""
     total = d_sq.sum()
     return bool(total == 0 or 1e-20 < total < 1e20)

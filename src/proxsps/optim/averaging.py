@@ -16,7 +16,7 @@ def polynomial_avg_fn(power: float = 8.0) -> Callable[[Tensor, Tensor, Tensor | 
     r"""The `avg_fn` of an average that follows the weights: $\bar x \mathrel{+}= \frac{9}{k+10} (x - \bar x)$.
 
     Args:
-        power: how quickly old weights lose their influence: those after step k count with about k^power. 8 is the
+        power: how quickly old weights lose influence: the weights after step k count with about k^power. 8 is the
             9 / (k + 10) above, 0 the plain mean.
     """
     _check(power)
@@ -33,7 +33,7 @@ def polynomial_multi_avg_fn(power: float = 8.0) -> Callable[[Averages, Averages,
     r"""As `polynomial_avg_fn`, for all weights at once: pass it as `multi_avg_fn`.
 
     Args:
-        power: how quickly old weights lose their influence.
+        power: how quickly old weights lose influence.
 
     Example:
         >>> import torch
@@ -62,7 +62,7 @@ def polynomial_multi_avg_fn(power: float = 8.0) -> Callable[[Averages, Averages,
 
 
 def _precise(count: Tensor | int, like: Tensor) -> Tensor | int:
-    """The count in the precision of a tensor, in float32 at least: torch divides whole numbers in float32."""
+    """The count in the precision of a tensor, at least float32: torch divides integers in float32."""
     return count.to(torch.promote_types(like.dtype, torch.float32)) if isinstance(count, Tensor) else count
 
 

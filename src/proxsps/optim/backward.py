@@ -13,20 +13,20 @@ Gradients = Callable[[], Iterator[Tensor]]
 class LastBackward:
     """The gradients as the last watched backward left them.
 
-    Clearing gradients drops every one of them or writes to it. So the identity and the version counter of the first
-    one show that nothing was cleared, and plain accumulation does not wait for a device. Values are compared with zero
-    only if it was written to: a micro-batch whose gradient happens to be zero has not been cleared.
+    Clearing gradients drops or overwrites all of them. So if identity and version counter of the first gradient are the
+    same, nothing was cleared, and plain accumulation does not wait for a device. Values are compared with zero only if
+    the gradient was written to: a micro-batch whose gradient happens to be zero has not been cleared.
 
-    Methods take a function that yields the gradients of the moment; it is not kept, as it holds the optimizer.
+    Methods take a function that yields the current gradients; it is not kept, because it holds the optimizer.
     """
 
     def __init__(self) -> None:
         self._left: tuple[int, int] | None = None  # None while a backward runs, and after one that failed
 
     def begin(self, gradients: Gradients) -> None:
-        """Wait for the end of the backward that runs now, in one of whose hooks this is called."""
+        """Wait for the end of the running backward pass; called in one of its hooks."""
         self._left = None
-        if torch.compiler.is_compiling():  # compiled autograd traces hooks, but not what they queue
+        if torch.compiler.is_compiling():  # compiled autograd traces hooks, but not the callbacks that they queue
             return
         # Wrappers of a model queue callbacks too, which write gradients: the second level runs after all of them.
         queue = torch.autograd.Variable._execution_engine.queue_callback
@@ -36,7 +36,7 @@ class LastBackward:
         self._left = _mark(gradients())
 
     def cleared(self, gradients: Gradients) -> bool:
-        """Whether the gradients that it left are gone: dropped, or all zero now."""
+        """Whether the gradients of the last backward pass are gone: dropped, or all zero now."""
         if torch.compiler.is_compiling():
             return next(gradients(), None) is None
         return _mark(gradients()) != self._left and not any(map(_nonzero, gradients()))
@@ -45,13 +45,13 @@ class LastBackward:
 def _mark(gradients: Iterator[Tensor]) -> tuple[int, int]:
     """Identity and version of the first gradient.
 
-    No gradient has a mark too: fully_shard keeps gradients elsewhere until they are synchronised.
+    "No gradient" is a mark too: fully_shard keeps gradients elsewhere until they are synchronised.
     """
     first = next(gradients, None)
     return (0, 0) if first is None else (id(first), first._version)
 
 
 def _nonzero(grad: Tensor) -> bool:
-    """Whether some entry that this rank holds is not zero; sparse gradients, an error later, count as such."""
+    """Whether some entry on this rank is not zero; sparse gradients, which raise an error later, count as nonzero."""
     local = grad.to_local() if hasattr(grad, "to_local") else grad
     return local.layout is not torch.strided or bool(local.any())

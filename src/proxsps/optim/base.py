@@ -42,7 +42,7 @@ from proxsps.optim.search import Gap
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
-LOW = 100  # steps in a row with a model at or below its bound, after which this is said
+LOW = 100  # steps in a row with a model at or below its bound, after which there is a warning
 
 
 class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
@@ -54,10 +54,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     """
 
     bounded = True  # whether the loss has a lower bound
-    _complete = False  # whether the groups of the constructor are all there
+    _complete = False  # whether all groups of the constructor have been added
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """An empty optimizer, once the names of the options are known to be right."""
+        """Check the names of the options, then create an empty optimizer."""
         check_constructor(cls, options)
         return super().__new__(cls)
 
@@ -89,11 +89,11 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step.
 
-        A group that is added later takes the options of the whole step, such as `lower_bound`, from the others.
+        A group that is added later gets the options of the whole step, such as `lower_bound`, from the others.
         """
         name = type(self).__name__
         if isinstance(param_group, dict):  # torch raises for anything else
-            param_group = dict(param_group)  # torch fills in defaults, which the next optimizer would take as given
+            param_group = dict(param_group)  # torch fills in defaults, which another optimizer would keep
             check_group_keys(name, param_group, self.defaults)
             for key in self.defaults if self._complete else ():
                 if key in SHARED:
@@ -128,7 +128,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """Take one step.
 
         Args:
-            closure: recomputes the model, calls `backward` and returns the loss. The loss itself is taken here too.
+            closure: recomputes the model, calls `backward` and returns the loss. The loss may be passed here too.
             loss: the loss whose gradients are in `.grad`; a 0-d tensor or a number. It is not changed.
             lower_bound: lower bound of this batch's loss, instead of the optimizer's.
 
@@ -148,7 +148,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if lower_bound is not None:
             check_bound(lower_bound)
         blocks = gather(self.param_groups, self._ranks, self._kept)
-        # Among several ranks, one without gradients takes part all the same: the others wait for it.
+        # A rank without gradients takes part too, because the other ranks wait for it.
         found = [x for block in blocks for x in _with_gradient(block)]
         if not found and (returned is not None or (value is not None and self.needs_loss)):
             self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step", 5)
@@ -161,7 +161,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         return returned
 
     def _start_state(self) -> None:
-        """Make the state of parameters with a gradient, for a checkpoint to be loaded into."""
+        """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
 
     @property
     def _remembers(self) -> bool:
@@ -170,19 +170,19 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     @property
     def _kept(self) -> Container[Tensor]:
-        """Parameters that take part in a step without a gradient too."""
+        """Parameters that take part in a step even without a gradient."""
         return ()
 
     def _check_options(self) -> None:
         """Raise an error, or warn, for options that schedulers or users have set since the last step."""
 
     def _estimate(self) -> Estimate:
-        """The estimate that a step starts with."""
+        """The estimate of a step."""
         return Estimate()
 
     @property
     def _further_sums(self) -> tuple[int, int]:
-        """How many rows of sums there are besides those of the slopes, and how many vectors of the distance cap."""
+        """The number of rows of sums besides those of the slopes, and of vectors of the distance cap."""
         return self._estimate().rows, 0
 
     def _caps(self, numbers: Numbers) -> Caps:
@@ -191,10 +191,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     @abstractmethod
     def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        """The rule of the method; where not `ok`, it leaves its memory as it is."""
+        """The rule of the method; if not `ok`, its memory does not change."""
 
     def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
-        """The step, by a rule on the model with known caps."""
+        """The step of a rule on the model with known caps."""
         model = assembly.model(known.gap, known.sums, known.alpha, known.lam)
         decision = self._decide(model, assembly.blocks, assembly.numbers, ok)
         return Step(decision, decision.u)
@@ -221,7 +221,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
                 self._ranks, numbers, blocks, f, C, weight, sums, extras, travelled, active=True
             )
         m = estimate.value(f, extras, sums, lam)
-        # The model of an average may be below a bound that the loss keeps.
+        # An averaged model may be below the bound, even if no loss is.
         gap = _above(m, C)
         above, further = (gap, ()) if estimate.plain or estimate.coupled else (_above(f, C), (gap,))
         ok = admissible(above, sums.d_sq, sums.d_dot_x, bounded, *further)
@@ -256,19 +256,19 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         return limit
 
     def _named(self) -> Iterable[tuple[str, Tensor]]:
-        """All parameters with a name each."""
+        """All parameters with their names."""
         for j, group in enumerate(self.param_groups):
             names = group.get("param_names") or [f"parameter {i} of group {j}" for i in range(len(group["params"]))]
             yield from zip(names, group["params"], strict=True)
 
     @property
     def last_step(self) -> LastStep | None:
-        """What the last step did; None before the first, and where there was no gradient to step with."""
+        """What the last step did; None before the first step, and if there was no gradient."""
         taken = self._taken["last"]
         return None if taken is None else report(taken)
 
     def _explain_skip(self, m: Array, C: Array, bounded: bool) -> None:
-        """Warn once of each reason to leave parameters as they are."""
+        """Warn once for each reason to leave parameters as they are."""
         if not abs(C) < math.inf:
             kind, reason = "bound", f"lower_bound is {float(C)}"
         elif not abs(m) < math.inf:
@@ -286,22 +286,22 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._warn_once(kind, reason, 7)
 
     def _notice_low(self, gap: Array, C: Array) -> None:
-        """Warn once where the model keeps at or below its bound, so that the loss moves nothing."""
+        """Warn once if the model stays at or below its bound, so that the loss moves nothing."""
         self._low = self._low + 1 if gap <= 0 else 0
         if self._low == LOW:
             reason = (
                 f"The average of the linear models was at or below lower_bound={float(C):.6g} for {LOW} steps in a "
                 "row. The bound is too high for this loss; lower it, or set it to None"
             )
-            self._warn_once("low", reason, 6, "The loss moved nothing meanwhile")
+            self._warn_once("low", reason, 6, "The loss moved nothing in these steps")
 
     def _warn_once(
         self, kind: str, reason: str, stacklevel: int, effect: str = "Parameters were left untouched"
     ) -> None:
-        """Warn the first time that there is this kind of reason."""
+        """Warn the first time that this kind of reason occurs."""
         if kind not in self._warned:
             self._warned.add(kind)
-            text = f"{type(self).__name__}: {reason}. {effect}. This is said once."
+            text = f"{type(self).__name__}: {reason}. {effect}. This warning is shown once."
             warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
 

@@ -1,4 +1,4 @@
-"""A parameter group made ready for a step: its tensors with gradients, its cap alpha and its regulariser."""
+"""A parameter group prepared for a step: its tensors with gradients, its cap alpha and its regulariser."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 LINES, ROWS, UNITS, ENTRIES, PROXES = "lines", "rows", "units", "entries", "proxes"
-# Of the passes: what is known exactly helps the search over entries.
+# Of the passes: exact knowledge helps the search over entries.
 ORDER = {kind: place for place, kind in enumerate((PROXES, UNITS, LINES, ROWS, ENTRIES))}
 
 
 @dataclass
 class Block:
-    """The tensors of one parameter group that take part in a step; complex ones as real views.
+    """The tensors of one parameter group that take part in a step; complex tensors as real views.
 
-    These are the tensors with a gradient, and with momentum also those that had one before: their averages decay. Of
-    sharded parameters these are the shards of this rank. Shards, whole tensors and frozen ones make separate blocks.
+    These are the tensors with a gradient, and with momentum also those that had one before: their averages decay. For
+    sharded parameters these are the shards of this rank. Shards, whole tensors and frozen tensors are separate blocks.
     """
 
     group: dict[str, Any]
     alpha: float | Tensor
     phi: Regularizer
     params: list[Tensor]
-    slopes: list[Tensor]  # d of the linear model: the gradients, unless an estimate puts others in their place
-    indices: Sequence[int]  # their places in the group
+    slopes: list[Tensor]  # d of the linear model: the gradients, unless an estimate replaces them
+    indices: Sequence[int]  # their positions in the group
     share: float = 1.0  # one over the number of ranks that hold the same entries
     sharded: bool = False
     gathered: bool = False  # whether some tensors are whole, although ranks hold only shards of them
-    afterwards: list[Callable[[], object]] = field(default_factory=list)  # what is left to do when params are written
+    afterwards: list[Callable[[], object]] = field(default_factory=list)  # called after params are written
     scaled: bool = False  # whether the cap is `alpha` times one number for all blocks that is known after the sums
-    moments: Moments | None = None  # averages of gradients, where the model is made of them
+    moments: Moments | None = None  # averages of gradients, if the model uses them
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
-    metrics: list[Tensor] = field(default_factory=list)  # D, one entry per entry, where the prox needs it
-    owns: list[dict[str, Any]] | None = None  # state of the owners, where it was looked up; {} for those without
-    starts: list[Tensor] | None = None  # sampled entries of x_0, where a part may compare them while it sums
+    metrics: list[Tensor] = field(default_factory=list)  # D of every entry, if the prox needs it
+    owns: list[dict[str, Any]] | None = None  # state of the owners, if it was looked up; {} for owners without state
+    starts: list[Tensor] | None = None  # sampled entries of x_0, if a part may compare them while it sums
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
 
@@ -63,12 +63,12 @@ class Block:
     def known_moments(self) -> Moments:
         """The averages of a block that is known to have them."""
         if self.moments is None:
-            raise TypeError("A block without averages of gradients came to a part of the step that needs them.")
+            raise TypeError("A block without averages of gradients was passed to a part of the step that needs them.")
         return self.moments
 
     @property
     def along(self) -> list[Tensor]:
-        """What the tensors move along: D^-1 d in a metric, else d."""
+        """The directions of the move: D^-1 d in a metric, else d."""
         return self.slopes if self.directions is None else self.directions
 
     @property
@@ -78,7 +78,7 @@ class Block:
 
     @property
     def structures(self) -> list[Structure | None]:
-        """What the regulariser says of itself, tensor by tensor."""
+        """The structure of the regulariser, tensor by tensor."""
         if not self.params:
             return []
         first = self._structure(0)
@@ -91,7 +91,7 @@ class Block:
         """The structure of all tensors of a block of this kind."""
         first = self._structure(0)
         if not isinstance(first, Entries):
-            raise TypeError("A block whose regulariser does not act on each entry came to a part that needs this.")
+            raise TypeError("A block whose regulariser does not act on each entry was passed to a part for entries.")
         return first
 
     @property
@@ -101,7 +101,7 @@ class Block:
 
     @property
     def _alike(self) -> bool:
-        """Whether the first tensor tells the structure of all, up to the lengths of rows."""
+        """Whether all tensors have the structure of the first one, up to the lengths of rows."""
         return type(self.phi).at is Regularizer.at and self.phi.one_kind
 
     def _structure(self, i: int) -> Structure | None:
@@ -156,7 +156,7 @@ class Block:
 
     @property
     def centers(self) -> list[Tensor] | list[None]:
-        """One centre per tensor, None where the squared l2 norm has none."""
+        """One centre per tensor, None if the squared l2 norm has none."""
         phi = self.phi
         if not is_l2(phi) or phi.center is None:
             return [None] * len(self.params)
@@ -167,7 +167,7 @@ class Block:
 
     @property
     def aligned(self) -> bool:
-        """Whether a flat pass over the memory of parameters and moves is right; half precision takes other ways."""
+        """Whether a flat pass over the memory of parameters and moves is right; not for half precision."""
         dtypes = [x.dtype for x in self.params]
         if dtypes != [g.dtype for g in self.along] or not set(dtypes) <= FULL:
             return False
@@ -193,13 +193,13 @@ def _all_equal(structures: Sequence[Structure | None]) -> bool:
 
 
 def plain(*lists: Sequence[Tensor]) -> bool:
-    """Whether no tensor is of a class with operations of its own, whose memory need not hold its entries."""
+    """Whether no tensor has a class with its own operations, whose memory may not hold its entries."""
     kinds = {type(t) for tensors in lists for t in tensors}
     return all([kind in PLAIN or kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in kinds])
 
 
 def stored(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors with entries have memory for them; zeros that torch does not store, and wrappers, have none."""
+    """Whether tensors with entries have memory for them; wrappers, and zeros that torch does not store, have none."""
     try:
         return all([t.data_ptr() != 0 or t.numel() == 0 for t in tensors])
     except RuntimeError:  # inside torch.func transforms
@@ -220,14 +220,14 @@ def _same_format(*tensors: Tensor) -> bool:
 
 
 def gather(groups: Sequence[dict[str, Any]], ranks: Ranks, kept: Container[Tensor] = ()) -> list[Block]:
-    """The blocks of all groups, in order, at least one per group; those without gradients are empty.
+    """The blocks of all groups, in order, at least one per group; blocks without gradients are empty.
 
-    How many there are does not depend on which parameters have gradients, so that it is the same on all ranks.
+    The number of blocks does not depend on which parameters have gradients, so it is the same on all ranks.
 
     Args:
         groups: the parameter groups.
         ranks: the ranks that step together.
-        kept: parameters that take part without a gradient too; those of them that are frozen are blocks with cap 0.
+        kept: parameters that take part even without a gradient; frozen ones become blocks with cap 0.
     """
     return [block for group in groups for block in _blocks(group, ranks, kept)]
 
@@ -235,7 +235,7 @@ def gather(groups: Sequence[dict[str, Any]], ranks: Ranks, kept: Container[Tenso
 def _blocks(group: dict[str, Any], ranks: Ranks, kept: Container[Tensor]) -> list[Block]:
     params = group["params"]
     if any([type(param) not in PLAIN for param in params]) and "torch.distributed.tensor" in sys.modules:
-        from proxsps.optim.shards import is_sharded, sharded_blocks  # loads much that few need
+        from proxsps.optim.shards import is_sharded, sharded_blocks  # slow to load, and rarely needed
 
         if any(map(is_sharded, params)):
             return [_dense(block) for block in sharded_blocks(group, regularizer_of(group), ranks, kept)]
@@ -260,12 +260,12 @@ def takes_part(param: Tensor, kept: Container[Tensor]) -> bool:
 
 
 def is_frozen(param: Tensor) -> bool:
-    """Whether a parameter is not to move, although its average takes part."""
+    """Whether a parameter must not move, although its average takes part."""
     return param.grad is None and not param.requires_grad
 
 
 def gradient_of(param: Tensor) -> Tensor:
-    """The gradient; without one, zeros that take no memory."""
+    """The gradient; if there is none, zeros that take no memory."""
     return param.new_zeros(()).expand(param.shape) if param.grad is None else param.grad
 
 
@@ -289,9 +289,9 @@ def _has_lazy_signs(tensors: Sequence[Tensor], has_complex: bool) -> bool:
 
 
 def _resolve(block: Block) -> None:
-    """Write out negations and conjugations that torch has put off: memory holds the entries without them.
+    """Carry out negations and conjugations that torch has postponed: memory holds the entries without them.
 
-    The step is then taken on a copy of such a parameter, and the parameter gets the result afterwards.
+    The step is then taken on a copy of the parameter, and the result is copied back.
     """
     params = block.params
     block.params, block.slopes = ([t.resolve_conj().resolve_neg() for t in ts] for ts in (params, block.slopes))

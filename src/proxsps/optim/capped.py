@@ -28,7 +28,7 @@ class CappedPolyak(PolyakOptimizer):
 
     Args:
         params: parameters or parameter groups.
-        defaults: options of the groups; `lr`, `cap` and `distance_cap` as the user gave them.
+        defaults: options of the groups; `lr`, `cap` and `distance_cap` as passed by the user.
         process_group: ranks that step together.
         check_replicas: whether to compare replicas after every step.
     """
@@ -45,8 +45,8 @@ class CappedPolyak(PolyakOptimizer):
             raise ValueError(f"distance_cap must be True, False, or None for True without an lr, got {distance!r}.")
         if lr is None and distance is False:
             raise ValueError(
-                f"{name}(lr=None) takes its steps from the distance cap, got distance_cap=False: leave distance_cap "
-                "out, or give lr a number."
+                f"{name}(lr=None) needs the distance cap to set its steps, got distance_cap=False: leave distance_cap "
+                "out, or pass a number as lr."
             )
         cap = defaults["cap"]
         check_cap(cap)
@@ -70,8 +70,8 @@ class CappedPolyak(PolyakOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step.
 
-        Without a learning rate, a group has none either. A group that is added later takes the options of the whole
-        step, such as `lower_bound`, from the others, and starts to measure its distance from where it is then.
+        Without a learning rate, a group has none either. A group that is added later gets the options of the whole
+        step, such as `lower_bound`, from the others, and measures its distance from its values at that time.
         """
         if isinstance(param_group, dict) and "lr" in param_group:
             self._check_given_lr(param_group)
@@ -82,14 +82,14 @@ class CappedPolyak(PolyakOptimizer):
         if group["lr"] is None:
             if not factor:
                 raise ValueError(
-                    f"A parameter group has lr=None, but {name}() was given lr={self.defaults['lr']!r}: the step is "
-                    f"one for all groups, so pass lr=None to {name}() itself, and to no group a number."
+                    f"A parameter group has lr=None, but {name}() was given lr={self.defaults['lr']!r}: all groups "
+                    f"share one step, so pass lr=None to {name}() itself, and no lr to any group."
                 )
             group["lr"] = 1.0
         elif factor and not self._complete:
             raise ValueError(
-                f"A parameter group has lr={group['lr']!r}, but {name}() was given lr=None: the step is one for all "
-                "groups. Without a learning rate, the lr of a group is a factor on its step that starts at 1; set "
+                f"A parameter group has lr={group['lr']!r}, but {name}() was given lr=None: all groups share one "
+                "step. Without a learning rate, the lr of a group is a factor on its step that starts at 1; set "
                 "opt.param_groups[i]['lr'] after the optimizer is made, or use a scheduler."
             )
 
@@ -101,7 +101,7 @@ class CappedPolyak(PolyakOptimizer):
             # Otherwise weight decay follows the step, and not lr.
             by_lr = options["cap"] == PROXIMAL and not options["distance_cap"]
             if by_lr and (hint := shrinkage_hint(self.param_groups)) is not None:
-                text = f"{type(self).__name__}: {hint}. This is said once."
+                text = f"{type(self).__name__}: {hint}. This warning is shown once."
                 warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def _start_state(self) -> None:

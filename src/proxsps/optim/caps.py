@@ -1,7 +1,7 @@
-"""How long a step may be: by a learning rate, by the distance travelled, and in which way the caps enter the step.
+"""How long a step may be: by a learning rate, by the distance from the start, and how the caps enter the step.
 
-Blocks have caps of their own. Where these are known before the step, they are the learning rates. Else a block has a
-share w_j in [0, 1], its learning rate over the largest one, and its cap is w_j times one number for all blocks.
+Each block has its own cap. If caps are known before the step, they are the learning rates. Else a block has a share w_j
+in [0, 1], its learning rate divided by the largest one, and its cap is w_j times one number for all blocks.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Step(NamedTuple):
     decision: Decision | L2Matched
     u: Array | float
     reach: Array | float = 1.0
-    caps: Array | float = 1.0  # what caps are of `alpha`, factors on the step included
+    caps: Array | float = 1.0  # caps divided by `alpha`, including factors on the step
     distance: Array | float = math.nan  # the distance cap
-    longest: Array | float = math.nan  # what caps are of `alpha` before factors
+    longest: Array | float = math.nan  # caps divided by `alpha`, before factors
 
 
 class Caps:
     """The caps of one step.
 
     Args:
-        matched: whether step and prox have the same size, up to which the model stays above C.
+        matched: whether step and prox have the same size, at which the model reaches C.
         distance: the distance cap, None for none.
         factor: whether learning rates are factors on the step, which is chosen without them.
     """
@@ -80,7 +80,7 @@ class Caps:
         return alpha
 
     def sums(self, parts: Iterable[Part]) -> list[Array]:
-        """What the distance cap needs, on this rank: one vector, or none."""
+        """The sums that the distance cap needs, on this rank: one vector, or none."""
         return [] if self._distance is None else [self._distance.sums(parts)]
 
     def decide(self, assembly: Assembly, known: Known) -> Step:
@@ -104,7 +104,7 @@ class Caps:
         return Step(decision, decision.u, caps, caps, distance, longest)
 
     def _longest(self, known: Known) -> tuple[Array, Array | float, Array | float]:
-        """The number that shares are multiplied with, the factor on the step, and the distance cap."""
+        """The number that shares are multiplied by, the factor on the step, and the distance cap."""
         if self._distance is None:
             return self._numbers.scalar(self._largest), 1.0, math.nan
         (sums,) = known.travelled
@@ -114,7 +114,7 @@ class Caps:
         return distance.clip(max=self._largest), 1.0, distance
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
-        """Numbers of the groups that a step changes: what they are after it and before."""
+        """Numbers in the groups that a step changes: their values after and before it."""
         return {} if self._distance is None else self._distance.changes()
 
     def commit(self) -> None:
@@ -124,5 +124,5 @@ class Caps:
 
 
 def _times(factor: Array | float, number: Array) -> Array:
-    """A product; without an operation where the factor is the number 1, as it usually is."""
+    """A product; no operation if the factor is exactly 1, as it usually is."""
     return number if isinstance(factor, float) and factor == 1 else factor * number

@@ -1,4 +1,4 @@
-"""Checks of options and losses; the errors say what was wrong, what was got, and what to do."""
+"""Checks of options and losses; the errors say what was wrong, what was passed, and what to do."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SHARED = (
 )
 # Options that distinguish the methods of this package.
 METHOD = ("lower_bound", "c", "c0", "betas", "eps")
-# Options of torch's optimizers that would change the step, and that none here has.
+# Options of torch's optimizers that would change the step.
 ABSENT = ("maximize", "differentiable", "momentum", "nesterov", "betas", "amsgrad")
 # What torch and its schedulers write into the groups of any optimizer.
 COMMON = ("params", "param_names", "initial_lr", "differentiable")
-MISSPELT = 0.85  # likeness from which an unknown key is a misspelt option, and not a tag of the user's
+MISSPELT = 0.85  # similarity from which an unknown key is a misspelt option, not the user's own key
 
 
 def check_limit(value: Any) -> None:
@@ -40,7 +40,7 @@ def check_limit(value: Any) -> None:
 
 
 def check_cap(value: Any) -> None:
-    """Raise an error for a cap that has no such name."""
+    """Raise an error for an unknown name of a cap."""
     if value not in (None, "proximal", "matched"):
         raise ValueError(f'cap must be "proximal" or "matched", or None for the default, got {value!r}.')
 
@@ -91,7 +91,7 @@ def check_lr(owner: str, lr: Any, params: Iterable[Tensor]) -> None:
     if lr is None:
         raise ValueError(
             f"{owner} needs a learning rate, got lr=None: it has no distance cap, which sets the step without one. "
-            "ProxSPS and ProxSPSAdam have."
+            "ProxSPS and ProxSPSAdam have one."
         )
     if not isinstance(lr, Tensor) or has_value(lr):
         check_nonnegative("lr", lr)
@@ -123,7 +123,7 @@ def loss_value(loss: Any) -> Tensor | float:
 
 
 def has_value(tensor: Tensor) -> bool:
-    """Whether a tensor holds numbers; those of the meta device and of FakeTensorMode have a shape only."""
+    """Whether a tensor holds numbers; tensors of the meta device and of FakeTensorMode only have a shape."""
     return not (tensor.is_meta or is_fake(tensor))
 
 
@@ -159,7 +159,7 @@ def check_constructor(cls: type, options: Iterable[str]) -> None:
 
 
 def check_group_keys(owner: str, group: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise an error for a misspelt option, or one without effect here; other unknown keys are the user's own."""
+    """Raise an error for a misspelt option, or one without effect here; other unknown keys are the user's."""
     for key in group:
         if key in known or key in COMMON[:3]:
             continue
@@ -171,7 +171,7 @@ def check_group_keys(owner: str, group: Mapping[str, Any], known: Iterable[str])
 
 
 def check_agreement(owner: str, groups: list[dict[str, Any]], start: int = 1) -> None:
-    """Raise where a group, from the one at `start` on, has another value of an option of the whole step."""
+    """Raise if a group, from index `start` on, has another value for an option of the whole step."""
     first = groups[0]
     shared = [key for key in SHARED if key in first]
     for i, group in enumerate(groups[start:], start):
@@ -208,20 +208,20 @@ def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any]
 
 
 def check_variant(owner: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise an error for a group of a checkpoint whose state and numbers are those of other options."""
+    """Raise an error for a group of a checkpoint whose state and numbers belong to other options."""
     for key in ("momentum", "cap", "distance_cap", "lr_is_factor"):
         mine, theirs = own.get(key), saved.get(key, own.get(key))
-        # Another momentum is a change of an option, none at all is another method.
+        # Another momentum only changes an option; no momentum is another method.
         if (bool(mine) != bool(theirs)) if key == "momentum" else mine != theirs:
             meaning = " (True is lr=None)" if key == "lr_is_factor" else ""
             raise ValueError(
                 f"The state_dict was saved by {owner} with {key}={theirs!r}{meaning}, and this one has {mine!r}: make "
-                "it with the options of the one that saved. Nothing was changed."
+                "it with the options of the saved one. Nothing was changed."
             )
 
 
 def check_regularizer(group: dict[str, Any]) -> None:
-    """Raise an error for no regulariser at all, one beside weight decay, or one that does not fit its tensors."""
+    """Raise an error for something that is no regulariser, one beside weight decay, or one that does not fit."""
     phi = group["regularizer"]
     if phi is None:
         return

@@ -1,14 +1,14 @@
-"""Does a loss belong to the gradients? Measured from a few more evaluations of the loss.
+"""Does a loss belong to the gradients? A check with a few more evaluations of the loss.
 
-A Polyak step divides the loss by the squared length of the gradient. A factor on one of them alone (a sum in place of
-a mean, a scale, clipping) makes a wrong step, and the two numbers themselves do not show it. Let f be what a closure
+A Polyak step divides the loss by the squared length of the gradient. A factor on only one of them (a sum in place of a
+mean, a scale, clipping) gives a wrong step, and the two numbers do not show it. Let f be the loss that a closure
 evaluates. The gradient is cut into pieces g_i of about the same length, and the slope of f along each is compared with
 that length,
 
     r_i = (f(x + t g_i) - f(x - t g_i)) / <g, 2 t g_i>.
 
 If all r_i are the same, then g = c grad f with c = 1 / r_i, and the loss that was passed has to be c f as well. If they
-differ, the gradient has another direction than that of f.
+differ, the gradient has another direction than the gradient of f.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCALE = 2.0**10  # gradient scalers have powers of two from here on; sums over s
 
 
 class LossCheck(NamedTuple):
-    """What was measured; 1 and 1 where the closure evaluates the same loss that was passed."""
+    """What was measured; both factors are 1 if the closure evaluates the same loss that was passed."""
 
     loss_factor: float  # the loss that was passed, divided by the closure's
     gradient_factor: float  # the length of the gradient, divided by that of the closure's
@@ -46,20 +46,20 @@ def check_loss(
     dtype: torch.dtype | None = None,
     rtol: float = 0.05,
 ) -> LossCheck:
-    """Raise where the loss and the gradients of the next step do not belong together, and name the likely cause.
+    """Raise if the loss and the gradients of the next step do not belong together, and name the likely cause.
 
     Call it once, between `backward` and `step`; with a gradient scaler, after `scaler.unscale_(opt)`. It evaluates the
     loss about twenty times, and leaves parameters, gradients, watched losses and random numbers bitwise as they were.
 
     Args:
         opt: the optimizer that is about to step.
-        closure: evaluates the loss of the whole batch again and returns it; it neither calls `backward` nor
-            `zero_grad`. Of several micro-batches it returns the mean.
-        loss: what the step is going to be called with; None for what was watched.
+        closure: evaluates the loss of the whole batch again and returns it; it calls neither `backward` nor
+            `zero_grad`. For several micro-batches it returns the mean.
+        loss: the loss that the step will be called with; None for the watched losses.
         model: its buffers are restored too, for instance the statistics of batch norm.
-        dtype: the coarsest precision that the loss is computed in, where it is not that of the parameters: that of
+        dtype: the lowest precision in which the loss is computed, if it is not that of the parameters: the precision of
             autocast.
-        rtol: how far the factors may be apart; more is allowed where the precision is low.
+        rtol: how far the factors may differ; more is allowed if the precision is low.
 
     Raises:
         ValueError: the two do not belong together, or nothing can be said, for instance because of dropout.
@@ -68,7 +68,7 @@ def check_loss(
     if not params:
         raise ValueError("check_loss found no gradients: call it after loss.backward() and before opt.step().")
     if any(hasattr(p, "device_mesh") for p in params):
-        raise TypeError("check_loss does not take sharded parameters (DTensor): check the same model in one process.")
+        raise TypeError("check_loss cannot check sharded parameters (DTensor): check the same model in one process.")
     eps = max(torch.finfo(kind).eps for kind in {p.dtype for p in params} | ({dtype} if dtype else set()))
     rtol = max(rtol, 12 * eps ** (2 / 3))  # 0.47 for bf16: factors of two are still found
     given, weight = (loss, 1.0) if loss is not None else _peek(opt)
@@ -87,7 +87,7 @@ def diagnose(handed: float, value: float, ratios: Sequence[float], rtol: float) 
 
     Args:
         handed: the loss that was passed.
-        value: the loss as it is.
+        value: the loss of the closure.
         ratios: slope of the loss along each piece of the gradient, over the length of the piece.
         rtol: relative tolerance.
     """
@@ -160,12 +160,12 @@ def _gradient_text(factor: float, rtol: float) -> str:
 
 
 def _whole(number: float, tolerance: float) -> bool:
-    """Whether a number is a whole one from 2 on, up to a relative error that still distinguishes neighbours."""
+    """Whether a number is an integer from 2 on, up to a relative error that still distinguishes neighbours."""
     return round(number) >= 2 and abs(number - round(number)) <= min(tolerance * number, 0.2)
 
 
 def _peek(opt: PolyakOptimizer) -> tuple[Tensor | float | None, float]:
-    """The mean of what was watched, which stays watched."""
+    """The mean of the watched losses, which stay watched."""
     watched = list(opt._watched)
     try:
         return opt._watched_mean()
@@ -236,14 +236,14 @@ class _Probe:
             t /= 2
             slope, change = self._slope(piece, t)
             if 4 * tolerance * change < self._eps * abs(self.value):
-                break  # no more than rounding
+                break  # only rounding is left
             found.append(slope)
             if abs(found[-1] - found[-2]) <= tolerance * abs(found[-1]):
                 break
         return found
 
     def _first(self, piece: int) -> tuple[float, float]:
-        """A distance over which the loss changes by as much as it should, for gradients of whatever length."""
+        """A distance over which the loss changes enough, for gradients of any length."""
         wanted = 2 * self._h * abs(self.value)
         t = self._h * abs(self.value) / self._length if self.value else self._h
         for _ in range(8):
@@ -280,7 +280,7 @@ class _Probe:
 
 
 def _cut(grads: Sequence[Tensor]) -> tuple[list[int | Tensor], float]:
-    """To which piece every tensor or entry belongs, and the length of a piece: all have the same, in order."""
+    """The piece that every tensor or entry belongs to, and the length of the pieces, which is the same for all."""
     squares = [_square(g) for g in grads]
     total, before = sum(squares), 0.0
     if not 0 < total < math.inf:
@@ -305,7 +305,7 @@ def _real_pair(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """A parameter as a real view that can be written to, and its gradient."""
     if not x.is_complex():
         return x, g
-    if x.is_conj():  # of which there is no such view
+    if x.is_conj():  # which has no such view
         x, g = x.conj(), g.conj()
     return torch.view_as_real(x), torch.view_as_real(g.resolve_conj())
 
@@ -316,7 +316,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 @contextlib.contextmanager
 def _unchanged(opt: PolyakOptimizer, params: Sequence[Tensor], model: nn.Module | None) -> Iterator[None]:
-    """Everything that an evaluation may change is put back: gradients, watched losses, buffers, random numbers."""
+    """Restore everything that an evaluation may change: gradients, watched losses, buffers, random numbers."""
     grads, watched = [p.grad for p in params], list(opt._watched)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if model is not None else []
     devices = sorted({p.device for p in params if p.device.type != "cpu"}, key=str)

@@ -1,7 +1,7 @@
 """The first part of a step: from loss value and gradients to the value m and the slopes d of a linear model.
 
-An estimate owns whatever state it averages over. It prepares that state before the step and commits it only if the step
-is taken, so that a step that is skipped leaves everything as it was.
+An estimate owns the state of its averages. It prepares that state before the step and commits it only if the step is
+taken, so that a skipped step leaves everything as it was.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from proxsps.regularizers.base import subgradient_all, value_all
 class Estimate:
     """The loss and its gradient as they are."""
 
-    plain = True  # whether the model has the value of the loss, which is then known before any sum
+    plain = True  # whether the value of the model is the loss, which is known before any sum
     rows = 0  # of `extras`
     coupled = False  # whether the squared l2 norm is part of the slope; the passes add it while they read
 
     def prepare(self, blocks: Sequence[Block], numbers: Numbers) -> None:
-        """Set the slopes of the blocks, or say how they are made."""
+        """Set the slopes of the blocks, or how to compute them."""
 
     def start(self, owner: Tensor) -> None:
-        """Make the state of a parameter, where there is none."""
+        """Create the state of a parameter, if there is none."""
 
     def extras(self, parts: Iterable[Part]) -> list[Array]:
         """Further sums on this rank, after those of the slopes: rows with one number per block."""
@@ -67,11 +67,11 @@ class Estimate:
         return over_blocks(sums.d_sq)
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
-        """Numbers of the groups that a step changes: what they are after it and before."""
+        """Numbers in the groups that a step changes: their values after and before it."""
         return {}
 
     def commit(self, ok: Array) -> None:
-        """Keep tensors that were prepared where the step was taken."""
+        """Keep the prepared tensors if the step was taken."""
 
 
 class Coupled(Estimate):
@@ -102,17 +102,17 @@ class Coupled(Estimate):
 
 
 class Averaged(Estimate):
-    """The average of all linear models so far, with the gradient's second moments as a metric where `beta2` is given.
+    """The average of all linear models so far, with the gradient's second moments as a metric if `beta2` is given.
 
-    State of a parameter: `average` is d, and in the metric `square` is v and `steps` the number of gradients that it
-    has taken in. The numbers fbar, gamma and k are in the groups.
+    State of a parameter: `average` is d, and in the metric `square` is v and `steps` the number of gradients so far.
+    The numbers fbar, gamma and k are in the groups.
 
     Args:
         groups: the parameter groups.
         state: the optimizer's state.
-        beta: how much of d stays.
-        beta2: how much of v stays; None for the identity metric.
-        eps: of the metric.
+        beta: the weight of the old d.
+        beta2: the weight of the old v; None for the identity metric.
+        eps: epsilon of the metric.
         moves: whether the Euclidean length of the move is needed.
     """
 
@@ -173,7 +173,7 @@ class Averaged(Estimate):
             own["steps"] = torch.zeros((), dtype=torch.float32, device=owner.device)
 
     def _square_weights(self, owns: Sequence[dict[str, Any]], present: Sequence[bool]) -> list[Weights]:
-        """Each tensor's own; one without a gradient keeps its v."""
+        """The weights of each tensor; a tensor without a gradient keeps its v."""
         counts = [float(own["steps"]) if "steps" in own else 0.0 for own in owns]
         known = {count: corrected_weights(self._numbers.scalar(count), self._beta2) for count in set(counts)}
         weights = {count: Weights(*map(self._numbers.factor, pair)) for count, pair in known.items()}
@@ -209,7 +209,7 @@ class Averaged(Estimate):
             return averaged_value(f, self._after, d_dot_x)
 
     def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
-        """In a metric, the sums of D^-1 d in the place of those of d."""
+        """In a metric, the sums of D^-1 d instead of those of d."""
         return sums if self._beta2 is None or not self._moves else Sums(extras[3], extras[4], sums.x_sq)
 
     def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
@@ -231,7 +231,7 @@ class Averaged(Estimate):
             self._count(ok)
 
     def _count(self, ok: Array) -> None:
-        """One more gradient for each parameter that has one, where the step is taken."""
+        """Count one more gradient for each parameter that has one, if the step is taken."""
         if isinstance(self._numbers, Device):
             self._count_on_device(ok)
             return
@@ -264,7 +264,7 @@ class Averaged(Estimate):
 
 
 def _held(block: Block, owns: Sequence[dict[str, Any]], key: str) -> list[Tensor]:
-    """State of a block as it has its parameters; zeros where there is none yet."""
+    """State of a block in the form of its parameters; zeros if there is none yet."""
     found: list[Any] = [own.get(key) for own in owns]
     if any([held is None for held in found]):
         found = [blank(owner) if held is None else held for owner, held in zip(block.owners, found, strict=True)]

@@ -1,4 +1,4 @@
-"""Options that are allowed but rarely meant, because they were copied from another optimizer or set by a scheduler."""
+"""Options that are allowed but rarely intended: copied from another optimizer, or set by a scheduler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shrinkage_hint(groups: Iterable[dict[str, Any]]) -> str | None:
             return (
                 f"lr={float(lr):g} with weight_decay={float(lam):g} shrinks the weights by {share:.1%} in every step. "
                 "If weight_decay comes from AdamW, multiply it by the lr there and divide it by the lr here. "
-                f"If you mean it, pass regularizer=L2({float(lam):g}) instead: the same step, without this warning"
+                f"If you want this, pass regularizer=L2({float(lam):g}) instead: the same step, without this warning"
             )
     return None
 

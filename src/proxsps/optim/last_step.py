@@ -1,4 +1,4 @@
-"""What a step did, kept as the numbers it was solved with; what only the report needs is calculated when it is read."""
+"""What a step did, kept as the numbers of its solution; what only the report needs is computed when it is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Taken(NamedTuple):
     alpha: Array  # caps, or shares of `Step.caps`; one entry per group
     ok: Array | bool  # whether loss and gradients allowed a step
     gap: Array
-    step: Step | None = None  # None for none
+    step: Step | None = None  # None if there was no step
     relaxation: Array | float = 1.0
 
 

@@ -1,6 +1,6 @@
-"""Lists of tensors as one vector and back, in two operations that a compiler takes as they are.
+"""Lists of tensors as one vector and back, in two operations that a compiler leaves as they are.
 
-A compiler that sees hundreds of tensors copied into one vector makes code for each of them, and that takes minutes.
+For hundreds of tensors copied into one vector, a compiler would make code for each of them, which takes minutes.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     if torch.compiler.is_compiling():
         vector: Tensor = _join(list(tensors))
         return vector
-    # Most tensors of a network are short vectors, and a view of each would take longer than to copy it.
+    # Most tensors of a network are short vectors, and a view of each would take longer than a copy.
     return torch.cat([x if x.dim() == 1 else x.reshape(-1) for x in tensors])
 
 
 def join_all(lists: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
-    """Each list of tensors as one vector; those of one dtype in one operation."""
+    """Each list of tensors as one vector; all lists of one dtype in one operation."""
     if len({tensors[0].dtype for tensors in lists}) > 1 or len(lists[0]) == 1:
         return [join(tensors) for tensors in lists]
     sizes = [sum(x.numel() for x in tensors) for tensors in lists]

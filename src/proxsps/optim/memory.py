@@ -17,7 +17,7 @@ State = Mapping[Tensor, dict[str, Any]]
 
 
 def store(group: dict[str, Any], key: str, value: Tensor | float) -> None:
-    """Keep a number in a group; a tensor in place, so that a captured step finds it again."""
+    """Store a number in a group; a tensor in place, so that a captured step finds it again."""
     if isinstance(value, Tensor) and isinstance(group[key], Tensor) and not torch.compiler.is_compiling():
         group[key].copy_(value)
     else:
@@ -25,7 +25,7 @@ def store(group: dict[str, Any], key: str, value: Tensor | float) -> None:
 
 
 def store_all(groups: Sequence[dict[str, Any]], **values: Tensor | float) -> None:
-    """Keep numbers of the whole step, in all groups alike; tensors in place, and in one go."""
+    """Store numbers of the whole step in all groups; tensors in place, and all at once."""
     held = [(group[key], value) for group in groups for key, value in values.items()]
     if held and all(isinstance(part, Tensor) for pair in held for part in pair) and not torch.compiler.is_compiling():
         old, new = (list(column) for column in zip(*held, strict=True))
@@ -39,22 +39,22 @@ def store_all(groups: Sequence[dict[str, Any]], **values: Tensor | float) -> Non
 def keep_numbers(
     groups: Sequence[dict[str, Any]], numbers: Numbers, ok: Array, changes: Mapping[str, tuple[Array, Array]]
 ) -> None:
-    """Keep numbers of the whole step, each given as it is after and as it was before, where the step was taken."""
+    """Store numbers of the whole step if it was taken; each is given with its values after and before the step."""
     if not changes:
         return
     after, before = zip(*changes.values(), strict=True)
-    if isinstance(numbers, Device):  # the host has stopped before where a step is skipped
+    if isinstance(numbers, Device):  # on the host, a skipped step has stopped before
         after = chosen(ok, after, before).unbind()
     store_all(groups, **dict(zip(changes, map(numbers.factor, after), strict=True)))
 
 
 def blank(owner: Tensor) -> Tensor:
-    """Zeros for an average of a parameter's gradients: like the parameter, in single precision at least."""
+    """Zeros for an average of a parameter's gradients: like the parameter, in at least single precision."""
     return torch.zeros_like(owner, dtype=memory_dtype("average", owner), requires_grad=False)
 
 
 def memory_dtype(key: str, owner: Tensor) -> torch.dtype:
-    """The dtype of a state tensor: counts are f32, averages f32 at least, and a start is what it was in."""
+    """The dtype of a state tensor: counts are f32, averages at least f32, and a start keeps its dtype."""
     if key == "steps":
         return torch.float32
     half = owner.dtype in (torch.float16, torch.bfloat16)
@@ -64,7 +64,7 @@ def memory_dtype(key: str, owner: Tensor) -> torch.dtype:
 
 
 def restored(key: str, value: Tensor, saved: Any, owner: Tensor) -> Tensor:
-    """A loaded value in the dtype it belongs in: what was saved, if torch has not made anything else of it."""
+    """A loaded value in the right dtype: as it was saved, unless torch has changed it."""
     dtype = memory_dtype(key, owner)
     if value.dtype is dtype or not isinstance(saved, Tensor):
         return value.clone() if value.dtype is dtype else value.to(dtype)
@@ -74,12 +74,12 @@ def restored(key: str, value: Tensor, saved: Any, owner: Tensor) -> Tensor:
 
 
 def local_entries(tensor: Tensor) -> Tensor:
-    """The shard of this rank of a tensor that is sharded; any other one as it is."""
+    """The shard of this rank of a sharded tensor; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def entries(held: Tensor, whole: bool) -> Tensor:
-    """A state tensor as blocks have tensors: real, and of a sharded one the shard of this rank or the `whole`."""
+    """A state tensor in the form that blocks use: real, and if it is sharded, the shard of this rank or the `whole`."""
     if type(held) not in PLAIN and "torch.distributed.tensor" in sys.modules:
         from proxsps.optim.shards import held_entries
 
@@ -88,7 +88,7 @@ def entries(held: Tensor, whole: bool) -> Tensor:
 
 
 def replace(owner: Tensor, own: dict[str, Any], key: str, new: Tensor, whole: bool) -> None:
-    """Keep new entries of a state tensor, in the form that `entries` gave them."""
+    """Store new entries of a state tensor, in the form that `entries` returned."""
     new = torch.view_as_complex(new) if owner.is_complex() else new
     if type(owner) not in PLAIN and "torch.distributed.tensor" in sys.modules:
         from proxsps.optim.shards import keep_entries

@@ -1,11 +1,11 @@
 """Averages of gradients as the slopes of a step, and Adam's metric from averages of their squares.
 
-A block that takes part in such a step has a record of them, `Moments`: the gradients, the averages before the step and
-the weights to update them with. Nothing is calculated when the record is made, so that a part of the step may choose:
+A block in such a step has a record `Moments`: the gradients, the averages before the step and the weights to update
+them with. Nothing is computed when the record is made, so that a part of the step may choose:
 
-- `Moments.make` calculates the new averages, and with them slopes, directions and metric of the block, as tensors. It
-  is what parts without a way of their own get (`Assembly` calls it), and all that `Lines`, curves and kernels for plain
-  slopes need. The new averages replace the old ones when the step is accepted (`Moments.keep`).
+- `Moments.make` computes the new averages, and with them slopes, directions and metric of the block, as tensors. It
+  is for parts that do not update averages themselves (`Assembly` calls it), and all that `Lines`, curves and kernels
+  for plain slopes need. The new averages replace the old ones when the step is accepted (`Moments.keep`).
 - A part that updates averages while it sums does not call it. It reads the record, returns `Part.extras` itself, and
   writes new averages into the tensors of the record (`averages`, `squares`) in its write pass, where the step is
   accepted. It sets `Moments.written`. `make_lines` is where such a part is chosen.
@@ -37,16 +37,16 @@ ROWS = 5  # sums of a block that are not sums of slopes: see `Moments.extras`
 
 @dataclass
 class Moments:
-    """What a step needs of the averages of one block; lists have one entry per tensor, as `Block.params` has.
+    """The averages of one block for a step; lists have one entry per tensor, like `Block.params`.
 
-    Tensors are real views of complex ones, and have single precision at least.
+    Complex tensors are real views, and all have at least single precision.
     """
 
     grads: list[Tensor]  # g; zeros for a parameter without a gradient
     averages: list[Tensor]  # d before the step
-    weights: Weights  # with which d takes in g
+    weights: Weights  # of old d and new g
     squares: list[Tensor] | None = None  # v before the step; None in the identity metric
-    square_weights: Sequence[Weights] = ()  # with which v takes in g^2: each tensor has its own count
+    square_weights: Sequence[Weights] = ()  # of old v and new g^2: each tensor has its own count
     present: Sequence[bool] = ()  # whether each tensor has a gradient; in a metric only
     eps: float = 0.0
     moves: bool = False  # whether the Euclidean length of the move is needed
@@ -91,7 +91,7 @@ class Moments:
     def extras(self, numbers: Numbers, block: Block) -> list[Array]:
         """<g, x>, ||D^-1 g||^2, <d, center>, and for `moves` in a metric ||D^-1 d||^2 and <D^-1 d, x>.
 
-        The third completes <d, x>, of which sums of blocks with a centre have <d, x - center>.
+        The third completes <d, x>, because sums of blocks with a centre have <d, x - center>.
         """
         columns = [block.params, self.grads]
         if self.squares is not None:
@@ -122,7 +122,7 @@ class Moments:
         return [numbers.total(parts) for parts in found]
 
     def keep(self, ok: Array, store: Store) -> None:
-        """Store the new averages; those that a part has written into the state are there already."""
+        """Store the new averages, unless a part has already written them into the state."""
         if self.written and self.in_place and not self.fresh:
             return
         slopes, squares = (self.averages, self.squares or []) if self.written else (self.slopes, self.new_squares)
@@ -134,21 +134,21 @@ class Moments:
 
 @dataclass
 class Views:
-    """Parts of the vectors that a device makes, in the shapes of the tensors, by their places in the block."""
+    """Parts of the vectors of a device, in the shapes of the tensors, by their positions in the block."""
 
     slopes: dict[int, Tensor] = field(default_factory=dict)
     directions: dict[int, Tensor] = field(default_factory=dict)
-    metrics: dict[int, Tensor] = field(default_factory=dict)  # none where no search needs them
+    metrics: dict[int, Tensor] = field(default_factory=dict)  # empty if no search needs them
 
 
 @dataclass
 class DeviceMoments(Moments):
     """The same on a device, in few launches: tensors are joined into long vectors, and nothing is read back.
 
-    State is written in place where the step is taken, so that a captured step finds it again.
+    State is written in place if the step is taken, so that a captured step finds it again.
     """
 
-    steps: Sequence[Tensor] = ()  # of each tensor, the gradients that v has taken in
+    steps: Sequence[Tensor] = ()  # for each tensor, the number of gradients in v
     counts: Tensor | None = None  # the same in one vector
     beta2: float = 0.0
 
@@ -171,7 +171,7 @@ class DeviceMoments(Moments):
             block.metrics = self.metrics = [views.metrics[i] for i in range(size) if i in views.metrics]
 
     def _square_weights(self, numbers: Numbers) -> Tensor:
-        """How much of g^2 each tensor's v takes in; nothing where there is no gradient."""
+        """The weight of g^2 in the new v of each tensor; 0 if there is no gradient."""
         self.counts = torch.stack(list(self.steps))
         wide = any(v.dtype is torch.float64 for v in self.squares or ())
         new: Tensor = corrected_weight(numbers.column(self.counts) if wide else self.counts, self.beta2)
@@ -218,7 +218,7 @@ class DeviceMoments(Moments):
         lengths = [*slopes, *(over if self.moves else over[1:])]
         norms = torch.stack(torch._foreach_norm(lengths, 2, numbers.dtype))
         scales, squares = scale_of(norms), norms.square()
-        # Divided by their norms, lest products leave the range of f32.
+        # Divided by their norms, so that products stay in the range of f32.
         scaled = [t / scale for t, scale in zip(slopes, scales, strict=False)]
         dots = torch.stack([torch.dot(t, x) for t in scaled]) * scales[: len(scaled)]
         self._found[0].append(dots[0])
@@ -240,7 +240,7 @@ class DeviceMoments(Moments):
         return self._centered(numbers, block, sums)
 
     def keep(self, ok: Array, store: Store) -> None:
-        """Write the new averages where the step is taken."""
+        """Write the new averages if the step is taken."""
         columns = [self.averages, *([] if self.squares is None else [self.squares])]
         for members, vectors in zip(self._members if self.made else (), self._new if self.made else (), strict=True):
             held = [[column[i] for i in members] for column in columns]
@@ -272,19 +272,19 @@ def _buckets(params: Sequence[Tensor], grads: Sequence[Tensor], size: int) -> It
 def _spread_views(
     tensors: dict[int, Tensor], members: Sequence[int], shapes: Sequence[torch.Size], vector: Tensor
 ) -> None:
-    """Put views of a vector, in these shapes, at the places of the members."""
+    """Put views of a vector, in these shapes, at the positions of the members."""
     parts = vector.split([math.prod(shape) for shape in shapes])
     for i, part, shape in zip(members, parts, shapes, strict=True):
         tensors[i] = part.view(shape)
 
 
 def overflows(g: Tensor) -> bool:
-    """Whether the square of an entry is beyond the range of its dtype: v would be infinite for ever."""
+    """Whether the square of an entry is beyond the range of its dtype: v would stay infinite."""
     return g.numel() > 0 and not math.isfinite(widened(g).abs().amax().square().item())
 
 
 def metrics(squares: list[Tensor], eps: float) -> list[Tensor]:
-    """D = sqrt(v) + eps of each tensor; with hardly any eps, entries without a gradient get one to be divided by."""
+    """D = sqrt(v) + eps of each tensor; if eps is almost 0, entries without a gradient get a D above 0."""
     found = list(torch._foreach_sqrt(squares))
     if eps:
         torch._foreach_add_(found, eps)
@@ -295,5 +295,5 @@ def metrics(squares: list[Tensor], eps: float) -> list[Tensor]:
 
 
 def least_metric(dtype: torch.dtype) -> float:
-    """What D is at least: an eps below may be 0 in the precision of the tensors."""
+    """A lower bound for D: a smaller eps may be 0 in the precision of the tensors."""
     return math.sqrt(torch.finfo(dtype).tiny)

@@ -1,4 +1,4 @@
-"""Where the numbers of a step live: on the host, as NumPy doubles, or on the device, as tensors never read back.
+"""The numbers of a step: on the host, as NumPy doubles, or on the device, as tensors that are never read back.
 
 Optimizers use both in the same way: both make scalars, add up, and search for the dual variable.
 """
@@ -21,14 +21,14 @@ from proxsps.core.rounds import refine_zero
 from proxsps.optim.blocks import Block
 from proxsps.optim.refine import POINTS, refine_dual
 
-array_namespace(torch.empty(0))  # so that a compiled step finds it known, and is compiled once
+array_namespace(torch.empty(0))  # fills its cache, so that a step is compiled only once
 
 LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
 ROUNDS = {False: 4, True: 7}  # of a search on a device, in single and in double precision
 
 
 class Numbers(ABC):
-    """Scalars of one step, and what is done with them."""
+    """Scalars of one step, and operations on them."""
 
     dtype: torch.dtype = torch.float64  # of sums over tensors
 
@@ -37,7 +37,7 @@ class Numbers(ABC):
         """A number, from a tensor or a Python float."""
 
     def number(self, value: Tensor | Array | float) -> Array | float:
-        """A number that may stay one of Python where that saves an operation."""
+        """A number that may stay a Python number if that saves an operation."""
         return self.scalar(value)
 
     @abstractmethod
@@ -58,14 +58,14 @@ class Numbers(ABC):
 
     @abstractmethod
     def refuses(self, ok: Array) -> bool:
-        """Whether to stop here because `ok` is false; a device does not look, and masks what it writes."""
+        """Whether to stop here because `ok` is false; a device does not read it, and masks what it writes."""
 
     def vanishes(self, number: Array) -> bool:
-        """Whether to stop here because a number is not positive; a device does not look."""
+        """Whether to stop here because a number is not positive; a device does not read it."""
         return False
 
     def unchecked(self) -> AbstractContextManager[Any]:
-        """Where numbers that are not finite are calculated with in silence."""
+        """A context without warnings about numbers that are not finite."""
         return nullcontext()
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Host(Numbers):
 
     def column(self, values: Tensor) -> Array:
         """An array of doubles."""
-        if type(values) is not Tensor or torch._is_functional_tensor(values):  # whose memory is not what they stand for
+        if type(values) is not Tensor or torch._is_functional_tensor(values):  # memory may not hold their entries
             return np.array([value.item() for value in values.unbind()], np.float64)
         return values.double().numpy()
 
@@ -187,7 +187,7 @@ class Device(Numbers):
         return torch.full((), value, dtype=self.dtype, device=self._device)  # a kernel, not a copy from the host
 
     def number(self, value: Tensor | Array | float) -> Array | float:
-        """A 0-d tensor of a tensor; of a number itself, as a float."""
+        """A 0-d tensor from a tensor; a float from a number."""
         return self.scalar(value) if isinstance(value, Tensor) else float(value)
 
     def vector(self, values: Sequence[Tensor | Array | float]) -> Array:
@@ -225,7 +225,7 @@ class Device(Numbers):
         return ok
 
     def refine(self, evaluate: Callable[[Array], Array], like: Array, points: int) -> Found:
-        """The dual variable by a fixed number of rounds, the first of which has so many points."""
+        """The dual variable by a fixed number of rounds; the first round has this number of points."""
         fewer = (points > 4 * POINTS) + (points > 32 * POINTS)
         return refine_dual(evaluate, like, self._rounds - fewer, points)
 

@@ -1,4 +1,4 @@
-"""Passes over the tensors of a block with torch alone: inner products, and updates in one sweep."""
+"""Passes over the tensors of a block without the kernels: inner products, and updates in one sweep."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from proxsps.optim.lists import join
 
 DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on the CPU
 
-# Entries up to which a tensor is joined with others, and entries that these make up together.
-LAUNCHES = (1 << 24, 1 << 24)  # on an accelerator, where each call is dear
-COPIES = (1 << 12, 1 << 15)  # on the CPU, where copies are dear, longer ones also by threads and fresh memory
+# Entries up to which a tensor is joined with others, and limit on the entries of all of these together.
+LAUNCHES = (1 << 24, 1 << 24)  # on an accelerator, where each call is expensive
+COPIES = (1 << 12, 1 << 15)  # on the CPU, where copies are expensive, long ones also because of threads and new memory
 
 
 def widened(x: Tensor) -> Tensor:
@@ -26,12 +26,12 @@ def widened(x: Tensor) -> Tensor:
 
 
 def flat(x: Tensor) -> Tensor:
-    """The entries as one vector, in f32 at least."""
+    """The entries as one vector, in at least f32."""
     return widened(_vector(x))
 
 
 def joined(tensors: Iterable[Tensor]) -> Tensor:
-    """The entries of tensors of one dtype as one vector, in f32 at least."""
+    """The entries of tensors of one dtype as one vector, in at least f32."""
     return widened(join(list(tensors)))
 
 
@@ -40,7 +40,7 @@ def _vector(x: Tensor) -> Tensor:
 
 
 def pieces(*parts: Tensor, piece: int = DOT) -> Iterable[tuple[Tensor, ...]]:
-    """Vectors, cut alike into pieces that one dot product takes."""
+    """Vectors, cut in the same way into pieces for one dot product each."""
     if parts[0].numel() <= piece or not parts[0].is_cpu:
         return [parts]
     return zip(*(part.split(piece) for part in parts), strict=True)
@@ -74,7 +74,7 @@ def vectors(block: Block, coupled: bool, small: int, bucket: int) -> Iterator[tu
 def pair_sums(pairs: Iterable[tuple[Tensor, ...]], points: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """||d||^2, <d, x> and, for `points`, ||x||^2 of each pair (x, d) of vectors; <d, e> for triples (x, d, e)."""
     d_sq, d_dot_x, x_sq = [], [], []
-    for x, d, *e in pairs:  # <d, x> reads two streams at once, and leaves d in the cache for its square
+    for x, d, *e in pairs:  # <d, x> reads both at once, and leaves d in the cache for its square
         d_dot_x.append(torch.dot(d, x))
         d_sq.append(torch.dot(d, e[0] if e else d))
         if points:
@@ -98,7 +98,7 @@ def wide_sums(
 
 
 def scale_of(norm: Tensor) -> Tensor:
-    """A norm that f32 can be divided by: where it is tiny or infinite, the nearest number of f32."""
+    """A norm that f32 can be divided by: if it is tiny or infinite, the nearest number of f32."""
     single = torch.finfo(torch.float32)
     return norm.clamp(single.tiny, single.max)
 
@@ -128,7 +128,7 @@ def bucketed(
 
 
 def moved_sq(block: Block) -> float | None:
-    """||x - x_0||^2 of a block, estimated from the sample of its start; None where that is not a simple view of x."""
+    """||x - x_0||^2 of a block, estimated from the sample of its start; None if that is not a simple view of x."""
     if not comparable(block):
         return None
     distance, sizes = Distance(block.starts or ()), [x.numel() for x in block.params]
@@ -158,7 +158,7 @@ class Distance:
         self.moved_sq = 0.0
 
     def add(self, members: Sequence[int], sizes: Sequence[int], low: int, x: Tensor) -> None:
-        """Compare the entries from `low` on of one tensor, or all those of several that are joined."""
+        """Compare the entries from `low` on of one tensor, or all entries of several joined tensors."""
         if len(members) == 1:
             first = -low % STRIDE
             own, start = x[first::STRIDE], self._starts[members[0]]
@@ -174,7 +174,7 @@ class Distance:
 
 @lru_cache(maxsize=64)
 def _joined_sample(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Places of the sampled entries of joined tensors, and for how many entries each of them stands."""
+    """Positions of the sampled entries of joined tensors, and the number of entries that each stands for."""
     places: list[int] = []
     scales: list[float] = []
     first = 0
@@ -193,7 +193,7 @@ def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Ten
 
 
 def update(block: Block, keep: float, move: float) -> None:
-    """x <- keep x + move d on the host, in one pass over memory where that is safe."""
+    """x <- keep x + move d on the host, in one pass over memory if that is safe."""
     decay = safe_decay(keep, move)
     if decay is not None and stored(block.params) and stored(block.along):
         fused_sgd(block.params, block.along, -move, decay)
@@ -206,7 +206,7 @@ def update(block: Block, keep: float, move: float) -> None:
 
 
 def safe_decay(keep: float, move: float) -> float | None:
-    """(keep - 1) / move, a factor on x in one pass with the move; None where this quotient leaves the range of f32.
+    """(keep - 1) / move, a factor on x in one pass with the move; None if this quotient leaves the range of f32.
 
     It is lam / u, which is too large for huge slopes.
     """

@@ -36,12 +36,11 @@ class ProxSPS(CappedPolyak):
 
     With `cap="matched"`, gradient step and regulariser have the same size,
     $x^{k+1} = \mathrm{prox}_{\tau\varphi}(x^k - \tau d_k)$, where $\tau$ is the smallest size at which the linear model
-    reaches $C$, or the cap if it stays above. Weight decay then follows the step, and not the cap.
+    reaches $C$, or the cap if it stays above. Weight decay then follows the step, not the cap.
 
-    Without a learning rate (`lr=None`), the cap is how far the run has come,
-    $A_k = 0.85\,\bar r_k / \sqrt{\hat G_k}$: $\bar r_k$ is the largest distance from the start, and $\hat G_k$ adds up
-    the squared norms of the gradients. The `lr` of a group is then a factor on its step, which starts at 1; schedulers
-    scale it.
+    Without a learning rate (`lr=None`), the cap is the distance cap $A_k = 0.85\,\bar r_k / \sqrt{\hat G_k}$:
+    $\bar r_k$ is the largest distance from the start so far, and $\hat G_k$ adds up the squared norms of the gradients.
+    The `lr` of a group is then a factor on its step, which starts at 1; schedulers scale it.
 
     Args:
         params: parameters or parameter groups.
@@ -51,17 +50,17 @@ class ProxSPS(CappedPolyak):
         regularizer: any other regulariser, instead of `weight_decay`.
         lower_bound: $C$, which the loss never falls below. 0 is right for losses that are never negative. None for
             losses whose bound is not known: nothing is truncated, and the step is the cap.
-        momentum: $\beta$, how much of the averages stays in each step; 0 for the loss of the batch alone. One tensor of
-            state per parameter.
+        momentum: $\beta$, the weight of the old averages in each step; 0 for the loss of the batch alone. Needs one
+            tensor of state per parameter.
         cap: "proximal" for the step above, or "matched". None for "proximal" with an `lr`, "matched" without.
         distance_cap: whether $A_k$ is a cap too. None for True without an `lr`, False with one. State is one entry in
-            17 of each parameter.
+            17 of each parameter at the start.
         max_move: limit on the Euclidean length of the move of all parameters together; a longer one is shortened to it.
-        process_group: ranks whose losses and sums make one step. None for the default group, where torch.distributed
-            runs with several ranks; a group; or False where each rank trains a model of its own.
-        check_replicas: compare steps and replicas of all ranks after every step, bit by bit; slow, for debugging.
-        fused: True for the compiled CPU kernels, False for plain torch, None for the first where it applies.
-        capturable: never read a number back to the host, also on the CPU (on accelerators this is so anyway).
+        process_group: ranks whose losses and sums make one step. None for the default group, if torch.distributed
+            runs with several ranks; a group; or False if each rank trains its own model.
+        check_replicas: compare steps and replicas of all ranks bitwise after every step; slow, for debugging.
+        fused: True for the compiled CPU kernels, False for plain torch, None for the kernels where they apply.
+        capturable: never read a number back to the host, also on the CPU (on accelerators this is always the case).
     """
 
     def __init__(

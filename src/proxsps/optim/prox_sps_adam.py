@@ -33,15 +33,15 @@ class ProxSPSAdam(CappedPolyak):
 
     Args:
         params: parameters or parameter groups.
-        lr: $\alpha_k$, a further cap on the step; None for none.
-        betas: how much of $d$ and of $v$ stays in each step.
+        lr: $\alpha_k$, a further cap on the step; None for no learning rate.
+        betas: the weights of the old $d$ and $v$ in each step.
         eps: $\epsilon$ of the metric.
         weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|_D^2$: decay by $1/(1 + \tau\lambda)$, decoupled from the
             metric as in AdamW.
         regularizer: another regulariser, instead of `weight_decay`. It needs an exact prox in a diagonal metric; `L2`
             as a regulariser is Euclidean.
         lower_bound: as in `ProxSPS`.
-        cap: "matched", or "proximal" for the step of `ProxSPS`, whose regulariser follows the caps and not the step.
+        cap: "matched", or "proximal" for the step of `ProxSPS`, whose regulariser follows the cap, not the step.
             None for "matched".
         distance_cap: whether $A_k$ is a cap. None for True without an `lr`, False with one.
         max_move: as in `ProxSPS`.

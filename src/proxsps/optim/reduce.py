@@ -28,7 +28,7 @@ PLACE = 0x1B873593CC9E2D51  # an arbitrary number below the prime
 
 
 class Ranks:
-    """The ranks of a process group, looked up when a step is taken; one rank where there is no group.
+    """The ranks of a process group, looked up when a step is taken; one rank if there is no group.
 
     Args:
         group: None for the default group, if torch.distributed runs; a group; False for a rank that steps alone.
@@ -49,7 +49,7 @@ class Ranks:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._group not in (None, False):
             raise TypeError(
-                "An optimizer with a process_group of its own cannot be pickled, because the group lives in this "
+                "An optimizer with its own process_group cannot be pickled, because the group exists only in this "
                 "process; save its state_dict() instead."
             )
         return Ranks, (self._group, self.check)
@@ -61,12 +61,12 @@ class Ranks:
 
     @property
     def size(self) -> int:
-        """How many ranks step together."""
+        """The number of ranks that step together."""
         if self._group is False or not dist.is_available() or not dist.is_initialized():
             return 1
         size = dist.get_world_size(self._group)
         if size < 1:
-            raise ValueError("This rank is not in the process_group of the optimizer; give it one that it is in.")
+            raise ValueError("This rank is not in the process_group of the optimizer; pass a group that contains it.")
         return size
 
     def cover(self, mesh: DeviceMesh) -> bool:
@@ -78,14 +78,14 @@ class Ranks:
         return mesh in self._covered
 
     def sum(self, *arrays: Array, multiple: int = 1) -> list[Array]:
-        """Sums over the ranks of arrays of one library and dtype, in one all-reduce of some multiple in length."""
+        """Sums over the ranks of arrays of one library and dtype, in one all-reduce of padded length."""
         pack = torch.as_tensor(flatten(arrays))
         pack = torch.nn.functional.pad(pack, (0, -len(pack) % multiple))
         dist.all_reduce(pack, group=self._group)
         return unflatten(array_namespace(*arrays).asarray(pack), arrays)
 
     def compare(self, tau: Tensor, params: Iterable[tuple[str, Tensor]]) -> None:
-        """Raise on every rank, where replicas on some rank have another step or other bits than on the first."""
+        """Raise on every rank if step or replicas of some rank differ bitwise from the first rank."""
         names, flags = ["tau"], [_differs(tau, self._group)]
         for name, param in params:
             for local, group in _replicas(param, self._group):
@@ -104,7 +104,7 @@ class Ranks:
 
 
 class Joint(NamedTuple):
-    """What a step is solved with, over all ranks."""
+    """The numbers of a step over all ranks."""
 
     m: Array  # mean of the losses
     C: Array  # mean of the lower bounds
@@ -112,7 +112,7 @@ class Joint(NamedTuple):
     extras: list[Array]
     travelled: list[Array]
     agreed: Array  # whether all ranks have gradients for the same parameters
-    active: Array  # how many ranks step; the others have run out of batches
+    active: Array  # number of ranks that step; the others have run out of batches
 
 
 def join(
@@ -130,10 +130,10 @@ def join(
 ) -> Joint:
     """Add up over the ranks, in one all-reduce; losses and bounds are weighted by `weight`.
 
-    Every sum over a block is divided by the number of ranks that hold the same entries; `travelled` has been before. So
-    all ranks continue with the same bits, also where replicas were summed in different order. What is not finite on one
-    rank is not finite on any. A rank that is not `active` has run out of batches: it adds nothing, and only keeps the
-    all-reduce complete.
+    Every sum over a block is divided by the number of ranks that hold the same entries; `travelled` already is. So all
+    ranks continue with bitwise the same numbers, even if replicas were summed in different order. A number that is not
+    finite on one rank is not finite on any. A rank that is not `active` has run out of batches: it adds nothing, and
+    only keeps the all-reduce complete.
     """
     w, present = numbers.scalar(weight), numbers.scalar(float(active))
     words = present * numbers.vector(_words(blocks))
@@ -151,7 +151,7 @@ def join(
             "before the step (DistributedDataParallel, fully_shard); ranks that train different models need "
             "process_group=False."
         )
-    part = active_ranks / ranks.size if ranks.joined_divide else 1.0  # of the gradient, which has no more than this
+    part = active_ranks / ranks.size if ranks.joined_divide else 1.0  # the part that the gradient has of the mean
     whole = ranks.size / active_ranks  # replicas that sit out leave their share of the sums to the others
     totals = [whole * total for total in totals]
     places = len(sums), len(sums) + len(extras)
@@ -162,8 +162,8 @@ def join(
 def _words(blocks: Sequence[Block]) -> list[float]:
     """Which parameters of which blocks have gradients, as four numbers below 2^16.
 
-    The value at a fixed place, modulo a prime, of the polynomial whose coefficients are the places of the parameters:
-    two lists that differ in one place never share it, others by chance, which is 2^-61.
+    The value at a fixed point, modulo a prime, of the polynomial whose coefficients are the positions of the
+    parameters: two lists that differ in one position never have the same value, others with probability 2^-61.
     """
     value = 0
     for block in blocks:
@@ -198,7 +198,7 @@ def _differs(local: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def _replicas(param: Tensor, group: ProcessGroup | None) -> Iterator[tuple[Tensor, ProcessGroup | None]]:
-    """What this rank holds of a parameter, with each group of ranks that hold the same."""
+    """The part of a parameter on this rank, with each group of ranks that hold the same part."""
     if not _is_distributed(param):
         yield param, group
         return
@@ -209,5 +209,5 @@ def _replicas(param: Tensor, group: ProcessGroup | None) -> Iterator[tuple[Tenso
 
 
 def _is_distributed(param: Tensor) -> TypeGuard[DTensor]:
-    """Whether a parameter is a DTensor, told without loading the class."""
+    """Whether a parameter is a DTensor, without loading the class."""
     return getattr(param, "device_mesh", None) is not None

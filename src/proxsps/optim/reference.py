@@ -1,6 +1,6 @@
-"""The methods in the paper's order, one line a formula, for one parameter vector: what the fast code must agree with.
+"""The methods in the paper's order, one line per formula, for one parameter vector. The fast code must agree with it.
 
-Slow and plain on purpose: no groups, no blocks, no reductions shared between methods. Tests step both together.
+Slow and plain on purpose: no groups, no blocks, no reductions shared between methods. Tests run both together.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from proxsps.core.dual import Found
 
 POINTS = 7
 POWER = 6  # the first points are (k/n)^6, closer together towards 0
-FAR = 100.0  # ratio of the heights at the ends of a bracket from which on it is worth a look which end is better
+FAR = 100.0  # ratio of the heights at the ends of a bracket from which on the better end is chosen
 
 
 def refine_dual(evaluate: Callable[[Tensor], Tensor], like: Tensor, rounds: int, first: int = POINTS) -> Found:
@@ -30,7 +30,7 @@ def refine_dual(evaluate: Callable[[Tensor], Tensor], like: Tensor, rounds: int,
     Args:
         evaluate: points u in ascending order, shape (points,) -> h(u).
         like: a 0-d tensor, which names dtype and device.
-        rounds: how often to evaluate.
+        rounds: the number of rounds.
         first: the number of points of the first round.
     """
     u = torch.linspace(0.0, 1.0, first, dtype=like.dtype, device=like.device) ** POWER
@@ -48,7 +48,7 @@ def refine_dual(evaluate: Callable[[Tensor], Tensor], like: Tensor, rounds: int,
     # On a bend the chord is a poor estimate. Then the upper end is better if its duality gap is smaller.
     bent = (below < -FAR * above) & (torch.addcmul(above, high, below) > 0)
     u = torch.where(bent, high, zeros[1])
-    # Where the two ends are one point, h has one sign on all of [0, 1].
+    # If the two ends are one point, h has one sign on all of [0, 1].
     outside = low == high
     h = torch.where(outside, above, torch.where(bent, below, 0.0))
     # Beyond the cap h continues as between the last two points of the first round.
@@ -69,5 +69,5 @@ def _nearest(known: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
     u, h = four
     step = four[:, :-1] - four[:, 1:]
     zeros = torch.addcmul(u[:-1], h[:-1], step[0] / step[1], value=-1)
-    # Inside the bracket; a line through a point and itself is none, and gets its lower end.
+    # Inside the bracket; for a line through a point and itself, its lower end.
     return four, torch.fmin(torch.fmax(zeros, u[1]), u[2])

@@ -26,7 +26,7 @@ class SavesState(Optimizer):
         raise NotImplementedError
 
     def _register_hooks(self) -> None:
-        # torch types hooks for any optimizer, and calls them with the one that they are registered with.
+        # torch annotates hooks for any optimizer, and calls them with the one that they are registered with.
         self.register_state_dict_post_hook(cast(Any, _only_plain_data))
         self.register_load_state_dict_pre_hook(cast(Any, _remember))
 
@@ -41,7 +41,7 @@ class SavesState(Optimizer):
     def _restore(self, state: dict[Any, Any]) -> None:
         """Undo what torch does to loaded state: it casts all of it to the dtypes of the parameters.
 
-        What is left are copies, so that later steps do not change the dictionary they come from.
+        The result holds copies, so that later steps do not change the loaded dictionary.
         """
         loading, self._loading = self._loading or {"param_groups": (), "state": {}}, None
         params = [p for group in self.param_groups for p in group["params"]]
@@ -82,27 +82,27 @@ class SavesState(Optimizer):
 
 
 def _only_plain_data(opt: SavesState, state: dict[str, Any]) -> None:
-    """Make a dictionary of state one of plain data (regularisers as text) and copies, which do not follow later steps.
+    """Turn a dictionary of state into plain data (regularisers as text) and copies, which later steps do not change.
 
-    A hook, because hooks of the user, which come after it, are to see what will be saved.
+    This is a hook, so that the user's hooks, which run after it, get what will be saved.
     """
     state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
     params = [p for group in opt.param_groups for p in group["params"]]
     owners = dict(zip((i for group in state["param_groups"] for i in group["params"]), params, strict=True))
     for i, own in list(state["state"].items()):
-        if i in owners and isinstance(own, dict):  # else it is the user's
+        if i in owners and isinstance(own, dict):  # else it is the user's own entry
             state["state"][i] = {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
 
 
 def _remember(opt: SavesState, state: dict[str, Any]) -> None:
-    """Keep hold of a dictionary that is being loaded, of which torch makes one in the dtypes of the parameters."""
+    """Keep the dictionary that is being loaded; torch casts its own copy to the dtypes of the parameters."""
     opt._loading = state
 
 
 def _keep_regularizer(group: dict[str, Any], phi: Regularizer | None) -> None:
     """Give a loaded group the regulariser it was constructed with, which a checkpoint has only as text."""
     saved, group["regularizer"] = group["regularizer"], phi
-    if _plain(saved) != _plain(phi):  # a dictionary without one gets the default, which is no text
+    if _plain(saved) != _plain(phi):  # without an entry, `saved` is the default, not a text
         text = f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
         warnings.warn(text, UserWarning, stacklevel=6)
 

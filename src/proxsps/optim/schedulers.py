@@ -1,4 +1,4 @@
-"""Every alpha_k of the paper, and a cool-down, as ordinary torch schedulers: call `step()` once an epoch, or step.
+"""Every alpha_k of the paper, and a cool-down, as torch schedulers: call `step()` once per epoch, or once per step.
 
 The formulas are those of `proxsps.core.schedules`; a scheduler only keeps count.
 """
@@ -20,7 +20,7 @@ from proxsps.optim.base import PolyakOptimizer
 class SqrtLR(LRScheduler):
     r"""$\alpha_k = \alpha_0 / \sqrt{k+1}$.
 
-    Stepped once an epoch it is the paper's `sqrt` schedule, stepped once a step that of its theorems.
+    With `step()` once per epoch it is the paper's `sqrt` schedule, with `step()` once per step that of its theorems.
     """
 
     def get_lr(self) -> list[float | Tensor]:
@@ -49,7 +49,7 @@ class StronglyConvexLR(LRScheduler):
         optimizer: the optimizer.
         lam: strong convexity of the regulariser, for instance `weight_decay`.
         k_0: offset of the first form; large enough that alpha_0 meets the step condition of the smooth convex theorem.
-        bounded: take the second form, for losses with bounded subgradients.
+        bounded: use the second form, for losses with bounded subgradients.
         last_epoch: count to start after.
     """
 
@@ -73,11 +73,11 @@ class StronglyConvexLR(LRScheduler):
 
 
 class CoolDown(LRScheduler):
-    r"""$\alpha_k = \alpha_0$, then on a line to 0 over the last part of training. Call `step()` once a step.
+    r"""$\alpha_k = \alpha_0$, then linearly to 0 over the last part of training. Call `step()` once per step.
 
-    Most of what a smaller step at the end of training gives is had from the last quarter. Without a learning rate
-    (`lr=None`) the `lr` of a group is a factor on the step size that the optimizer chooses, and starts at 1: the factor
-    cools down, and nothing has to be chosen but the number of steps.
+    Most of the gain from smaller steps comes from the last quarter of training. Without a learning rate (`lr=None`) the
+    `lr` of a group is a factor on the step size that the optimizer chooses, and starts at 1: the factor falls to 0, and
+    only the number of steps has to be chosen.
 
     Args:
         optimizer: any torch optimizer.
@@ -103,10 +103,10 @@ class AdaptiveLR(LRScheduler):
     r"""$\alpha$ of the next epoch = median adaptive step $\zeta_k$ of the last one, at most the base lr.
 
     The paper's remedy for a $\zeta_k$ that has fallen far below $\alpha_k$, where every step shrinks the weights much
-    more than it moves them along the gradient. Call `step()` once an epoch; a hook observes the steps in between.
+    more than it moves them along the gradient. Call `step()` once per epoch; a hook observes the steps in between.
 
     Args:
-        optimizer: one of this package's.
+        optimizer: an optimizer of this package.
         factor: multiplies the median.
         last_epoch: count to start after.
     """
@@ -122,7 +122,7 @@ class AdaptiveLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def _observe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # torch types the hook for any optimizer, and calls it with the one that has it.
+        # torch annotates the hook for any optimizer, and calls it with the one that it is registered with.
         last = cast(PolyakOptimizer, optimizer).last_step
         if last is not None:
             self.zetas.append(last.zeta)

@@ -1,6 +1,6 @@
 """The search of a step over curves: for the dual variable, or for the step of the matched cap.
 
-Large problems start from a sample of their entries, which tells about where to look.
+Large problems start from a sample of their entries, which gives an estimate of the root.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from proxsps.optim.parts import Curve, Lines, Part, Sums
 from proxsps.optim.reduce import Ranks
 from proxsps.optim.refine import POINTS
 
-SAMPLE, COARSEST = 16, 64  # a search starts from what one in so many entries says: one in 16, of many entries fewer
-ENOUGH = 1 << 18  # entries of a sample that tell the root to half a percent: more of them cost more than they save
-WORTH = 1 << 20  # entries from which on a pass over a sample is worth its while
+SAMPLE, COARSEST = 16, 64  # a search starts from a sample of one entry in 16; one in 64 if there are many
+ENOUGH = 1 << 18  # entries of a sample that give the root to half a percent: more cost more than they save
+WORTH = 1 << 20  # entries from which on a pass over a sample saves time
 
 Gap = Array | float | Callable[[Array, Array], Array]  # m - C, or how it follows from <g, x> and <d, x>
 
@@ -36,8 +36,8 @@ class Search:
         blocks: the blocks of the step.
         lines: the part of the blocks whose prox is affine, None without any.
         curves: the other parts; the list may be changed until the search begins.
-        numbers: where the numbers of the step live.
-        ranks: the ranks that take it together.
+        numbers: where the numbers of the step are computed.
+        ranks: the ranks that take the step together.
         sharded: whether ranks hold pieces of the curves.
     """
 
@@ -60,18 +60,18 @@ class Search:
         return [*self.curves] if self.lines is None else [self.lines, *self.curves]
 
     def begin(self, columns: Sequence[Array], gap: Gap, curve: Curve) -> Array:
-        """Points for the pass that makes the sums of a curve, the last part; none where they would be of no use.
+        """Points for the pass that computes the sums of a curve, the last part; none if they would not help.
 
         Args:
             columns: sums of the blocks so far.
-            gap: m - C, or how it follows from sums; infinity where the step will be the cap.
+            gap: m - C, or a function of sums that gives it; infinity if the step will be the cap.
             curve: the part.
         """
         self._start = self._first_points(columns, gap, curve)
         return np.empty(0) if self._start is None else self._start
 
     def _first_points(self, columns: Sequence[Array], gap: Gap, curve: Curve) -> Array | None:
-        """Those points, None where there are none."""
+        """The points, or None."""
         if not callable(gap):
             return self._guess(self._known_line(columns, gap))
         if not self._samples:
@@ -139,7 +139,7 @@ class Search:
         return find_matched(heights, gap, d_sq, longest, partial(self._zero, gap, start))
 
     def _ray_start(self, heights: Callable[..., tuple[Array, Array]], gap: Array, d_sq: Array, longest: Array) -> Array:
-        """Points for the first round on the ray: 1, and where a sample of the entries says that the zero is."""
+        """Points for the first round on the ray: 1, and around the zero that a sample of the entries gives."""
         numbers = self.numbers
         if isinstance(numbers, Device) or not self._samples or gap <= 0:
             return np.ones(1)
@@ -167,7 +167,7 @@ class Search:
         return self.numbers.find_zero(evaluate, gap, *self._stopping(gap), start)
 
     def _stopping(self, gap: Array) -> tuple[Array, Array, float]:
-        """How exact a search has to be: its tolerance, the rounding of h, and that of the entries."""
+        """The accuracy of a search: its tolerance, the rounding of h, and that of the entries."""
         eps = max(curve.eps for curve in self.curves)
         products = sum(curve.share * curve.products_sq() for curve in self.curves)
         if self._sharded:
@@ -176,7 +176,7 @@ class Search:
 
     @property
     def _points(self) -> int:
-        """Of a round of the search; over shards the same on all ranks, whatever each of them holds."""
+        """Points of a round of the search; over shards the same on all ranks."""
         if self._sharded and isinstance(self.numbers, Device):
             return POINTS
         if self._sharded:
@@ -194,9 +194,9 @@ class Search:
         return not self._sharded and self._entries >= WORTH and not any(curve.kind == PROXES for curve in self.curves)
 
     def _guess(self, line: Line, doubt: float = 0.0) -> Array:
-        """Points for the first round: where a sample of the entries says that the root is, or all over [0, 1].
+        """Points for the first round: around the root that a sample of the entries gives, or all over [0, 1].
 
-        `doubt` is how much h(0) may be off.
+        `doubt` is the possible error of h(0).
         """
         if line.start == math.inf:
             return np.ones(1)

@@ -1,7 +1,7 @@
 """Sharded parameters (DTensor) as plain tensors: the shards themselves where the regulariser allows it, else whole.
 
-A regulariser that is a sum over the shards is applied to each rank's own. Any other one sees whole tensors: they and
-their gradients are gathered for the step, every rank solves the same, and keeps its shard of the result.
+A regulariser that is a sum over the shards is applied to each rank's own shard. Any other needs whole tensors: these
+and their gradients are gathered for the step, every rank solves the same step, and keeps its shard of the result.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from proxsps.regularizers import L2, Regularizer, Zero
 
 
 class Pieces(Regularizer):
-    """The regularisers of the shards that a rank holds of a group's tensors, by their places in the group."""
+    """The regularisers of a rank's shards of a group's tensors, by their positions in the group."""
 
     def __init__(self, pieces: dict[int, Regularizer]) -> None:
         self._pieces = pieces
 
     def at(self, index: int) -> Regularizer:
-        """That of one tensor."""
+        """The regulariser of one tensor."""
         return self._pieces[index]
 
     def value(self, x: Array) -> Array:
-        """Each tensor has a regulariser of its own."""
+        """Raises: each tensor has its own regulariser."""
         raise TypeError("The shards of a group have one regulariser each: call at(i).value(x) of the i-th tensor.")
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
-        """Each tensor has a regulariser of its own."""
+        """Raises: each tensor has its own regulariser."""
         raise TypeError(
             "The shards of a group have one regulariser each: call at(i).prox(z, alpha) for the i-th tensor."
         )
 
 
 def is_sharded(param: Tensor) -> TypeGuard[DTensor]:
-    """Whether a parameter is distributed over a mesh of ranks, be it in shards or in copies."""
+    """Whether a parameter is distributed over a mesh of ranks, in shards or in copies."""
     return isinstance(param, DTensor)
 
 
 def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks, kept: Container[Tensor] = ()) -> list[Block]:
     """The blocks of a group with distributed parameters: one for each number of shards that tensors are cut into.
 
-    Frozen ones that are `kept` come behind, in the same way.
+    Frozen parameters that are `kept` follow in the same way.
     """
     size, params = ranks.size, list(enumerate(group["params"]))
     frozen = [(i, p) for i, p in params if is_frozen(p) and takes_part(p, kept)]
@@ -82,7 +82,7 @@ def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks, kept: 
 
 
 def shard_count(param: Tensor, ranks: Ranks) -> int:
-    """Into how many shards a parameter is cut."""
+    """The number of shards of a parameter."""
     if not isinstance(param, DTensor):
         return 1
     mesh = param.device_mesh
@@ -90,13 +90,13 @@ def shard_count(param: Tensor, ranks: Ranks) -> int:
     if count > 1 and not ranks.cover(mesh):
         raise ValueError(
             f"A parameter is sharded over ranks {mesh.mesh.flatten().tolist()}, which do not all step together: leave "
-            "process_group at None, or give a group that has them all."
+            "process_group at None, or pass a group that contains them all."
         )
     return count
 
 
 def piece_of(phi: Regularizer, index: int, param: DTensor) -> Regularizer | None:
-    """The regulariser on this rank's shard of a parameter, None where it needs the whole."""
+    """The regulariser on this rank's shard of a parameter, None if it needs the whole tensor."""
     dims = tuple(placement.dim for placement in param.placements if hasattr(placement, "dim"))
     return None if phi.joint else phi.at(index).piece(param.ndim, dims, lambda array: cut(array, param))
 
@@ -112,19 +112,19 @@ def cut(array: Any, param: DTensor) -> Tensor:
 
 
 def _write_shard(param: DTensor, whole: Tensor) -> None:
-    """Give a parameter this rank's shard of its new entries."""
+    """Write this rank's shard of the new entries into a parameter."""
     param.to_local().copy_(cut(whole, param))
 
 
 def held_entries(held: Tensor, whole: bool) -> Tensor:
-    """What a block has of a state tensor: the shard of this rank, or all of it."""
+    """The part of a state tensor for a block: the shard of this rank, or all of it."""
     if not isinstance(held, DTensor):
         return held
     return held.full_tensor() if whole else held.to_local()
 
 
 def keep_entries(owner: Tensor, own: dict[str, Any], key: str, new: Tensor, whole: bool) -> bool:
-    """Keep new entries, a shard or all, as state that is sharded like its parameter; False for whole tensors."""
+    """Store new entries, a shard or all, in state that is sharded like its parameter; False for whole tensors."""
     if not isinstance(owner, DTensor):
         return False
     own[key] = sharded_like(owner, cut(new, owner) if whole else new, owner.shape)
@@ -141,11 +141,11 @@ def sharded_like(owner: DTensor, local: Tensor, shape: Sequence[int]) -> DTensor
 
 
 def rows_of(param: DTensor) -> Rows:
-    """The rows of this rank; raises where it has something else."""
+    """The rows of this rank; raises if its part is not a set of rows."""
     if any(getattr(p, "dim", 0) != 0 or type(p).__name__ == "_StridedShard" for p in param.placements):
         raise ValueError(
             f"The distance cap samples rows, and a parameter is sharded as {tuple(param.placements)}: shard it along "
-            "its first dim (Shard(0), as fully_shard does), or give lr a number and leave distance_cap out."
+            "its first dim (Shard(0), as fully_shard does), or pass a number as lr and leave distance_cap out."
         )
     shape, first = compute_local_shape_and_global_offset(param.shape, param.device_mesh, param.placements)
     count, total = (shape[0], param.shape[0]) if param.dim() else (1, 1)
@@ -164,13 +164,13 @@ def full_or_local(tensor: Tensor, param: Tensor, whole: bool) -> Tensor:
         )
     if whole:
         return tensor.full_tensor()
-    if tensor.placements != param.placements:  # a gradient that is still to be summed over ranks
+    if tensor.placements != param.placements:  # a gradient that still has to be summed over ranks
         tensor = tensor.redistribute(param.device_mesh, param.placements)
     return tensor.to_local()
 
 
 def _joined(phi: Regularizer, pieces: dict[int, Regularizer], size: int) -> Regularizer:
-    """The regularisers of single tensors as one for their block."""
+    """The regularisers of single tensors as one regulariser for their block."""
     if all(piece is phi for piece in pieces.values()):
         return phi
     if is_l2(phi):

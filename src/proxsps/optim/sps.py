@@ -44,7 +44,7 @@ class SPS(CoupledPolyak):
     $$x^{k+1} = x^k - \min\Big\{\alpha_k, \frac{\ell(x^k) - C}{c\,\|d_k\|^2}\Big\}\, d_k.$$
 
     This is the paper's baseline: the regulariser is part of the loss, and `lower_bound` bounds their sum. `ProxSPS`
-    treats the two apart.
+    treats the two separately.
 
     Args:
         params: parameters or parameter groups.
@@ -52,7 +52,7 @@ class SPS(CoupledPolyak):
         weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
         regularizer: another regulariser with a subgradient, instead of `weight_decay`.
         lower_bound: $C$, which the regularised loss never falls below.
-        c: divides the adaptive step; 1 is the truncated model's own.
+        c: divides the adaptive step; 1 gives the step of the truncated model.
         max_move: as in `ProxSPS`.
         process_group: as in `ProxSPS`.
         check_replicas: as in `ProxSPS`.

@@ -1,8 +1,8 @@
-"""The distance cap of a step: how far the parameters have come since the start, from a sample of their entries.
+"""The distance cap of a step: the distance of the parameters from the start, from a sample of their entries.
 
 State of a parameter: `start` holds the sampled entries of x_0, every 17th of the flat tensor (`proxsps.core.distance`).
-Of a sharded parameter, and in checkpoints, they are a matrix with one row for each row of the parameter, padded: it can
-be sharded and resharded as the parameter is.
+For a sharded parameter, and in checkpoints, they are a padded matrix with one row for each row of the parameter, which
+can be sharded and resharded like the parameter.
 The numbers rbar, G and k are in the groups.
 """
 
@@ -37,25 +37,25 @@ KEYS = ("reach", "g_sq", "k")
 
 
 class Distance:
-    """How far the run has come, and the cap that follows from it.
+    """The distance of the run from its start, and the cap that follows from it.
 
     Args:
         groups: the parameter groups.
         state: the optimizer's state.
-        numbers: those of the step.
+        numbers: the numbers of the step.
         ranks: the ranks that step together.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], state: State, numbers: Numbers, ranks: Ranks) -> None:
         self._groups, self._state, self._numbers = groups, state, numbers
         self._before = Travel(*(numbers.scalar(groups[0][key]) for key in KEYS))
-        # Whether this is the first step, as far as that can be known without waiting for a device.
+        # Whether this is the first step, if that is known without waiting for a device.
         self._first = not isinstance(numbers, Host) or bool(self._before.taken == 0)
         self._ranks = ranks
         self._fresh: list[tuple[Tensor, Tensor]] = []
         self._samples: list[Tensor] = []
         self._starts: list[Tensor] = []
-        self._factors: list[float] = []  # from the sum over a sample to that over all entries, and the share of a rank
+        self._factors: list[float] = []  # from a sum over a sample to one over all entries, times the rank's share
 
     def offer(self, blocks: Sequence[Block]) -> None:
         """Give blocks the start of their tensors, for parts that compare it while they sum (`Part.moved_sq`)."""
@@ -68,7 +68,7 @@ class Distance:
                 block.starts = starts
 
     def _owners(self) -> Iterator[Tensor]:
-        """All parameters with a gradient, and those that had one before."""
+        """All parameters that have a gradient, or had one before."""
         for group in self._groups:
             for param in group["params"]:
                 if param.grad is not None or "start" in self._state.get(param, ()):
@@ -86,7 +86,7 @@ class Distance:
         self._factors.append(found.share * found.size / max(1, sample_size(found.size)))
 
     def start(self) -> None:
-        """Make the state of all parameters with a gradient, where there is none."""
+        """Create the state of all parameters with a gradient, if there is none."""
         for owner in self._owners():
             self._take(owner)
         self._keep()
@@ -96,7 +96,7 @@ class Distance:
             self._state[owner]["start"] = start
 
     def sums(self, parts: Iterable[Part]) -> Array:
-        """||x - x_0||^2 and, where it may be needed, ||x||^2, of what this rank holds."""
+        """||x - x_0||^2 and, if it may be needed, ||x||^2, of the entries on this rank."""
         known: Array | float = 0.0
         blocks: list[Block] = []
         for part in parts:
@@ -145,7 +145,7 @@ class Distance:
 
 
 class Rows(NamedTuple):
-    """Which rows of a parameter a rank has: its entries are a stretch of the flat tensor."""
+    """The rows of a parameter on a rank: its entries are a contiguous part of the flat tensor."""
 
     first: int
     held: int
@@ -163,7 +163,7 @@ class Sample(NamedTuple):
     owner: Tensor
 
     def keep(self) -> Tensor:
-        """The entries as state: a vector, or for a sharded tensor a matrix that is sharded alike."""
+        """The entries as state: a vector, or for a sharded tensor a matrix that is sharded in the same way."""
         if self.rows is not None:
             from proxsps.optim.shards import is_sharded, sharded_like
 
@@ -210,7 +210,7 @@ def sampled(owner: Tensor, ranks: Ranks) -> Sample:
 
 
 def _width(rows: Rows) -> int:
-    """How many sampled entries a row has at most."""
+    """The largest number of sampled entries in a row."""
     return -(-rows.length // STRIDE)
 
 

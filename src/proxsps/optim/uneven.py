@@ -1,4 +1,4 @@
-"""Ranks with different numbers of batches, under torch's `Join`: those that are done keep the all-reduces complete."""
+"""Ranks with different numbers of batches, under torch's `Join`: finished ranks keep the all-reduces complete."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Shadow(JoinHook):
         join(ranks, numbers, blocks, zero, zero, 0.0, sums, *own, active=False)
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Take over the memory of a rank that stepped to the end, as DistributedDataParallel does the parameters."""
+        """Copy the memory of a rank that stepped to the end, as DistributedDataParallel copies the parameters."""
         opt, group = self._opt, self._opt._ranks.group
         opt._leave_join()
         last = torch.tensor(dist.get_rank(group) if is_last_joiner else -1, device=opt.join_device)
@@ -84,7 +84,7 @@ def _take_over(opt: Any, source: int, group: Any) -> None:
 
 
 class TakesUnevenInputs(Joinable):
-    """The part of an optimizer that `Join` talks to."""
+    """The part of an optimizer that `Join` calls."""
 
     param_groups: list[dict[str, Any]]
     _ranks: Ranks
@@ -117,7 +117,7 @@ class TakesUnevenInputs(Joinable):
         self._models: dict[weakref.ref[DistributedDataParallel], object] | None = None
 
     def _check_uneven(self) -> None:
-        """Raise an error if the all-reduce of this step would wait for ever once a rank runs out of batches."""
+        """Raise an error if the all-reduce of this step would wait forever once a rank runs out of batches."""
         if torch.compiler.is_compiling():
             return
         if self._models is None:
@@ -145,12 +145,12 @@ class TakesUnevenInputs(Joinable):
 
 
 def _shadows(config: _JoinConfig) -> bool:
-    """Whether ranks that are done continue to join the others' messages, rather than stopping all."""
+    """Whether finished ranks continue to join the others' messages, rather than stopping all ranks."""
     return config.enable and not config.throw_on_early_termination
 
 
 def _parallel_models(params: set[Tensor]) -> list[DistributedDataParallel]:
-    """The data parallel models that have these parameters; nothing leads from a parameter to its model."""
+    """The data parallel models that have these parameters; a parameter has no reference to its model."""
     found, left = [], {p for p in params if not hasattr(p, "device_mesh")}
     for model in _living(DistributedDataParallel) if left else ():
         if not params.isdisjoint(model.parameters()):

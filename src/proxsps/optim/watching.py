@@ -1,4 +1,4 @@
-"""The losses that gradients belong to: passed to `step`, returned by a closure, or watched on their way to it."""
+"""The losses that gradients belong to: passed to `step`, returned by a closure, or watched before `backward`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxsps.optim.checks import check_loss, check_positive, loss_value
 
 
 class WatchesLosses(Optimizer):
-    """The part of an optimizer that finds out which loss a step is for."""
+    """The part of an optimizer that finds the loss of a step."""
 
     needs_loss = True
 
@@ -28,7 +28,7 @@ class WatchesLosses(Optimizer):
 
         The value of a loss that requires grad counts from the moment `backward` runs through it, so that the order of
         `watch` and `zero_grad` does not matter; any other counts at once. Over several micro-batches the step uses the
-        mean of what was watched, weighted by `weight` (for instance the number of samples): watch each loss before it
+        mean of the watched losses, weighted by `weight` (for instance the number of samples): watch each loss before it
         is divided by the number of micro-batches.
         """
         check_loss(loss)
@@ -41,7 +41,7 @@ class WatchesLosses(Optimizer):
         return loss
 
     def _record(self, value: Tensor, weight: float) -> None:
-        """Take in a loss as `backward` reaches it, before any gradient is accumulated."""
+        """Store a loss when `backward` reaches it, before any gradient is accumulated."""
         if self._watched and self._backward.cleared(self._gradients):
             self._watched.clear()  # as by model.zero_grad() after a skipped step
         self._watched.append((value, weight))
@@ -56,7 +56,7 @@ class WatchesLosses(Optimizer):
         super().zero_grad(set_to_none)
 
     def _watched_mean(self) -> tuple[Tensor | float | None, float]:
-        """The mean of what was watched, None for nothing, and its weight."""
+        """The mean of the watched losses, None if there are none, and its weight."""
         if not self._watched:
             return None, 1.0
         total = sum(weight for _, weight in self._watched)
@@ -70,14 +70,14 @@ class WatchesLosses(Optimizer):
         """The loss to step with, None for no step; its weight among the ranks; and what `step` returns."""
         name = type(self).__name__
         if closure is not None and loss is not None:
-            raise ValueError(f"{name}.step() got both a closure and a loss, or two losses: give one of them.")
+            raise ValueError(f"{name}.step() got both a closure and a loss, or two losses: pass one of them.")
         if closure is not None and not callable(closure):  # step(loss)
             closure, loss = None, closure
         returned = loss
         if closure is not None:
             with torch.enable_grad():
                 returned = closure()
-        # What was watched covers all micro-batches, a closure's loss only the last one.
+        # Watched losses cover all micro-batches, a closure's loss only the last one.
         watched, weight = self._watched_mean()
         if watched is not None and loss is not None:
             raise ValueError(

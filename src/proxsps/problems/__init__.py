@@ -2,9 +2,9 @@
 
 The paper's experiments are `matrix_fac1()`, `matrix_fac2()`, `MatrixCompletion()` (air-quality sensors),
 `RidgeRegression()` (interpolation constant), `PlanarSquares()` (flow) and `ScalarLogistic()` (models of the loss).
-`ImageClassification()` (residual networks) is that of the deep ones. `LogisticRegression` takes synthetic data or a
-LIBSVM file, `from_module` any model of your own. `composite` holds small problems of which every constant of the
-paper's theorems is known.
+`ImageClassification()` (residual networks) is for the deep experiments. `LogisticRegression` takes synthetic data or a
+LIBSVM file, `from_module` your own model. `composite` has small problems for which every constant of the paper's
+theorems is known.
 Names are loaded when they are first used, so finding data sets does not load torch.
 """
 

@@ -1,4 +1,4 @@
-"""What a sweep needs to know of a problem: where to start, the data, and two pure functions of parameters and data.
+"""What a sweep needs from a problem: a start, the data, and two pure functions of parameters and data.
 
 Losses take parameters as a dictionary and change nothing, so that `torch.func.grad` and `torch.func.vmap` work on them
 and many runs become one tensor program; `module()` returns the same problem as an `nn.Module`.
@@ -42,7 +42,7 @@ class Problem(ABC):
     lower_bound: ClassVar[float] = 0.0
     drop_last: ClassVar[bool] = True
     reentrant: ClassVar[bool] = True  # whether two threads may compute losses at the same time
-    pace: ClassVar[float] = 1.0  # of schedules: less where an epoch takes only a part of the published data
+    pace: ClassVar[float] = 1.0  # of schedules: less than 1 if an epoch uses only a part of the published data
     batch_size: int
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Problem(ABC):
         if steps == 0:
             raise ValueError(
                 f"{self.name}: batch_size={self.batch_size} is larger than the {samples} training samples, so that no "
-                "complete batch exists. Give a smaller one."
+                "complete batch exists. Choose a smaller one."
             )
         return steps
 
@@ -122,7 +122,7 @@ class _LossModule(nn.Module):
 class ModuleProblem(Problem):
     """Any `nn.Module` and loss function as a problem; see `from_module`.
 
-    Results are filed under a digest of the model, its starting parameters, the data and the loss.
+    Results are stored under a digest of the model, its starting parameters, the data and the loss.
     """
 
     reentrant = False  # functional_call puts parameters into the model and takes them out again
@@ -143,9 +143,7 @@ class ModuleProblem(Problem):
         drop_last: bool = True,
     ) -> None:
         if not name:
-            raise ValueError(
-                "A problem made from a module needs a name of its own, under which results are filed; got ''."
-            )
+            raise ValueError("A problem made from a module needs a name, under which results are stored; got ''.")
         for part, data in (("train", train), ("validation", validation)):
             if len({len(array) for array in data}) != 1 or not len(data[0]):
                 raise ValueError(
@@ -165,15 +163,15 @@ class ModuleProblem(Problem):
         self._train, self._validation = tuple(train), tuple(validation)
 
     def start(self) -> dict[str, Tensor]:
-        """The parameters the model had when it was given."""
+        """The parameters that the model had when it was passed."""
         return {name: param.detach().clone() for name, param in self._model.named_parameters()}
 
     def train_data(self) -> tuple[Tensor, ...]:
-        """The arrays that were given."""
+        """The training arrays."""
         return self._train
 
     def validation_data(self, seed: int) -> tuple[Tensor, ...]:
-        """The arrays that were given, for every seed."""
+        """The validation arrays, the same for every seed."""
         return self._validation
 
     def loss(self, params: dict[str, Tensor], *batch: Tensor) -> Tensor:
@@ -201,10 +199,10 @@ def from_module(
     batch_size: int,
     **options: Any,
 ) -> ModuleProblem:
-    """A problem from a model of your own.
+    """A problem from your own model.
 
     Args:
-        name: what results are filed under, together with a digest of all that follows.
+        name: the name under which results are stored, together with a digest of all other arguments.
         model: any module whose forward is pure: no running statistics, no dropout. It is copied, not changed.
         loss: loss(outputs, targets), the mean over the batch, 0-d, for instance `nn.functional.cross_entropy`.
         train: input arrays and, last, the targets; samples on the first axis.
@@ -234,7 +232,7 @@ def check_batch_size(batch_size: int, samples: int | None = None) -> None:
 
 
 def check_choice(option: str, value: str, known: Sequence[str]) -> None:
-    """Raise an error for a word that is not one of the known ones."""
+    """Raise an error for a value that is not one of the known ones."""
     if value not in known:
         raise ValueError(f"{option} must be one of {', '.join(map(repr, known))}, got {value!r}.")
 

@@ -38,15 +38,15 @@ class MatrixCompletion(Problem):
 
     `data` is "real" (see `datasets.load_sensors` for its place), "synthetic", a stand-in of the same shape
     and number of measurements, or a CSV file of another month in the same format: its path, or its name in the folder
-    PROXSPS_DATA. Such a file may have other numbers of sensors and hours; its content is part of the ids
+    PROXSPS_DATA. This file may have other numbers of sensors and hours; its content is part of the ids
     of its runs. An incomplete last batch is dropped, as the published loader did in every
     experiment: 350 steps make an epoch.
 
-    `convention` chooses the validation error: "published" (default, as the reference figures were made so) is the mean
+    `convention` chooses the validation error: "published" (default, used for the reference figures) is the mean
     of the root mean squared errors of the validation set's batches, "text" the root mean squared error of the whole
-    set, which is larger by about half a per cent.
+    set, which is larger by about half a percent.
 
-    Parameters: U (130, r) and V (720, r), one row a sensor or hour, which is the transpose of the paper's U and V and
+    Parameters: U (130, r) and V (720, r), one row per sensor or hour, which is the transpose of the paper's U and V and
     faster to look up; bias_U (130,), bias_V (720,). Data: sensor (n,), hour (n,), value (n,).
     """
 
@@ -138,7 +138,7 @@ def _table(problem: MatrixCompletion) -> np.ndarray:
     if int(0.8 * known) < problem.batch_size or np.ptp(table[table != 0]) == 0:
         raise DataError(
             f"{problem.data} holds {known} measurements, four fifths of which have to fill a batch of "
-            f"{problem.batch_size} and differ. Give the file of a whole month."
+            f"{problem.batch_size} and differ. Pass the file of a whole month."
         )
     return table
 

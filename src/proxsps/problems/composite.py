@@ -1,12 +1,12 @@
-"""Small problems psi = f + phi of which every constant of the theorems is known.
+"""Small problems psi = f + phi for which every constant of the theorems is known.
 
-f is the mean of f_i(x) = loss(<a_i, x>; b_i) over N samples, phi a regulariser that acts on each entry for itself.
+f is the mean of f_i(x) = loss(<a_i, x>; b_i) over N samples, phi a regulariser that acts on each entry separately.
 Points are rows: x may carry leading axes for many runs.
 
 The gradient noise of the squared loss grows with x; the theorems need a bound only where iterates can be. That is the
 domain of phi where it is a box, and a ball where phi is strongly convex: the paper's basic inequality at the origin
 gives (1 + 2 alpha lam) ||x+||^2 <= ||x||^2 + 2 alpha (f_i(0) - C_i), so that ProxSPS with convex losses never leaves
-the ball ||x||^2 <= max{||x^0||^2, max_i (f_i(0) - C_i) / lam}, whatever its steps and samples are.
+the ball ||x||^2 <= max{||x^0||^2, max_i (f_i(0) - C_i) / lam}, for all steps and samples.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Composite:
     """A composite problem.
 
     Args:
-        name: what it is called in tables.
+        name: its name in tables.
         A: rows a_i, (N, n).
         b: targets, (N,).
         loss: the loss of <a_i, x>.
         phi: the regulariser; it acts per entry, and is 0 at the origin.
         start: x^0, (n,), in the domain of phi.
-        planted: the solution where it is known beforehand.
+        planted: the solution if it is known beforehand.
         lower_bound: C, not above inf f_i = 0.
     """
 
@@ -143,7 +143,7 @@ class Composite:
         return radius, radius * np.sqrt((self.A**2).sum(1))
 
     def _quadratic_noise(self, radius: float) -> float:
-        """Noise of the squared loss in a ball: the i-th gradient is H_i x - c_i, and the triangle inequality does."""
+        """Noise of the squared loss in a ball: the i-th gradient is H_i x - c_i; by the triangle inequality."""
         if not isinstance(self.loss, Squared):
             return math.inf
         outer = self.A[:, :, None] * self.A[:, None, :]

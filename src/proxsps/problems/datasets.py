@@ -1,4 +1,4 @@
-"""Files of data: the air-quality sensors, and the LIBSVM text format. Nothing is read that has not been checked."""
+"""Files of data: the air-quality sensors, and the LIBSVM text format. Files are checked before they are read."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ def synthetic_sensors(seed: int) -> np.ndarray:
 
 
 def load_libsvm(path: str | os.PathLike[str], features: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Features (N, n) and labels (N,) of a file in LIBSVM's text format, `label index:value index:value ...` a line.
+    """Features (N, n) and labels (N,) of a file in LIBSVM's text format: lines `label index:value index:value ...`.
 
-    Indices start at 1 and increase along a line; what is left out is 0, `#` starts a comment. A relative path is looked
-    for in the working folder, then in the folder PROXSPS_DATA.
+    Indices start at 1 and increase along a line; missing entries are 0, `#` starts a comment. A relative path is
+    searched in the working folder, then in the folder PROXSPS_DATA.
 
     Args:
         path: the file.
-        features: n, where the file may not name the last features; by default the largest index in the file.
+        features: n, if the file may not contain the last features; by default the largest index in the file.
     """
     file = Path(path).expanduser()
     folder = data_folder()
@@ -199,7 +199,7 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}). Give the path of an existing file.") from None
+        raise DataError(f"{file} cannot be read ({error.strerror}). Pass the path of an existing file.") from None
 
 
 def _download_sensors() -> Path:
@@ -233,6 +233,6 @@ def download(part: str, url: str, known_hash: str, by_hand: str) -> Path:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, on one line of bearable length."""
+    """The message of an error, on one line of limited length."""
     text = " ".join(str(error).split()).rstrip(".")
     return text if len(text) <= 300 else f"{text[:297]}..."

@@ -1,8 +1,8 @@
-"""Digests of models, data and functions by their content: equal ones compute the same, in any process.
+"""Digests of models, data and functions by their content: equal digests mean equal results, in any process.
 
 Arrays count by their type, shape and bytes, functions by their bytecode, defaults, closure and the globals that they
-use, objects by their class and state. What comes with Python, torch or another installed package counts by its name.
-Bytecode is that of the running Python: another minor version of it gives other digests.
+use, objects by their class and state. Objects of Python, torch or another installed package count by their names.
+Bytecode is that of the running Python: another minor version gives other digests.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _module_state(module: nn.Module) -> dict[str, Any]:
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    """Names that a function and those inside it may look up; some of them are attributes, which do no harm."""
+    """Names that a function and functions inside it may look up; some are attributes, which do no harm."""
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
     return {name for name in code.co_names if not hasattr(builtins, name)}.union(*map(_global_names, inner))
 

@@ -30,7 +30,7 @@ Chunk = tuple[np.ndarray, np.ndarray]  # images (n, 3, 32, 32) in uint8 and labe
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images (N, 3, 32, 32) in uint8 and their labels (N,) in int64; the images may be mapped from a file."""
+    """Images (N, 3, 32, 32) in uint8 and labels (N,) in int64; the images may be mapped from a file."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -44,11 +44,11 @@ class ImageSet:
 
 
 def cached(name: str, files: Sequence[Path], read: Callable[[str], Iterator[Chunk]]) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images of a data set, decoded by `read` if no run before this one has done so.
+    """Training and validation images of a data set, decoded by `read` if no earlier run has done so.
 
     Args:
-        name: of the data set.
-        files: where `read` takes the images from.
+        name: the name of the data set.
+        files: the files that `read` reads.
         read: the images of a part, "train" or "validation", chunk by chunk.
     """
     folder = _cache_folder() / f"{name}-{_fingerprint(files)}"

@@ -55,7 +55,7 @@ def load_images(name: str) -> tuple[ImageSet, ImageSet]:
 
 @lru_cache(maxsize=4)
 def _loaded(name: str, folder: Path | None) -> tuple[ImageSet, ImageSet]:
-    """The images of a data set; those of another folder are others."""
+    """The images of a data set; cached by folder."""
     if name == "synthetic":
         return synthetic_images(PUBLISHED[name], 0), synthetic_images(PUBLISHED[name] // 4, 1)
     source = find_imagenet32() if name == "imagenet32" else find_cifar10()
@@ -166,7 +166,7 @@ def read_parquet(file: Path) -> Chunk:
         table = pq.ParquetFile(pa.BufferReader(file.read_bytes())).read(["img.bytes", "label"])
         images, labels = table["img"].combine_chunks().field("bytes"), table["label"].to_numpy()
         if labels.dtype.kind not in "iu":
-            raise KeyError("labels that are no whole numbers")
+            raise KeyError("labels that are not integers")
     except (pa.ArrowException, KeyError) as error:
         raise DataError(
             f"{file} is not a parquet file with the columns img (bytes, path) and label ({one_line(error)}). "
@@ -226,7 +226,7 @@ def check_labels(name: str, part: str, labels: np.ndarray) -> None:
 
 
 def synthetic_images(count: int, seed: int) -> ImageSet:
-    """Ten classes that are easy to tell apart: a coarse pattern each, shifted in brightness, under noise."""
+    """Ten classes that are easy to distinguish: one coarse pattern each, shifted in brightness, with noise."""
     coarse = np.random.RandomState(0).randint(40, 216, (10, 3, 4, 4))
     patterns = coarse.repeat(SIZE // 4, 2).repeat(SIZE // 4, 3)
     rng = np.random.RandomState(1 + seed)

@@ -109,7 +109,7 @@ class LogisticRegression(Problem):
     Synthetic by default: normal features, labels by the side of a random plane through the origin, a share `flip` of
     them wrong; validation takes fresh samples in each run. With `file`, the data is a LIBSVM file (see
     `datasets.load_libsvm`) with two labels, of which the larger counts as 1; a fifth is held out for validation, and N,
-    n and flip are not used. The options hold the file's name; results are filed under a digest of its content as well.
+    n and flip are not used. The options hold the file's name; results are also stored under a digest of its content.
 
     Parameters: x (n,). Data: features (N, n), labels (N,).
     """
@@ -166,7 +166,7 @@ def _ridge_data(problem: RidgeRegression) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=32)
 def _draw_labelled(problem: LogisticRegression, seed: int) -> tuple[Tensor, Tensor]:
-    # The plane has a generator of its own, so that training and validation share it.
+    # The plane has its own generator, so that training and validation share it.
     normal = np.random.RandomState(problem.data_seed + 1).randn(problem.n)
     rng = np.random.RandomState(seed)
     features = rng.randn(problem.N, problem.n)

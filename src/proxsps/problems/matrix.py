@@ -7,7 +7,7 @@ disturbed by a factor 1 + E with E uniform in [-noise, noise]; validation measur
 
 The published figures differ from the paper's text in two ways, and `convention` chooses between them:
 
-- "published" (default, as the reference figures were made so): D runs from 10 to upsilon, and the squared error is the
+- "published" (default, used for the reference figures): D runs from 10 to upsilon, and the squared error is the
   mean over the batch and over the q outputs;
 - "text": D runs from 1 to upsilon, and the squared error is summed over the outputs.
 """
@@ -93,12 +93,12 @@ class MatrixFactorization(Problem):
 
 
 def matrix_fac1(**options: Any) -> MatrixFactorization:
-    """The paper's matrix-fac1: rank 4, no noise. Options as of `MatrixFactorization`."""
+    """The paper's matrix-fac1: rank 4, no noise. Options are those of `MatrixFactorization`."""
     return MatrixFactorization(**{"r": 4, "noise": 0.0, **options})
 
 
 def matrix_fac2(**options: Any) -> MatrixFactorization:
-    """The paper's matrix-fac2: rank 10, noise 0.05. Options as of `MatrixFactorization`."""
+    """The paper's matrix-fac2: rank 10, noise 0.05. Options are those of `MatrixFactorization`."""
     return MatrixFactorization(**{"r": 10, "noise": 0.05, **options})
 
 
@@ -122,10 +122,10 @@ def _start(problem: MatrixFactorization) -> dict[str, Tensor]:
 
 
 def linear_weight(inputs: int, outputs: int) -> Tensor:
-    """Initial weight of a linear layer without bias, (outputs, inputs), drawn in float32 whatever is used later."""
+    """Initial weight of a linear layer without bias, (outputs, inputs), always drawn in float32."""
     return nn.Linear(inputs, outputs, bias=False, device="cpu", dtype=torch.float32).weight.detach()
 
 
 def as_tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor of its own, cast from float64 once."""
+    """A new contiguous tensor, cast from float64 once."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(dtype, copy=True)

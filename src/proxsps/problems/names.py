@@ -11,7 +11,7 @@ NAME = re.compile(rf"({'|'.join(CLASSES)})-resnet([0-9]{{1,9}})")
 
 
 def split_name(name: str) -> tuple[str, int]:
-    """The data set and the depth that a name stands for, or an error, which suggests the nearest name."""
+    """The data set and the depth that a name stands for, or an error that suggests the nearest name."""
     match = NAME.fullmatch(name)
     if match is None:
         known = [f"{data}-resnet{depth}" for data in CLASSES for depth in DEPTHS]

@@ -5,7 +5,7 @@ layer on the averages of the last channels. The second and third stage halve the
 
 Without batch normalisation no layer but the last has a bias, so that the output is almost homogeneous in the weights,
 of a degree that grows with the depth: doubling all weights of a ResNet110 multiplies its output by a number with tens
-of digits. This is what makes such a network hard to train, and weight decay alone can repair it.
+of digits. This makes the network hard to train, and weight decay alone can repair it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class ResNet(nn.Module):
     """A residual network for images with three channels, of 32 x 32 pixels or any other size.
 
     Args:
-        depth: 6n + 2 for some n >= 1; 20, 32, 44, 56 and 110 are those of the paper by He et al.
+        depth: 6n + 2 for some n >= 1; He et al. use 20, 32, 44, 56 and 110.
         width: channels of the first stage.
         classes: number of classes.
-        batch_norm: normalise after every convolution; without it there are no normalisation layers at all.
+        batch_norm: normalise after every convolution; without it there are no normalisation layers.
 
     Convolutions and the last layer start from Kaiming's normal distribution.
 

@@ -43,18 +43,18 @@ class ImageClassification(Problem):
 
     Args:
         data: "cifar10", "imagenet32" or "synthetic"; `images.load_images` says where the files must be.
-        depth: of the network, 6n + 2.
+        depth: depth of the network, 6n + 2.
         width: channels of its first stage.
         batch_norm: whether convolutions are followed by batch normalisation.
         size: pixels of a side, 32, or 16 or 8 for images that are averaged to this size.
-        images: how many training images are used, the first ones of the files; 0 for all.
+        images: number of training images, the first ones of the files; 0 for all.
         validation_images: the same for validation.
         augment: whether training images are mirrored and cropped at random.
         batch_size: images in a step. An incomplete last batch is dropped.
-        data_seed: of the starting weights.
+        data_seed: seed of the starting weights.
 
-    With `images` given, an epoch counts in the schedules as the part of the data that it uses: steps, not images, set
-    how far they have come.
+    With `images`, an epoch counts in the schedules as the part of the data that it uses: schedules depend on the number
+    of steps, not of epochs.
     """
 
     name: ClassVar[str] = "image-classification"
@@ -104,7 +104,7 @@ class ImageClassification(Problem):
         return self.size // 8
 
     def network(self) -> ResNet:
-        """The network with its starting weights, as a module of its own."""
+        """The network with its starting weights, as a separate module."""
         with seeded(self.data_seed):
             return ResNet(self.depth, self.width, self.classes, self.batch_norm)
 
@@ -126,7 +126,7 @@ class ImageClassification(Problem):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def loss(self, params: dict[str, Tensor], *batch: Tensor) -> Tensor:
-        """Mean cross-entropy of images as they are; batch normalisation uses the statistics of this batch."""
+        """Mean cross-entropy of images without augmentation; batch normalisation uses the statistics of this batch."""
         return functional.cross_entropy(self._scores(params, batch[0]), batch[1])
 
     def validation_error(self, params: dict[str, Tensor], *data: Tensor) -> Tensor:
@@ -163,14 +163,14 @@ class Draws(NamedTuple):
 
 
 def draw(problem: ImageClassification, seed: int, epoch: int, count: int) -> Draws:
-    """The draws of an epoch, one for each place in its order of images."""
+    """The draws of an epoch, one for each position in its order of images."""
     rng = np.random.default_rng((seed, epoch, 1))  # the order itself is drawn from (seed, epoch)
     corners = torch.from_numpy(rng.integers(0, 2 * problem.padding, (2, count), endpoint=True))
     return Draws(corners[0], corners[1], torch.from_numpy(rng.random(count) < 0.5))
 
 
 def crop_and_mirror(images: Tensor, draws: Draws, padding: int) -> Tensor:
-    """Crops of their own size out of images, (B, 3, S, S), in a frame of zeros, mirrored where drawn so."""
+    """Crops of images, (B, 3, S, S), of the same size out of a frame of zeros, some mirrored."""
     device, size = images.device, images.shape[-1]
     line = torch.arange(size, device=device)
     top, left, mirrored = (part.to(device)[:, None] for part in draws)

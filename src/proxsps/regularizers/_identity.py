@@ -24,7 +24,7 @@ _digests: dict[int, str] = {}  # of arrays that cannot change, by id
 
 
 def constants(owner: object) -> dict[str, Any]:
-    """All that an object holds, by name; what `functools.cached_property` has derived from it is left out."""
+    """Everything that an object holds, by name, without values of `functools.cached_property`."""
     names = [field.name for field in fields(owner)] if is_dataclass(owner) else []
     kept = sorted(set(getattr(owner, "__dict__", ())) - set(names))
     names += [name for name in kept if not isinstance(getattr(type(owner), name, None), cached_property)]
@@ -34,8 +34,8 @@ def constants(owner: object) -> dict[str, Any]:
 def identity(value: Any) -> Hashable:
     """A key that two values share only if they give the same results.
 
-    Arrays count by dtype, shape, place and content; those that cannot be read (traced ones, for instance) and other
-    things without a hash are equal only to themselves.
+    Arrays count by dtype, shape, device and content; arrays that cannot be read (traced ones, for instance) and other
+    objects without a hash are equal only to themselves.
     """
     if isinstance(value, Number):
         return value
@@ -72,13 +72,13 @@ def describe(value: Any) -> str:
 
 
 def describe_all(owner: object) -> str:
-    """The text of an object with all that it holds, as dataclasses have it."""
+    """The text of an object with everything that it holds, in the form of dataclasses."""
     parts = ", ".join(f"{name}={describe(part)}" for name, part in constants(owner).items())
     return f"{type(owner).__qualname__}({parts})"
 
 
 def holds_constants(value: object) -> bool:
-    """Whether a value is a regulariser, or a dataclass inside of one, and counts by what it holds."""
+    """Whether a value is a regulariser, or a dataclass inside one, and counts by what it holds."""
     return isinstance(value, Identified) or (is_dataclass(value) and not isinstance(value, type))
 
 
@@ -105,7 +105,7 @@ class Identified:
 
 
 def digest(array: Array) -> str | None:
-    """A digest of the entries of an array; None where they cannot be read."""
+    """A digest of the entries of an array; None if they cannot be read."""
     if not array_api_compat.is_jax_array(array):
         return _digest(array)
     # Arrays of JAX do not change, and one on a device costs a transfer.

@@ -19,7 +19,7 @@ class UnitTensor:
     """Which slices of one tensor belong to which unit.
 
     Args:
-        shape: of the tensor.
+        shape: shape of the tensor.
         dim: the dim that counts the slices.
         ids: one unit for each slice along `dim`, counted from 0; -1 for a slice without penalty.
     """
@@ -59,22 +59,22 @@ class UnitTensor:
 
 
 class Layout:
-    """Index arrays that turn sums over slices into sums over units, and back; NumPy, and copied to a device once."""
+    """NumPy index arrays that turn sums over slices into sums over units, and back; copied to a device once."""
 
     def __init__(self, tensors: tuple[UnitTensor, ...], weights: NDArray[np.float64]) -> None:
         self.tensors = tensors
         self.size = sum(math.prod(tensor.shape) for tensor in tensors)
         owners = np.concatenate([tensor.ids for tensor in tensors])
         units = len(weights)
-        # One place more for what belongs to no unit.
+        # One more place for slices without a unit.
         self._arrays: dict[str, NDArray[Any]] = {"weights": weights, "owners": np.where(owners < 0, units, owners)}
         self._buckets = self._gather_indices(owners, units)
         self._copies: dict[tuple[str, str, str], Array] = {}
 
     def _gather_indices(self, owners: NDArray[np.int64], units: int) -> list[str]:
-        """Slices of each unit, in matrices of which each row is a unit; units of similar numbers of slices share one.
+        """Slices of each unit, in matrices with one row per unit; units with similar numbers of slices share a matrix.
 
-        There is no sum over segments in the array API. A row is filled up with the number of slices, where a 0 stands.
+        The array API has no sum over segments. Rows are padded with the index of a 0.
         """
         order = np.argsort(owners, kind="stable")
         order = order[np.searchsorted(owners[order], 0) :]

@@ -15,7 +15,7 @@ P = ParamSpec("P")
 
 
 def working_dtype(x: Array) -> Any:
-    """Dtype to calculate in: that of x, or float32 where x has only 16 bits."""
+    """The dtype for computations: that of x, or float32 if x has only 16 bits."""
     xp = array_namespace(x)
     return x.dtype if xp.finfo(x.dtype).bits >= 32 else xp.float32
 
@@ -26,9 +26,9 @@ def wide(x: Array) -> Array:
 
 
 def widened(formula: Callable[Concatenate[Array, P], Array]) -> Callable[Concatenate[Array, P], Array]:
-    """Let a formula calculate in the working dtype of its first argument and return that argument's own dtype.
+    """Let a formula compute in the working dtype of its first argument and return that argument's own dtype.
 
-    Positional arguments are arrays or numbers: each is brought to the working dtype, so that a double-precision step
+    Positional arguments are arrays or numbers: each is cast to the working dtype, so that a double-precision step
     size does not promote a single-precision tensor. Keyword arguments pass as they are.
     """
 
@@ -36,7 +36,7 @@ def widened(formula: Callable[Concatenate[Array, P], Array]) -> Callable[Concate
     def call(z: Array, /, *args: P.args, **kwargs: P.kwargs) -> Array:
         xp = array_namespace(z)
         dtype = working_dtype(z)
-        # Python numbers are weak in every library's promotion; NumPy scalars are not.
+        # Python numbers do not promote arrays in any library; NumPy scalars do.
         cast: Any = [float(a) if isinstance(a, Real) else xp.astype(a, dtype, copy=False) for a in args]
         return xp.astype(formula(xp.astype(z, dtype, copy=False), *cast, **kwargs), z.dtype, copy=False)
 
@@ -56,7 +56,7 @@ def where_or_zero(condition: Array, x: Array) -> Array:
 
 
 def clip(x: Array, lower: Array | float, upper: Array | float) -> Array:
-    """Each entry brought between the bounds, which are two numbers or two arrays of the dtype of x."""
+    """Each entry clipped to the bounds, which are two numbers or two arrays of the dtype of x."""
     # Not xp.clip: its wrappers index by masks, or test the bounds for NaN, and then cannot be traced. The method of the
     # same name is NumPy's, torch's and JAX's own.
     return x.clip(lower, upper)
@@ -64,13 +64,13 @@ def clip(x: Array, lower: Array | float, upper: Array | float) -> Array:
 
 def sign(x: Array) -> Array:
     """-1, 0 or 1 for each entry."""
-    # Not xp.sign: its wrapper for torch looks for NaN by index, which is a host sync and cannot be traced.
+    # Not xp.sign: its wrapper for torch finds NaN by index, which is a host sync and cannot be traced.
     xp = array_namespace(x)
     return xp.astype(x > 0, x.dtype) - xp.astype(x < 0, x.dtype)
 
 
 def indicator(inside: Array, x: Array) -> Array:
-    """0 where the 0-d boolean holds, infinity where not, in the working dtype of x."""
+    """0 if the 0-d boolean holds, else infinity, in the working dtype of x."""
     xp = array_namespace(x)
     zero = xp.zeros_like(xp.astype(inside, working_dtype(x)))
     return xp.where(inside, zero, xp.full_like(zero, math.inf))
@@ -93,15 +93,15 @@ def repeat(count: int, body: Callable[[Array], Array], start: Array) -> Array:
 
 def shape_of(constant: Any) -> tuple[int, ...]:
     """The shape of an array, () for a number."""
-    # Numbers first: torch.compile traces them, and then does not know their attributes.
+    # Numbers first: torch.compile does not know attributes of traced numbers.
     return () if isinstance(constant, Real) else tuple(getattr(constant, "shape", ()))
 
 
 def with_checked_steps(cls: type) -> None:
     """Let the proxes that a class defines check the shape of alpha first.
 
-    With an array instead of one number, a formula for a norm of several entries broadcasts to something that is no
-    prox at all.
+    With an array instead of one number, a formula for a norm of several entries broadcasts to something that is not a
+    prox.
     """
     for name, (place, check) in _STEPS.items():
         if name in vars(cls):
@@ -192,5 +192,5 @@ def check_bounds(owner: object, lower: float, upper: float) -> None:
 
 def _unseen(constant: object) -> bool:
     """Whether a constant is traced by JAX, and has no value yet."""
-    jax = sys.modules.get("jax")  # loaded only by those who use it
+    jax = sys.modules.get("jax")  # not loaded unless it is used
     return jax is not None and isinstance(constant, jax.core.Tracer)

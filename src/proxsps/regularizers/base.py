@@ -1,7 +1,7 @@
 """What a regulariser is: a convex function phi with a value and a proximal operator.
 
 A regulariser acts on one array of any array-API library and returns arrays of the same library, shape and dtype.
-Front ends apply it tensor by tensor (`prox_all`, `value_all`), or, where `joint` is set, to all tensors of a parameter
+Front ends apply it tensor by tensor (`prox_all`, `value_all`), or, if `joint` is set, to all tensors of a parameter
 group as one flat vector.
 """
 
@@ -23,9 +23,9 @@ DIAGONAL = "Zero, L2, L1, ElasticNet, GroupLasso, SparseGroupLasso, NonNegative,
 class Regularizer(Identified, ABC):
     """A closed convex function phi with a known proximal operator.
 
-    Subclasses are frozen dataclasses that implement `value` and `prox`. `structure` makes steps fast, `prox_jvp` the
-    search for them cheaper, `subgradient` lets `SPS` put phi inside the loss, `prox_diagonal` takes one step size per
-    entry; all four are optional. A prox may return its argument itself.
+    Subclasses are frozen dataclasses that implement `value` and `prox`. Four more methods are optional: `structure`
+    makes steps fast, `prox_jvp` makes the search cheaper, `subgradient` lets `SPS` add phi to the loss, and
+    `prox_diagonal` takes one step size per entry. A prox may return its argument itself.
 
     Two regularisers are equal if they have the same type and hold the same numbers and arrays, down to the last bit.
     """
@@ -37,10 +37,10 @@ class Regularizer(Identified, ABC):
     # Whether phi is a sum over single entries, so that it acts on any piece of a tensor by itself.
     separable: ClassVar[bool] = False
     # Whether torch.func.vmap may apply prox and prox_jvp to several tensors of one shape at once: it reads no
-    # number and changes no array in place. A step then takes hundreds of small tensors in a few calls.
+    # number and changes no array in place. A step then handles hundreds of small tensors in a few calls.
     batches: ClassVar[bool] = False
-    # Whether `structure` is of one kind for all shapes, and depends on them only where it is `Rows`. A step then looks
-    # at the first tensor of a group alone. A class with a `structure` of its own has to say so.
+    # Whether `structure` is of one kind for all shapes, and depends on them only if it is `Rows`. A step then looks
+    # only at the first tensor of a group. A class with its own `structure` has to set this.
     one_kind: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -48,7 +48,7 @@ class Regularizer(Identified, ABC):
         with_checked_steps(cls)
         if "structure" in vars(cls) and "one_kind" not in vars(cls):
             cls.one_kind = False
-        # What a class inherits of these belongs to the prox of another class.
+        # Inherited ones belong to the prox of another class.
         for name in ("structure", "joint_structure", "batches", "one_kind") if "prox" in vars(cls) else ():
             if name not in vars(cls):
                 setattr(cls, name, vars(Regularizer)[name])
@@ -60,16 +60,16 @@ class Regularizer(Identified, ABC):
 
     @abstractmethod
     def value(self, x: Array) -> Array:
-        """phi(x) as a 0-d array; infinity outside the domain. Of 16-bit arrays it is taken, and given, in 32 bits."""
+        """phi(x) as a 0-d array; infinity outside the domain. For 16-bit arrays the result has 32 bits."""
 
     @abstractmethod
     def prox(self, z: Array, alpha: Array | float) -> Array:
         """argmin_y phi(y) + ||y - z||^2 / (2 alpha), for one number alpha > 0."""
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array | None:
-        """Derivative of the prox at z, where y = prox(z, alpha), in the direction v; None where it is not cheap.
+        """Derivative of the prox at z, where y = prox(z, alpha), in the direction v; None if it is not cheap.
 
-        Where phi is separable, alpha may be an array, as in `prox_diagonal`.
+        If phi is separable, alpha may be an array, as in `prox_diagonal`.
         """
         return None
 
@@ -100,7 +100,7 @@ class Regularizer(Identified, ABC):
         """The structure of phi on a tensor of this shape; None if a step has to call its prox.
 
         Separable regularisers act on each entry, so that a step may cut tensors into pieces and join them. A subclass
-        with a prox of its own does not inherit the structure of another class.
+        with its own prox does not inherit the structure of another class.
         """
         return Entries(self) if self.separable else None
 
@@ -109,19 +109,19 @@ class Regularizer(Identified, ABC):
         return None
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise ValueError where phi does not fit a tensor of this shape."""
+        """Raise ValueError if phi does not fit a tensor of this shape."""
         return
 
     def at(self, index: int) -> Regularizer:
-        """The regulariser of the index-th tensor of a group, where tensors differ (for instance by their centre)."""
+        """The regulariser of the index-th tensor of a group, if tensors differ (for instance by their centre)."""
         return self
 
     def piece(self, ndim: int, dims: tuple[int, ...], cut: Callable[[Array], Array]) -> Regularizer | None:
-        """phi on a piece of a tensor that is cut along `dims`; None where phi is not a sum over such pieces.
+        """phi on a piece of a tensor that is cut along `dims`; None if phi is not a sum over these pieces.
 
         Args:
             ndim: number of dims of the tensor.
-            dims: those that are cut, counted from 0.
+            dims: the dims that are cut, counted from 0.
             cut: takes the same piece out of an array of the tensor's shape, such as a centre.
         """
         return self if self.separable else None
@@ -151,7 +151,7 @@ def prox_jvp_all(
     alpha: Array | float,
     indices: Sequence[int] | None = None,
 ) -> list[Array] | None:
-    """Directional derivative of `prox_all`, or None where it is not cheap."""
+    """Directional derivative of `prox_all`, or None if it is not cheap."""
     if phi.joint:
         flat = phi.prox_jvp(flatten(zs), flatten(ys), flatten(vs), alpha)
         return None if flat is None else unflatten(flat, zs)

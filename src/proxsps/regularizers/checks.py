@@ -13,7 +13,7 @@ def check_choice(phi: Any, weight_decay: Any) -> None:
         raise ValueError(f"regularizer must be a proxsps.regularizers.Regularizer, got {phi!r}.")
     if weight_decay:
         raise ValueError(
-            f"A parameter group has both weight_decay={weight_decay} and regularizer={phi!r}. Give one: "
+            f"A parameter group has both weight_decay={weight_decay} and regularizer={phi!r}. Pass one: "
             "ElasticNet(l1, l2) joins an l1 and a squared l2 term, L2(lam) is weight_decay=lam."
         )
 
@@ -28,7 +28,7 @@ def check_fit(phi: Regularizer, index: int, shape: tuple[int, ...], name: str | 
 
 
 def check_subgradient(phi: Regularizer, owner: str, instead: str) -> None:
-    """Raise an error for a regulariser without subgradient where the method puts it into the loss."""
+    """Raise an error for a regulariser without subgradient in a method that adds it to the loss."""
     if type(phi).subgradient is Regularizer.subgradient:
         raise ValueError(
             f"{owner} puts the regulariser into the loss and needs its subgradient, which {phi!r} "

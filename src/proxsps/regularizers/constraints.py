@@ -65,13 +65,13 @@ def project_l2_ball_jvp(z: Array, v: Array, radius: Array | float) -> Array:
 
 @widened
 def project_simplex(z: Array, radius: Array | float) -> Array:
-    """The nearest point with y >= 0 and sum(y) = radius: max(z - theta, 0) with the theta that makes the sum right.
+    """The nearest point with y >= 0 and sum(y) = radius: max(z - theta, 0) with theta such that the sum is the radius.
 
     With z sorted downwards, theta = max_k (z_1 + ... + z_k - radius) / k: the quotient grows with k as long as z_{k+1}
     lies above it, and falls from then on. No index depends on data.
     """
     xp = array_namespace(z)
-    # A common shift does not change the projection; with the largest entry at 0, sums have no large part to cancel.
+    # A common shift does not change the projection; with the largest entry at 0, sums do not cancel.
     z = z - xp.max(z)
     ordered = xp.sort(xp.reshape(z, (-1,)), descending=True)
     if array_api_compat.is_numpy_array(ordered):
@@ -172,7 +172,7 @@ class Box(Regularizer):
         return Entries(Scalar(lower=self.lower, upper=self.upper))
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
-        """Each entry brought between the bounds."""
+        """Each entry clipped to the bounds."""
         return project_box(z, self.lower, self.upper)
 
     def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
@@ -205,7 +205,7 @@ class LInfBall(Regularizer):
         return Entries(Scalar(lower=-self.radius, upper=self.radius))
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
-        """Each entry brought between -radius and radius."""
+        """Each entry clipped to [-radius, radius]."""
         return project_box(z, -self.radius, self.radius)
 
     def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
@@ -257,7 +257,7 @@ class L2Ball(Regularizer):
 
 @dataclass(frozen=True)
 class L1Ball(Regularizer):
-    """phi = indicator of {||x||_1 <= radius}; prox(z) = sign(z) max(|z| - theta, 0), theta >= 0 such that it fits.
+    """phi = indicator of {||x||_1 <= radius}; prox(z) = sign(z) max(|z| - theta, 0), smallest theta >= 0 that fits.
 
     Acts per tensor, or with joint=True on the whole parameter group as one vector.
     """
@@ -285,7 +285,7 @@ class L1Ball(Regularizer):
 
 @dataclass(frozen=True)
 class Simplex(Regularizer):
-    """phi = indicator of {x >= 0, sum(x) = radius}; prox(z) = max(z - theta, 0), theta such that the sum is right.
+    """phi = indicator of {x >= 0, sum(x) = radius}; prox(z) = max(z - theta, 0), theta such that the sum is radius.
 
     Acts per tensor, or with joint=True on the whole parameter group as one vector.
     """

@@ -74,7 +74,7 @@ def block_soft_threshold_diagonal(z: Array, thresholds: Array | float, *, dims: 
     xp = array_namespace(z)
     axis = tuple(range(z.ndim)) if dims is None else dims
     thresholds = thresholds + xp.zeros_like(z)
-    free = thresholds <= 0  # such an entry keeps its group alive unless it is 0
+    free = thresholds <= 0  # this entry keeps its group nonzero unless it is 0
     # Beyond 1 the size of a quotient does not matter, and its square could overflow.
     alive = group_norms(clip(z / guarded(~free, thresholds), -2.0, 2.0), dims=dims) > 1
     alive = alive | xp.any(free & (z != 0), axis=axis, keepdims=True)
@@ -171,7 +171,7 @@ class GroupLasso(Regularizer):
 class SparseGroupLasso(Regularizer):
     """phi(x) = l1 ||x||_1 + lam sum_g w_g ||x_g||. Acts per tensor.
 
-    Its prox is that of `L1` followed by that of `GroupLasso`: with s = sign(z) max(|z| - alpha l1, 0),
+    Its prox is the prox of `L1` followed by that of `GroupLasso`: with s = sign(z) max(|z| - alpha l1, 0),
     prox(z)_g = max(1 - alpha lam w_g / ||s_g||, 0) s_g.
 
     Args:

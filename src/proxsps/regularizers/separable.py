@@ -1,4 +1,4 @@
-"""Regularisers that act on each entry for itself: none, squared l2, l1, elastic net."""
+"""Regularisers that act on each entry separately: none, squared l2, l1, elastic net."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Zero(Regularizer):
         return v
 
     def structure(self, shape: tuple[int, ...]) -> Quadratic:
-        """No square at all."""
+        """A square with weight 0."""
         return Quadratic()
 
     def subgradient(self, x: Array) -> Array:
@@ -79,7 +79,7 @@ class L2(Regularizer):
     Args:
         lam: weight, the weight decay of the step.
         center: None for the origin; a number for all entries; an array of the tensor's shape; or a sequence of them,
-            one for each tensor of the parameter group in order, of which `at(i)` picks the i-th.
+            one for each tensor of the parameter group in order; `at(i)` picks the i-th.
     """
 
     lam: float
@@ -92,7 +92,7 @@ class L2(Regularizer):
         check_center(self, self.center)
 
     def __repr__(self) -> str:
-        # As checkpoints from before there was a word about centres have it.
+        # As in checkpoints written before centres existed.
         return f"L2(lam={describe(self.lam)})" if self.center is None else super().__repr__()
 
     @property
@@ -127,7 +127,7 @@ class L2(Regularizer):
         return array_namespace(x).astype(self.lam * self._offset(x), x.dtype, copy=False)
 
     def at(self, index: int) -> L2:
-        """This regulariser with the index-th centre, where there is one for each tensor."""
+        """This regulariser with the index-th centre, if there is one for each tensor."""
         if not isinstance(self.center, (list, tuple)):
             return self
         if not 0 <= index < len(self.center):

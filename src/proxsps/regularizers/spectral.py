@@ -13,7 +13,7 @@ from proxsps.regularizers.separable import soft_threshold
 
 
 def as_matrix(x: Array) -> Array:
-    """The tensor seen as shape[0] rows, with all other dims in the columns."""
+    """The tensor as a matrix with shape[0] rows, with all other dims in the columns."""
     return array_namespace(x).reshape(x, (x.shape[0], math.prod(x.shape[1:])))
 
 
@@ -30,7 +30,7 @@ def polar_factor(x: Array) -> Array:
     """U V^T over the non-zero singular values of x = U diag(s) V^T."""
     xp = array_namespace(x)
     U, s, Vh = xp.linalg.svd(as_matrix(x), full_matrices=False)
-    # Below this, a computed singular value is rounding of the largest.
+    # Below this, a computed singular value is a rounding error of the largest.
     floor = xp.max(s) * float(xp.finfo(s.dtype).eps) * max(U.shape[0], Vh.shape[1])
     return xp.reshape((U * xp.astype(s > floor, s.dtype)) @ Vh, x.shape)
 
@@ -39,7 +39,7 @@ def polar_factor(x: Array) -> Array:
 class NuclearNorm(Regularizer):
     """phi(x) = lam sum_i s_i(x), s the singular values; prox(U diag(s) V^T) = U diag(max(s - alpha lam, 0)) V^T.
 
-    Acts per tensor: a matrix, or a tensor of more dims seen as shape[0] rows with the other dims in the columns.
+    Acts per tensor: a matrix, or a tensor of more dims as a matrix of shape[0] rows with the other dims in the columns.
     """
 
     lam: float

@@ -1,7 +1,7 @@
-"""What a step can use of a regulariser: that it is a square, acts on each entry, or on the norm of each row.
+"""The structure of a regulariser that a step can use: a square, a function of each entry, or of the norm of each row.
 
-A regulariser states its structure (`Regularizer.structure`) instead of being recognised by its class. Whoever states
-none is evaluated by its prox alone, which always works and costs more.
+A regulariser declares its structure (`Regularizer.structure`) instead of being recognised by its class. Without a
+structure, steps call its prox, which always works but is slower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Prox(Protocol):
         """The prox, entry by entry."""
 
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array | None:
-        """Its derivative along v, or None where it is not cheap."""
+        """Its derivative along v, or None if it is not cheap."""
 
 
 class Scalar(NamedTuple):
@@ -62,14 +62,14 @@ class Scalar(NamedTuple):
 
 
 class Quadratic(NamedTuple):
-    """phi(x) = lam/2 ||x - center||^2, whose prox is affine; the whole of a step with it has a closed form."""
+    """phi(x) = lam/2 ||x - center||^2, whose prox is affine; a step with it has a closed form."""
 
     lam: Array | float = 0.0
     center: Any = None  # None for the origin, a number, or an array of the tensor's shape
 
 
 class Entries(NamedTuple):
-    """phi(x) = sum_i psi(x_i): each entry for itself. psi is a `Scalar`, or anything with a prox on arrays."""
+    """phi(x) = sum_i psi(x_i): each entry separately. psi is a `Scalar`, or any object with a prox on arrays."""
 
     psi: Scalar | Prox
 

@@ -7,7 +7,7 @@ Let f_i(x) be the least cost of the first i entries with x_i = x. Then
 
 each f_i' is increasing and piecewise linear, and x_n is the root of f_n'. Let lo_i and hi_i be the points where f_i'
 is -t and t; then x_i = clip(x_{i+1}, lo_i, hi_i). Clipping drops the knots outside [lo_i, hi_i] at both ends and adds
-these two, so a double-ended queue of knots sees at most 2n insertions in all, and no more removals.
+these two, so a double-ended queue of knots has at most 2n insertions in total, and no more removals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Signals = npt.NDArray[np.float64]
 
 
 def _denoise_rows(z: Signals, weights: Signals, x: Signals) -> None:
-    # Kept to loops and scalars: numba compiles this very function.
+    # Only loops and scalars: numba compiles this function.
     rows, n = z.shape
     # Knots in order of position, from index `first` to `last`; across a knot the line slope * x + offset of f' changes.
     position: Any = np.empty(2 * n)
@@ -115,10 +115,10 @@ def denoise_tv1d_jvp(y: Array, v: Array) -> Array:
 
 @dataclass(frozen=True)
 class TotalVariation1D(Regularizer):
-    """phi(x) = lam sum_i |x_{i+1} - x_i|; prox(z) is the piecewise constant signal nearest to z at that price.
+    """phi(x) = lam sum_i |x_{i+1} - x_i|; prox(z) is a piecewise constant signal near z.
 
-    Acts per tensor, along its last dim: each leading index holds a signal of its own. The prox runs on the host in
-    double precision, by numba where it is installed, and cannot be traced.
+    Acts per tensor, along its last dim: each leading index holds one signal. The prox runs on the host in double
+    precision, by numba if it is installed, and cannot be traced.
     """
 
     lam: float
@@ -150,7 +150,7 @@ class TotalVariation1D(Regularizer):
         return None if ndim - 1 in dims else self
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise an error for a tensor without a dim to run along."""
+        """Raise an error for a tensor without dims."""
         if not shape:
             raise ValueError(
                 "TotalVariation1D: needs a tensor of at least one dim, got a scalar of shape (); leave this tensor out."

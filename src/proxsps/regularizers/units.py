@@ -1,4 +1,4 @@
-"""One group for each unit of a network: the slices of several tensors that make one channel live or die together."""
+"""One group for each unit of a network: the slices of several tensors that make one channel are zero together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proxsps.regularizers.structure import Scalar, Units
 class UnitLasso(Regularizer):
     """phi(x) = lam sum_g w_g ||x_g|| over units g, each with slices of several tensors; acts on all tensors jointly.
 
-    prox(z)_g = max(1 - alpha lam w_g / ||z_g||, 0) z_g, as in `GroupLasso`. `proxsps.sparsity.unit_groups` makes one
+    prox(z)_g = max(1 - alpha lam w_g / ||z_g||, 0) z_g, as in `GroupLasso`. `proxsps.sparsity.unit_groups` makes it
     from a network.
 
     Args:
@@ -62,7 +62,7 @@ class UnitLasso(Regularizer):
     ) -> UnitLasso:
         """The same from a list of units, each a list of slices (tensor, dim, index).
 
-        Raises ValueError where groups overlap: a slice in two units, or a tensor that is cut along two dims.
+        Raises ValueError if groups overlap: a slice in two units, or a tensor that is cut along two dims.
         """
         dims: dict[int, int] = {}
         ids = [np.zeros(0, dtype=np.int64)] * len(shapes)
@@ -111,7 +111,7 @@ class UnitLasso(Regularizer):
         return unit_soft_threshold_jvp(z, v, alpha * self.lam, layout=self._layout)
 
     def joint_structure(self, shapes: Sequence[tuple[int, ...]]) -> Units | None:
-        """lam w_g times the norm of each unit; None where tensors of the units are missing."""
+        """lam w_g times the norm of each unit; None if tensors of the units are missing."""
         if [tuple(shape) for shape in shapes] != [tensor.shape for tensor in self.tensors]:
             return None
         dims = [tuple(d for d in range(len(t.shape)) if d != t.dim) for t in self.tensors]
@@ -153,7 +153,7 @@ class UnitLasso(Regularizer):
 
 
 class _OneTensor(Regularizer):
-    """The index-th tensor of a `UnitLasso`: it can be checked, but has no value of its own."""
+    """The index-th tensor of a `UnitLasso`: it can be checked, but has no value."""
 
     def __init__(self, owner: UnitLasso, index: int) -> None:
         self._owner, self._index = owner, index
@@ -164,7 +164,7 @@ class _OneTensor(Regularizer):
         wanted = tensors[self._index].shape if self._index < len(tensors) else None
         if wanted != tuple(shape):
             raise ValueError(
-                f"UnitLasso: tensor {self._index} of the group must have shape {wanted}, got {tuple(shape)}; give the "
+                f"UnitLasso: tensor {self._index} of the group must have shape {wanted}, got {tuple(shape)}; pass the "
                 "parameters in the order in which the units were made, as unit_groups does."
             )
 

@@ -1,7 +1,7 @@
 """Networks that become smaller: exact zeros, from groups of parameters to a smaller model.
 
-Everything here works with torch alone, except what finds out which channels belong together (`torch-pruning`), writes
-safetensors files, or returns data frames: the extra `sparsity`.
+Everything works with torch alone, except finding the channels that belong together (`torch-pruning`), writing
+safetensors files, and returning data frames: these need the extra `sparsity`.
 """
 
 from proxsps.regularizers.units import UnitLasso, UnitTensor

@@ -44,11 +44,11 @@ class SparsityReport:
 
     @property
     def dead_channels(self) -> float:
-        """Share of units that are exactly zero in all their tensors; NaN where no units were given."""
+        """Share of units that are exactly zero in all their tensors; NaN if no units were passed."""
         return self.dead_units / self.units if self.units else float("nan")
 
     def summary(self) -> dict[str, float]:
-        """The three shares by name, without those that are not known."""
+        """The three shares by name, without unknown ones."""
         shares = {"zeros": self.zeros, "dead_rows": self.dead_rows, "dead_units": self.dead_channels}
         return {name: share for name, share in shares.items() if share == share}
 
@@ -87,7 +87,7 @@ def sparsity_report(model: nn.Module, units: Units | None = None) -> SparsityRep
 
     Args:
         model: any module.
-        units: what `find_units` returned, to count dead units (channels) too.
+        units: the result of `find_units`, to count dead units (channels) too.
 
     Example:
         >>> import torch

@@ -31,12 +31,12 @@ class Size(NamedTuple):
 
 
 def to_csr(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model as torch's sparse CSR tensors; those with more than two dims as (rows, all the rest)."""
+    """The weights of a model as torch's sparse CSR tensors; weights with more than two dims as (rows, all the rest)."""
     return {name: _csr(param.detach()) for name, param in model.named_parameters() if param.ndim >= 2}
 
 
 def save_sparse(model: nn.Module, path: str | Path) -> Size:
-    """Write all tensors of a model to a safetensors file, those with many zeros without their zeros.
+    """Write all tensors of a model to a safetensors file; tensors with many zeros are written without zeros.
 
     `load_sparse` reads it back as a `state_dict`. Returns the size on disk, next to that of the dense tensors.
 
@@ -61,7 +61,7 @@ def save_sparse(model: nn.Module, path: str | Path) -> Size:
         entries, nonzero = entries + tensor.numel(), nonzero + int(torch.count_nonzero(tensor))
         parts = _compressed(tensor)
         if parts is None:
-            tensors[name] = tensor.clone()  # of its own: safetensors does not write shared memory
+            tensors[name] = tensor.clone()  # safetensors does not write shared memory
             continue
         about[name] = list(tensor.shape)
         tensors |= {f"{name}:{key}": part for key, part in parts.items()}
@@ -110,7 +110,7 @@ def _csr(tensor: Tensor) -> Tensor:
 
 
 def _compressed(tensor: Tensor) -> dict[str, Tensor] | None:
-    """Row counts, column indices and values of a tensor with many zeros; None where that takes more room."""
+    """Row counts, column indices and values of a tensor with many zeros; None if that takes more room."""
     if tensor.ndim < 2 or not tensor.numel():
         return None
     csr = _csr(tensor)

@@ -18,7 +18,7 @@ from proxsps.sparsity.inputs import TraceError, call, first_line, tensors_of
 
 READING = (nn.Linear, nn.modules.conv._ConvNd)
 VECTOR_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-# What mixes channels, so that a zero channel cannot simply be left out, and how to say it.
+# Operations that mix channels, so that a zero channel cannot be removed, and the text for reports.
 MIXING = {
     "LayerNorm": "a layer normalisation takes its mean over the channels, zeros included",
     "GroupNorm": "a group normalisation takes its mean over the channels, zeros included",
@@ -93,7 +93,7 @@ class Graph:
         for name, param in model.named_parameters(remove_duplicate=False):
             self.owners.setdefault(id(param), []).append(name)
             if param.is_floating_point():
-                param.requires_grad_(True)  # what is frozen would not be traced
+                param.requires_grad_(True)  # frozen parameters would not be traced
         self._ends: set[Any] = set()
         try:
             with torch.enable_grad():
@@ -220,7 +220,7 @@ class Graph:
         return UnitSet(name, roots, tuple(members), layers, consumers, tuple(self._readers(group, roots)), kinds)
 
     def _readers(self, group: Any, roots: tuple[tuple[int, ...], ...]) -> Iterator[Member]:
-        """Weights of the layers that read the units; -1 for inputs of which it is not clear whose they are."""
+        """Weights of the layers that read the units; -1 for inputs whose unit is not known."""
         unit_of = {channel: unit for unit, channels in enumerate(roots) for channel in channels}
         for item in group:
             module = item.dep.target.module
@@ -241,7 +241,7 @@ class Graph:
         if straight and all(list(channels) == list(range(count)) for _, _, channels in producers):
             plain = {channel: channel for channel in range(count)}
             return tuple((channel,) for channel in range(count)), {name: plain for name, *_ in producers}
-        # Channels are split, joined or shifted on the way: follow each of them by itself.
+        # Channels are split, joined or shifted: follow each of them separately.
         root = group[0].dep.target.module
         reached = [
             {(name, channel) for name, _, channels in self._producers(one) for channel in channels}

@@ -60,7 +60,7 @@ def sparse_groups(
     Args:
         model: any module.
         regularizer: for instance `L1(1e-4)`, or a function of the tensor, such as `rows(1e-3)`.
-        include: which parameters get it: names, as in the shell ("encoder.*.weight", or the name of a layer for its
+        include: which parameters get it: names with shell wildcards ("encoder.*.weight", or the name of a layer for its
             weight), or types of modules for their weights. None for the layers above.
         exclude: which of them do not.
         scale: a factor on the strength of each tensor. "group-size": the square root of the number of entries of one
@@ -96,7 +96,7 @@ def sparse_groups(
             rest.append((name, param))
             continue
         phi = _scaled(_regularizer_for(regularizer, name, param), scale, name, param)
-        # Centres are arrays, which equality leaves out.
+        # Centres are arrays, which equality ignores.
         key = phi if getattr(phi, "center", None) is None else id(phi)
         groups.setdefault(key, (phi, []))[1].append((name, param))
     out = ParameterGroups({"params": params, "regularizer": phi} for phi, params in groups.values())
@@ -116,7 +116,7 @@ def check_strength(phi: Regularizer) -> None:
     strengths = {name: getattr(phi, name) for name in STRENGTHS if hasattr(phi, name)}
     if strengths and not any(strengths.values()):
         raise ValueError(
-            f"{phi!r} has strength 0 and gives no zeros; give a strength > 0, or groups without a regularizer."
+            f"{phi!r} has strength 0 and gives no zeros; pass a strength > 0, or groups without a regularizer."
         )
 
 
@@ -136,8 +136,8 @@ def _chosen(entries: list[Any], include: Any, exclude: Any) -> set[int]:
         wanted = {id(param) for name, param, owner in entries if _is_weight(name) and isinstance(owner, WEIGHTED)}
         if not wanted:
             raise ValueError(
-                "The model has no trained weights of linear, convolution or embedding layers; name the parameters that "
-                "shall get the regularizer by include=..."
+                "The model has no trained weights of linear, convolution or embedding layers; name the parameters for "
+                "the regularizer with include=..."
             )
     else:
         wanted = set().union(*(_matches(entries, pattern, "include") for pattern in _patterns(include)))
@@ -208,7 +208,7 @@ def _root_group_size(phi: Regularizer, param: Tensor) -> float:
 
 
 def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    """Names and parameters, also of a group in which an optimizer of torch has replaced the pairs."""
+    """Names and parameters, also of a group in which a torch optimizer has replaced the pairs."""
     names = group.get("param_names")
     return group["params"] if names is None else list(zip(names, group["params"], strict=True))
 

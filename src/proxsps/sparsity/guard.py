@@ -1,11 +1,11 @@
-"""Walks through torch-pruning's graph that come to an end."""
+"""A guard that ends endless walks through torch-pruning's graph."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-ROUNDS = 10  # how often a walk may come to each edge of the graph; two or three times are usual
+ROUNDS = 10  # times that a walk may reach each edge of the graph; two or three are usual
 
 
 class EndlessError(Exception):
@@ -19,8 +19,8 @@ class EndlessError(Exception):
 class Guard:
     """Ends a walk through the graph that takes far more steps than the graph has edges.
 
-    Where channels are cut and joined again, as by rotary embeddings, each round gives new indices, and torch-pruning
-    would walk for ever. A count, and not a clock: the result must not depend on how busy the machine is.
+    If channels are cut and joined again, as by rotary embeddings, each round gives new indices, and torch-pruning would
+    never stop. It counts steps, not time: the result must not depend on how busy the machine is.
     """
 
     def __init__(self, graph: Any) -> None:

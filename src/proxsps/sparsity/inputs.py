@@ -1,4 +1,4 @@
-"""How a model is called: example inputs, outputs as a list of tensors, copies, so that the model does not change."""
+"""Calls of a model: example inputs, outputs as a list of tensors, and copies, so that the model does not change."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def converted(inputs: Any, dtype: torch.dtype) -> Any:
 
 
 def duplicate(model: nn.Module) -> nn.Module:
-    """A copy of a model, or an error that says why there is none."""
+    """A copy of a model, or an error that says why it cannot be copied."""
     try:
         return copy.deepcopy(model)
-    except Exception as error:  # whatever a module keeps that cannot be copied
+    except Exception as error:  # a module may hold anything that cannot be copied
         raise TraceError(f"The model cannot be copied by copy.deepcopy: {first_line(error)}.") from error
 
 
 @torch.no_grad()
 def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
-    """The output tensors in evaluation mode; the mode is put back."""
+    """The output tensors in evaluation mode; the mode is restored."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
         found = tensors_of(call(model, inputs))
     except Exception as error:
         raise TraceError(
-            f"The model cannot be called with these example inputs: {first_line(error)}. Pass them as the model takes "
-            "them: one tensor, a tuple of arguments, or a dictionary of keyword arguments."
+            f"The model cannot be called with these example inputs: {first_line(error)}. Pass them as the model "
+            "takes them: one tensor, a tuple of arguments, or a dictionary of keyword arguments."
         ) from error
     finally:
         for module, mode in modes.items():
@@ -67,7 +67,7 @@ def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
 
 
 def in_double(model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
-    """A copy of a model and its inputs in double precision; in their own if the model does not run in double."""
+    """A copy of a model and its inputs in double precision; unchanged if the model does not run in it."""
     copied = duplicate(model).eval()
     wide = converted(inputs, torch.float64)
     try:
@@ -78,7 +78,7 @@ def in_double(model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
 
 
 def difference(ones: list[Tensor], others: list[Tensor]) -> float:
-    """Largest difference of two lists of outputs, relative to the largest entry; infinity where shapes differ."""
+    """Largest difference of two lists of outputs, relative to the largest entry; infinity if shapes differ."""
     if [a.shape for a in ones] != [b.shape for b in others]:
         return float("inf")
     worst = 0.0

@@ -18,11 +18,11 @@ class Cost(NamedTuple):
 
     parameters: int
     multiply_adds: int
-    milliseconds: float  # lower quartile of many calls; NaN where it was not measured
+    milliseconds: float  # lower quartile of many calls; NaN if it was not measured
 
 
 def costs(models: list[nn.Module], inputs: Any, seconds: float = 1.0) -> list[Cost]:
-    """Costs of several models, timed in turns, for about so many seconds in total; 0 for no timing."""
+    """Costs of several models, timed in turns for about this many seconds in total; 0 for no timing."""
     times = _timed(models, inputs, seconds)
     return [
         Cost(sum(p.numel() for p in model.parameters()), multiply_adds(model, inputs), milliseconds)
@@ -32,7 +32,7 @@ def costs(models: list[nn.Module], inputs: Any, seconds: float = 1.0) -> list[Co
 
 def multiply_adds(model: nn.Module, inputs: Any) -> int:
     """Multiply-adds of matrix products and convolutions, as torch counts them."""
-    # Encoder layers have a fused path, of which torch counts nothing.
+    # Encoder layers have a fused path, which torch does not count.
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -54,7 +54,7 @@ def _timed(models: list[nn.Module], inputs: Any, seconds: float) -> list[float]:
             model.eval()
             call(model, inputs)  # the first call sets things up
         end = time.perf_counter() + seconds
-        # In turns, so that other work of the machine slows down all of them alike.
+        # In turns, so that other work of the machine slows down all of them equally.
         while time.perf_counter() < end or len(times[0]) < 5:
             for model, taken in zip(models, times, strict=True):
                 start = time.perf_counter()

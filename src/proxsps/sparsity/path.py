@@ -1,4 +1,4 @@
-"""From dense to sparse: a path over the strength, each point started from the one before it.
+"""From dense to sparse: a path over the strength; each point starts from the previous one.
 
 The first point is trained without a regulariser. A finished point is written to disk, so that the same call continues
 where an interrupted one stopped. Files hold tensors and plain data, and nothing is unpickled when they are read.
@@ -22,7 +22,7 @@ from proxsps.sparsity.units import find_units
 
 FORMAT = 1
 # Times the strength at which the penalty of the dense weights is 1. Steps of a factor of two are too coarse: units die
-# slowly, and a network that is given time to lose them at a lower strength is both smaller and better.
+# slowly, and a network that has time to lose them at a lower strength is both smaller and better.
 DEFAULT_STEPS = tuple(0.8 * 2 ** (step / 2) for step in range(11))
 
 
@@ -85,24 +85,24 @@ def strength_path(
 ) -> StrengthPath:
     """Train along growing strengths, and leave the model as the smallest network that is good enough.
 
-    The path ends where the network is as small as `keep`, where its accuracy has stayed below the best by more than
-    `max_drop`, where everything is dead, or with the last strength.
+    The path ends when the network is as small as `keep`, when its accuracy has stayed below the best by more than
+    `max_drop`, when all units are dead, or with the last strength.
 
     Args:
-        model: the network with its starting weights; afterwards it has those of the chosen point.
-        train: `train(model, groups)` trains the model as it is, with an optimizer made for these groups.
-        evaluate: `evaluate(model)` returns the accuracy, or any number of which more is better. The network is chosen
-            by it, so score the chosen one on other data.
-        example_inputs: what the model is called with, at least two samples.
-        kind: what is to become zero: "units" (`UnitLasso`), "weights" (`L1`), "rows" (`GroupLasso` of rows), or a
+        model: the network with its starting weights; afterwards it has the weights of the chosen point.
+        train: `train(model, groups)` trains the model from its current weights, with an optimizer for these groups.
+        evaluate: `evaluate(model)` returns the accuracy, or any number for which larger is better. It is used to choose
+            the network, so score the chosen one on other data.
+        example_inputs: inputs of the model, at least two samples.
+        kind: what becomes zero: "units" (`UnitLasso`), "weights" (`L1`), "rows" (`GroupLasso` of rows), or a
             function of model and strength that returns groups.
         strengths: growing and positive; by default from 0.8 to 25.6 times the strength at which the penalty of the
-            dense weights is 1, each the square root of two times the one before.
+            dense weights is 1, each larger than the one before by a factor of the square root of two.
         keep: wanted size: the share of parameters that the shrunk model has, or for weights and rows the share of
             weights that are not zero. None to continue as long as the accuracy allows.
-        max_drop: how much accuracy may be lost against the best network of the path so far.
-        patience: after how many strengths in a row that lost too much accuracy the path ends. An accuracy on few
-            samples is noisy, so that a single one says little.
+        max_drop: how much accuracy may be lost, compared with the best network of the path so far.
+        patience: the path ends after this many strengths in a row that lost too much accuracy. An accuracy on few
+            samples is noisy, so a single one says little.
         refine: how many strengths to try between the last good one and the next that lost too much accuracy.
         folder: where to keep a checkpoint of each point, and to continue from.
         settings: plain data that the training depends on, such as epochs and seed: a folder with
@@ -142,7 +142,7 @@ class _Walk:
         self.path = StrengthPath()
         self.good: dict[str, Any] = {}
         self.failed: Point | None = None
-        self.dead = False  # whether everything was dead at the failed point
+        self.dead = False  # whether all units were dead at the failed point
 
     @property
     def ended(self) -> bool:
@@ -158,7 +158,7 @@ class _Walk:
         self.good = self.run.state()
 
     def climb(self, strengths: Sequence[float], patience: int) -> None:
-        """Go up until so many strengths in a row were too much, or everything is dead."""
+        """Go up until `patience` strengths in a row were too much, or all units are dead."""
         missed = []
         for strength in strengths:
             if self.take(strength):
@@ -175,7 +175,7 @@ class _Walk:
             self.end(self.advice())
 
     def take(self, strength: float) -> bool:
-        """Train at a strength from where the model is; whether it is good enough."""
+        """Train at a strength from the current weights; returns whether the network is good enough."""
         point = self._add(strength)
         dead = self.run.everything_dead()
         best = max(one.accuracy for one in self.path.points)  # not always the first: warm starts continue training
@@ -188,7 +188,7 @@ class _Walk:
         return True
 
     def take_between(self) -> None:
-        """Between the last good strength and the one that was too much, from the last good weights."""
+        """Try strengths between the last good one and the one that was too much, from the last good weights."""
         self.run.model.load_state_dict(self.good)
         self.take(self._middle())
 
@@ -213,7 +213,7 @@ class _Walk:
         )
         kept = f"The last good network is kept: strength {best.strength:.3g}, accuracy {best.accuracy:.2%}, "
         missed = "" if self.keep is None or best.size <= self.keep else f" The size {self.keep:.1%} was not reached."
-        hint = f"Try strengths up to {self._middle():.3g}, more epochs for each, or a larger loss of accuracy"
+        hint = f"Try strengths up to {self._middle():.3g}, more epochs for each, or a larger max_drop"
         return f"{happened}. {kept}size {best.size:.1%}.{missed} {hint}."
 
 
@@ -231,7 +231,7 @@ def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: floa
         if not values or not all(0 < value < math.inf for value in values) or not growing:
             raise ValueError(
                 f"strengths must be positive, finite and growing, at least one, got {values}; the dense network is "
-                "trained first in any case."
+                "always trained first."
             )
     if keep is not None and not 0 < keep < 1:
         raise ValueError(f"keep must be a share between 0 and 1, got {keep!r}; None to let the accuracy decide.")

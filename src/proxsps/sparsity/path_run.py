@@ -24,7 +24,7 @@ Kind = Literal["units", "weights", "rows"] | Callable[[nn.Module, float], Parame
 
 
 class Run:
-    """A network, what trains and judges it, and what is to become zero in it."""
+    """A network, the functions that train and evaluate it, and what becomes zero in it."""
 
     def __init__(
         self, model: nn.Module, train: Train, evaluate: Evaluate, inputs: Any, units: Units, kind: Kind
@@ -37,7 +37,7 @@ class Run:
             unit_groups(model, inputs, 1.0, units=units)  # raises, and says why
 
     def groups(self, strength: float) -> ParameterGroups:
-        """Parameter groups of this strength; without a regulariser where it is 0."""
+        """Parameter groups of this strength; without a regulariser if it is 0."""
         if not strength:
             return ParameterGroups([{"params": _trained(self.model), "regularizer": None}])
         if self.kind == "units":
@@ -59,7 +59,7 @@ class Run:
         return 1 / max(sum(values), 1e-12)
 
     def point(self, strength: float, store: Folder, index: int) -> Point:
-        """Train at a strength, or take the point from the folder."""
+        """Train at a strength, or load the point from the folder."""
         saved = store.load(index, strength)
         if saved is not None:
             self.model.load_state_dict(saved["model"])
@@ -75,7 +75,7 @@ class Run:
         accuracy = float(self.evaluate(self.model))
         if not strength and not math.isfinite(accuracy):
             raise ValueError(
-                f"evaluate returned {accuracy} for the dense network, which all others are compared with: look at "
+                f"evaluate returned {accuracy} for the dense network, which all others are compared with: check "
                 "evaluate, and whether the training diverged."
             )
         small = shrink(self.model, self.inputs, units=self.units, timing_seconds=0).report.after.parameters

@@ -23,7 +23,7 @@ class Point:
 
     strength: float
     accuracy: float
-    size: float  # share of what `kind` counts: parameters of the shrunk model, or weights that are not zero
+    size: float  # share of parameters that the shrunk model has, or of weights that are not zero, by `kind`
     zeros: float  # share of weights that are zero
     parameters: int  # of the shrunk model
     dead_units: int
@@ -42,7 +42,7 @@ class Folder:
                 raise PathError(f"The folder {folder} cannot be made ({error.strerror}). Choose another.") from None
 
     def load(self, index: int, strength: float) -> dict[str, Any] | None:
-        """The content of a point, None where it is not there."""
+        """The content of a point, None if there is none."""
         if self.folder is None or not self._file(index).exists():
             return None
         file = self._file(index)
@@ -63,7 +63,7 @@ class Folder:
         return content
 
     def save(self, index: int, strength: float, point: Point, state: dict[str, Any]) -> None:
-        """Write a point beside its place and rename it: a kill leaves no half of a file."""
+        """Write a point to a temporary file and rename it: a kill leaves no incomplete file."""
         if self.folder is None:
             return
         file = self._file(index)

@@ -1,4 +1,4 @@
-"""A smaller model with the same output: dead channels taken out by torch-pruning."""
+"""A smaller model with the same output: torch-pruning removes dead channels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ShrinkReport:
     Attributes:
         before: cost of the large model.
         after: cost of the small one.
-        removed: for each set of units, how many were removed and how many there were.
+        removed: for each set of units, the number of removed units and of all units.
         left: layers whose units were not removed, and why.
         difference: largest difference of the outputs for the example inputs, relative to the largest output.
     """
@@ -65,13 +65,13 @@ class Shrunk(NamedTuple):
 def shrink(model: nn.Module, example_inputs: Any, *, units: Units | None = None, timing_seconds: float = 1.0) -> Shrunk:
     """A copy of the model without its dead units; the model itself is not changed.
 
-    A unit is dead where all its tensors are exactly zero (see `unit_groups`), so that its channel is zero for every
+    A unit is dead if all its tensors are exactly zero (see `unit_groups`), so that its channel is zero for every
     input. One unit of a set stays, dead or not, since layers without channels do not run. The output is compared with
     that of the large model.
 
     Args:
         model: a model in plain torch.
-        example_inputs: what it is called with, as in `find_units`.
+        example_inputs: its inputs, as in `find_units`.
         units: the units, if `find_units` was called before.
         timing_seconds: how long to time both models; 0 for no timing.
 
@@ -103,10 +103,10 @@ def shrink(model: nn.Module, example_inputs: Any, *, units: Units | None = None,
 
 
 def load_shrunk(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """Bring the layers of a model to the sizes of a checkpoint of its shrunk form, and load that checkpoint.
+    """Shrink the layers of a model to the sizes in a checkpoint of its shrunk form, and load that checkpoint.
 
     Args:
-        model: the large model, freshly made; it is changed.
+        model: a new large model; it is changed.
         state: `state_dict` of the model that `shrink` returned.
 
     Example:
@@ -185,8 +185,8 @@ def _check_equal(model: nn.Module, small: nn.Module, inputs: Any) -> float:
     if apart > EQUAL.get(exact[0][0].dtype, 1e-2):
         raise ShrinkError(
             f"The smaller model's output differs by {apart:.1g} of the largest, so it was not returned. The model "
-            "depends on the number of its channels in a way that torch-pruning does not see; exclude the layers in "
-            "question by find_units(..., exclude=...)."
+            "depends on the number of its channels in a way that torch-pruning does not detect; exclude these "
+            "layers with find_units(..., exclude=...)."
         )
     return difference(outputs(model, inputs), outputs(small, inputs))
 

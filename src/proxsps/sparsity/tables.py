@@ -1,4 +1,4 @@
-"""Tables that print well with rich and without it."""
+"""Tables that print well with and without rich."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values under named columns; numbers stand on the right."""
+    """Rows of plain values under named columns; numbers are right-aligned."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -40,7 +40,7 @@ class Table:
         return table
 
     def show(self) -> None:
-        """Print the table: by rich where it is installed, as plain text where not."""
+        """Print the table: by rich if it is installed, else as plain text."""
         try:
             from rich.console import Console
         except ImportError:

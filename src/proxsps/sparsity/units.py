@@ -1,9 +1,9 @@
 """The units of a network, and parameter groups with a unit lasso on them.
 
-torch-pruning says which layers belong together. Whether units can really be removed without a change is tried out: on
-a copy with random weights half of the units are set to zero and removed, then the other half, and the output must stay
-as it is. So what is not a plain product of channels (a padded shortcut, a normalisation over channels, an activation
-that does not keep zero) is found without special rules, and is not changed.
+torch-pruning says which layers belong together. A trial checks that units can really be removed: on a copy with random
+weights half of the units are set to zero and removed, then the other half, and the output must not change. So layers
+that are not a plain product of channels (a padded shortcut, a normalisation over channels, an activation that does not
+keep zero) are found without special rules, and are not changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Units:
 
     @property
     def members(self) -> dict[str, Member]:
-        """Each parameter with the units of its slices, which are counted through all sets."""
+        """Each parameter with the units of its slices, numbered over all sets."""
         found: dict[str, Member] = {}
         first = 0
         for one in self.sets:
@@ -85,10 +85,10 @@ def find_units(
 
     Args:
         model: a model in plain torch; it is not changed.
-        example_inputs: what it is called with: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
+        example_inputs: its inputs: a tensor, a tuple of arguments, or a dictionary of keyword arguments.
             One or two samples are enough.
-        exclude: names of layers, with wildcards, whose units are not to be removed.
-        frozen: whether to take units with parameters that are not trained, too.
+        exclude: names of layers, with wildcards, whose units are not removed.
+        frozen: whether to include units with parameters that are not trained.
 
     Raises:
         TraceError: the model cannot be called or traced.
@@ -197,7 +197,7 @@ def _nonzero(param: Tensor, dim: int) -> np.ndarray:
 
 
 def _tried(model: nn.Module, inputs: Any, sets: list[UnitSet], left: list[Left]) -> list[UnitSet]:
-    """The sets that can be removed; what cannot goes to `left`."""
+    """The sets that can be removed; the others are added to `left`."""
     trial = _Trial(model, inputs)
     doubtful = [one for one in sets if _mixing(one)]
     sure = [one for one in sets if not _mixing(one)]
@@ -211,7 +211,7 @@ def _mixing(one: UnitSet) -> str | None:
 
 
 def _halved(trial: _Trial, sets: Sequence[UnitSet], left: list[Left]) -> list[UnitSet]:
-    """Try all sets at once, and halves of them where that fails."""
+    """Try all sets at once, and halves of them if that fails."""
     if not sets:
         return []
     why = trial.fails(sets)
@@ -225,7 +225,7 @@ def _halved(trial: _Trial, sets: Sequence[UnitSet], left: list[Left]) -> list[Un
 
 
 class _Trial:
-    """A copy of the model with random weights, in double precision where it runs so."""
+    """A copy of the model with random weights, in double precision if it runs in it."""
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         self.model, self.inputs = in_double(model, inputs)
@@ -249,7 +249,7 @@ class _Trial:
         return self._fails(sets, halves[0]) or self._fails(sets, halves[1])
 
     def _fails(self, sets: Sequence[UnitSet], chosen: Sequence[np.ndarray]) -> str | None:
-        """Set units to zero, remove them, and compare; None where nothing changes."""
+        """Set units to zero, remove them, and compare; None if nothing changes."""
         model = duplicate(self.model)
         params = dict(model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
@@ -264,7 +264,7 @@ class _Trial:
             for one, units in zip(sets, chosen, strict=True):
                 graph.remove(one.name, sorted(channel for unit in units for channel in one.roots[unit]))
             after = outputs(model, self.inputs)
-        except Exception as error:  # whatever a model does with fewer channels than it expects
+        except Exception as error:  # a model may raise anything with fewer channels than it expects
             cause = error.__cause__ if isinstance(error, TraceError) and error.__cause__ else error
             return f"the model does not run with fewer of these channels ({first_line(cause)})"
         apart = difference(before, after)

@@ -1,7 +1,7 @@
 """Many runs as one tensor program: parameters carry a leading axis of runs, and one step moves all of them.
 
 The losses of all runs are one `vmap`, their gradients one backward pass, and the step is that of `proxsps.runs`,
-written in place. Runs share nothing: one that diverges does not touch its neighbours.
+written in place. Runs share nothing: a run that diverges does not change the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from proxsps.sweep.saved import SavedBatch, State
 from proxsps.sweep.single import extra_columns, finished
 from proxsps.sweep.spec import RunSpec
 
-SAMPLES = 32_768  # of all runs together that are evaluated at a time: intermediate arrays stay in the cache
+SAMPLES = 32_768  # samples of all runs that are evaluated at a time: intermediate arrays stay in the cache
 LARGE = 200_000  # entries of all runs together from which several threads share the work of an operation
 BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
 
@@ -42,7 +42,7 @@ def run_batched(
 def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) -> Generator[int, None, list[RunResult]]:
     """The same, epoch by epoch: yields the number of runs after each, and returns the results.
 
-    With `saved`, the state is saved now and then, and a state that was saved before is gone on from.
+    With `saved`, the state is saved from time to time, and the run continues from a saved state.
     """
     if len({(spec.problem, spec.epochs) for spec in specs}) != 1:
         raise ValueError("Runs of one batch must share their problem and number of epochs.")
@@ -53,7 +53,7 @@ def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) ->
     if first:
         yield first * len(specs)
     threads = torch.get_num_threads()
-    # Small arrays gain nothing from several threads, so that one trains while another one evaluates.
+    # Small arrays gain nothing from several threads, so one thread trains while another evaluates.
     share = threads if is_large(specs) else 1
     torch.set_num_threads(share)
     try:
@@ -80,7 +80,7 @@ def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) ->
 
 
 def is_large(specs: Sequence[RunSpec]) -> bool:
-    """Whether the parameters of all runs together are so many that several threads share the work of an operation."""
+    """Whether all runs together have so many parameters that several threads share an operation."""
     return len(specs) * sum(x.numel() for x in specs[0].problem.start().values()) >= LARGE
 
 
@@ -118,11 +118,11 @@ class _Program:
         return torch.tensor(values, dtype=self.dtype)
 
     def _mask(self, holds: Callable[[RunSpec], bool]) -> Tensor:
-        """For which runs this holds."""
+        """The runs for which this holds."""
         return torch.tensor([holds(spec) for spec in self.specs])
 
     def state(self, epoch: int, step: int) -> State:
-        """All that later steps and results depend on, after so many epochs and steps of the next one."""
+        """Everything that later steps and results depend on, after some epochs and steps of the next epoch."""
         moments = {} if self.adam is None else vars(self.adam)
         return {
             "epoch": epoch,
@@ -135,7 +135,7 @@ class _Program:
         }
 
     def restore(self, state: State | None) -> tuple[int, int]:
-        """Take up a state; the number of epochs, and of steps of the next one, that it has."""
+        """Load a state; returns its number of epochs, and of steps of the next epoch."""
         if state is None:
             return 0, 0
         epoch, step = state["epoch"], state["step"]
@@ -202,7 +202,7 @@ class _Program:
         }
 
     def _decide(self, model: Model, ok: Tensor) -> Decision:
-        """The decision of every run by the rule of its own method: those without a lower bound step by their cap."""
+        """The decision of every run by the rule of its method: runs without a lower bound step by their cap."""
         decisions = {method: rule(model) for method, rule in self.rules.items() if rule is not linear}
         if "dec-sps" in self.is_method:
             decisions["dec-sps"], self.memory = dec_sps(model, self.memory, ok)
@@ -258,7 +258,7 @@ class _Adam:
         self.count = 0
 
     def update(self, x: Tensor, grad: Tensor, alpha: Tensor) -> None:
-        """One step of the runs concerned, in place."""
+        """One step of these runs, in place."""
         self.count += 1
         lr, g = alpha[self.rows][:, None], grad[self.rows]
         self.first.lerp_(g, 1 - BETAS[0])

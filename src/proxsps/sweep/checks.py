@@ -1,4 +1,4 @@
-"""What the tables of a store must be like, and whether they hold a whole sweep. Each error is one line."""
+"""Checks of the tables of a store: their form, and whether they hold a whole sweep. Each error is one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = ["run", *SETTING, "step", "epoch", "zeta", "alpha"]
 
 
 def check_runs(runs: pd.DataFrame, path: Path, experiment: str) -> None:
-    """Columns, kinds of values, one experiment, and all epochs of each run once and in order."""
+    """Check columns, types, that there is one experiment, and that each run has all epochs once and in order."""
     _check_columns(runs, RUNS, path)
     foreign = set(runs["experiment"]) - {experiment}
     if foreign:
@@ -37,7 +37,7 @@ def check_runs(runs: pd.DataFrame, path: Path, experiment: str) -> None:
 
 
 def check_steps(steps: pd.DataFrame, runs: pd.DataFrame, path: Path) -> None:
-    """Columns and kinds of values, and all steps of the runs with seed 0 once and in order."""
+    """Check columns and types, and that runs with seed 0 have all steps once and in order."""
     wanted = set(runs.loc[runs["seed"] == 0, "run"])
     if len(steps):
         _check_columns(steps, STEPS, path)
@@ -51,7 +51,7 @@ def check_steps(steps: pd.DataFrame, runs: pd.DataFrame, path: Path) -> None:
 
 
 def check_against(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path) -> None:
-    """Runs that are stored under the id of a spec must have its constants and its number of epochs."""
+    """Check that runs stored under the id of a spec have its constants and its number of epochs."""
     known = {spec.id: spec for spec in specs}
     here = runs[runs["run"].isin(known)]
     for row in here.groupby("run", sort=False).last().reset_index().to_dict("records"):
@@ -63,13 +63,13 @@ def check_against(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path) ->
             )
         if any(row[name] != value for name, value in spec.columns().items()):
             raise StoreError(
-                f"{folder} holds run {spec.id} with other constants than it has. Restore runs.parquet, or move the "
+                f"{folder} holds run {spec.id} with wrong constants. Restore runs.parquet, or move the "
                 "folder away to start again."
             )
 
 
 def check_whole(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path, command: str, by_id: bool) -> None:
-    """All settings of a grid once, and no others; if `by_id`, under the ids that their specs have now."""
+    """Check for all settings of a grid once, and no others; if `by_id`, under the current ids of their specs."""
     names = [*SETTING, *(["regularizer"] if "regularizer" in runs.columns else [])]
     settings = runs.drop_duplicates("run")[names]
     twice = settings[settings.duplicated()]
@@ -102,13 +102,13 @@ def _check_columns(table: pd.DataFrame, wanted: Sequence[str], path: Path) -> No
         kinds = "OUT" if name in TEXTS else "iu" if name in WHOLE else "f"
         kind = "T" if isinstance(table[name].dtype, pd.StringDtype) else table[name].dtype.kind
         if kind not in kinds:
-            raise _unusable(path, f"the column {name} is of the wrong kind, {table[name].dtype}")
+            raise _unusable(path, f"the column {name} has the wrong type, {table[name].dtype}")
     if table[[name for name in wanted if name in TEXTS | set(SETTING)]].isna().any(axis=None):
         raise _unusable(path, "constants of runs are missing")
 
 
 def _check_numbering(table: pd.DataFrame, name: str, first: int, path: Path) -> None:
-    """Each run counts from `first` on without a gap, in order."""
+    """Check that each run counts from `first` on without a gap, in order."""
     expected = table.groupby("run", sort=False).cumcount() + first
     if not np.array_equal(table[name], expected):
         raise _unusable(path, f"a run has a {name} twice, out of order or not at all")

@@ -1,7 +1,7 @@
 """Ways to run a list of specs, behind one interface: batched in this process, one by one, or in a pool of processes.
 
-An engine yields results as they are finished, and never again what `done` names. The runs of a batch are chosen from
-the whole list, whatever is done: a sweep that was interrupted therefore gives bitwise what an undisturbed one gives.
+An engine yields results as they are finished, and skips the runs in `done`. The runs of a batch are chosen from the
+whole list, not from what is missing: so an interrupted sweep gives bitwise the results of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from proxsps.sweep.saved import EVERY, SavedBatch
 from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import RunSpec
 
-Results = Generator[list["RunResult"], None, None]  # as they are finished; closing it ends what it has started
+Results = Generator[list["RunResult"], None, None]  # as they are finished; closing it ends its processes
 Advance = Callable[[int], None]  # called with the number of epochs of single runs that were finished
 
-BATCH = 300  # runs; more of them hardly run faster
-LONG = 5_000  # steps of a large batch from which a process of its own pays for its start
+BATCH = 300  # runs; larger batches are hardly faster
+LONG = 5_000  # steps of a large batch from which a separate process saves time
 MEMORY = 512 * 2**20  # bytes of parameters and data that the runs of a batch may hold
 
 
@@ -42,17 +42,17 @@ class Engine(Protocol):
 
 
 class Batched:
-    """Hundreds of runs as one tensor program. Runs that cannot share one are run one by one, after the others.
+    """Hundreds of runs as one tensor program. Runs that cannot be batched are run one by one, after the others.
 
-    Those are runs of a method of your own without a rule, and of regularisers that need the shapes of parameters.
+    These are runs of your own methods without a rule, and of regularisers that need the shapes of parameters.
 
     Args:
-        size: runs in a batch, at most.
-        folder: where the state of a running batch is saved, so that a kill costs no more than the time since; without
-            a folder it is not.
+        size: largest number of runs in a batch.
+        folder: where the state of a running batch is saved, so that a kill costs only the time since the last save;
+            without a folder it is not saved.
         every: seconds between two saves.
-        processes: whether large batches that take long run side by side, each in a process with one thread. Such a
-            process imports the main module again, so that a script needs its `if __name__ == "__main__"`.
+        processes: whether large batches that take long run side by side, each in a process with one thread. This
+            process imports the main module again, so a script needs `if __name__ == "__main__"`.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Batched:
         return Batched(self.size, folder / "batches", self.every, self.processes)
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
-        """One batch after the other, but for those that processes take."""
+        """One batch after the other, except those that run in processes."""
         batches = list(self.batches(specs))
         cores, long = torch.get_num_threads(), [batch for batch in batches if _is_long(batch)]
-        # Chosen from the whole list, whatever is done: rounding depends on the number of threads.
+        # Chosen from the whole list, not from what is missing: rounding depends on the number of threads.
         if self.processes and cores > 1 and len(long) > 1:
             yield from self._side_by_side(long, cores, done, advance)
             batches = [batch for batch in batches if not _is_long(batch)]
@@ -106,7 +106,7 @@ class Batched:
             size = max(1, min(self.size, MEMORY // _footprint(same[0])))
             count = math.ceil(len(same) / size)
             if count == 1 and is_large(same):
-                count = min(2, len(same))  # half of them fit the cache better, and two cores take one half each
+                count = min(2, len(same))  # two halves fit the cache better, and two cores run one half each
             size = math.ceil(len(same) / count)  # batches of equal size rather than a small rest
             yield from (same[i : i + size] for i in range(0, len(same), size))
         yield from ([spec] for spec in specs if not is_batched(spec))
@@ -143,13 +143,13 @@ class Single:
 
 
 class Processes:
-    """A pool of processes that take single runs, each with one thread."""
+    """Single runs in a pool of processes with one thread each."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or os.cpu_count() or 1
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
-        """Runs in the order in which they finish; an interrupt keeps what was finished."""
+        """Runs in the order in which they finish; an interrupt keeps finished runs."""
         tasks = [(spec, run_name(spec)) for spec in specs if spec.id not in done]
         check_sendable([spec for spec, _ in tasks])
         # Leaving the block, by an error or an interrupt too, ends the processes at once.
@@ -170,7 +170,7 @@ def _is_long(batch: Sequence[RunSpec]) -> bool:
 
 
 def check_sendable(specs: Sequence[RunSpec]) -> None:
-    """Raise an error that names what cannot be sent to a process: functions inside of functions, for instance."""
+    """Raise an error that names what cannot be sent to a process: functions inside functions, for instance."""
     parts: dict[int, tuple[str, object]] = {}
     for spec in specs:
         parts[id(spec.problem)] = (f"problem {spec.problem.name!r}", spec.problem)
@@ -184,8 +184,8 @@ def check_sendable(specs: Sequence[RunSpec]) -> None:
         except Exception as error:  # of many kinds: each object has its own reasons
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise EngineError(
-                f"The {name} cannot be sent to a process ({reason}). Define its functions and classes at the top of a "
-                "module instead of inside a function or as a lambda, or use the engine batched or single."
+                f"The {name} cannot be sent to a process ({reason}). Define its functions and classes at the top of "
+                "a module instead of inside a function or as a lambda, or use the engine batched or single."
             ) from None
 
 

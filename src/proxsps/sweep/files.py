@@ -14,7 +14,7 @@ class StoreError(RuntimeError):
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the place, then rename; both are on the disk before this returns. Raises OSError if it cannot."""
+    """Write a temporary file, then rename it; both are on the disk before this returns. Raises OSError on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
     try:
@@ -31,7 +31,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename last. Windows cannot open a folder, and some file systems cannot sync one: both do without."""
+    """Sync a rename to the disk, except on Windows and file systems that cannot sync a folder."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

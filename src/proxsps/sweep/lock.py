@@ -15,7 +15,7 @@ PATIENCE = 60.0  # seconds to wait for another command that is writing
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder for this command alone. It is made if it is not there, and freed of files that a kill left behind."""
+    """The folder for this command alone. It is created if it is missing, and files that a kill left are removed."""
     lock = FileLock(folder / ".lock", timeout=PATIENCE)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Regularisers other than the squared l2 norm, for runs that share a tensor program.
 
-Runs with equal regularisers are stepped together. What acts on each entry alike can be applied to all parameters of a
-run as one row; other regularisers need the shapes of the parameters, and their runs are run one by one.
+Runs with equal regularisers are stepped together. A regulariser that treats all entries in the same way is applied to
+all parameters of a run as one row; others need the shapes of the parameters, and their runs are run one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def is_uniform(phi: Regularizer) -> bool:
-    """Whether a regulariser does the same to every entry, whatever tensor it is in."""
+    """Whether a regulariser treats every entry in the same way, in any tensor."""
     structure = phi.structure((1,))
     if phi.joint or not isinstance(structure, Entries | Quadratic):
         return False
@@ -37,7 +37,7 @@ def _are_numbers(*values: object) -> bool:
 
 
 class Move(NamedTuple):
-    """Where some runs step to."""
+    """The new points of some runs."""
 
     rows: Tensor  # which runs
     points: Tensor  # shape (len(rows), n)
@@ -54,7 +54,7 @@ class Penalties:
         self._proximal = _grouped(((spec.phi, spec.method), i) for i, spec in own if not spec.definition.coupled)
 
     def couple(self, x: Tensor, d: Tensor, values: Tensor) -> Tensor:
-        """Add subgradients to the slopes, in place; the values with those of the regularisers."""
+        """Add subgradients to the slopes, in place; returns the values plus those of the regularisers."""
         for phi, rows in self._coupled:
             part = x[rows]
             d[rows] += phi.subgradient(part)
@@ -62,7 +62,7 @@ class Penalties:
         return values
 
     def add(self, x: Tensor, values: Tensor) -> Tensor:
-        """The values with those of all regularisers."""
+        """The values plus those of all regularisers."""
         for phi, rows in self._all:
             values = values.index_add(0, rows, _values(phi, x[rows]))
         return values

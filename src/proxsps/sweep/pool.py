@@ -1,8 +1,8 @@
 """Tasks in processes that notice each other's death.
 
-The parent keeps track of the task of each process. If a process dies, its task is given to a new one, once. After that
-an `EngineError` names it. A process whose parent is gone ends by itself, whatever it is computing. This module imports
-nothing large, so that a process watches its parent before it loads what its tasks need.
+The parent keeps track of the task of each process. If a process dies, its task is passed to a new one, once. After that
+an `EngineError` names the task. A process whose parent is gone ends by itself, even during a computation. This module
+imports nothing large, so that a process watches its parent before it loads what its tasks need.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-Tell = Callable[[int], None]  # takes the number of epochs that were finished
+Tell = Callable[[int], None]  # called with the number of finished epochs
 
-ATTEMPTS = 2  # of a task whose process dies
+ATTEMPTS = 2  # for a task whose process dies
 PATIENCE = 1.0  # seconds that a process has to end after the parent ends it
 
 
@@ -102,7 +102,7 @@ def run_tasks(
 
     Args:
         work: a function of a module; what it raises is raised here. `tell` counts finished epochs.
-        tasks: what `work` is called with, and a name for messages, each.
+        tasks: for each task, the argument of `work`, and a name for messages.
         workers: number of processes.
         advance: receives the numbers that tasks report, without those that a second attempt repeats.
     """
@@ -142,7 +142,7 @@ def _replace(context: Any, work: Callable[[Any, Tell], Any], worker: _Worker, ta
     reason = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     if task.attempts == ATTEMPTS:
         raise EngineError(
-            f"The process of {task.name} died {ATTEMPTS} times ({reason}), maybe because of too little memory. "
+            f"The process of {task.name} died {ATTEMPTS} times ({reason}), perhaps because of too little memory. "
             "What was finished is kept; the same command continues from there."
         )
     worker.end()
@@ -179,7 +179,7 @@ def _serve(connection: Connection) -> None:
         except (EOFError, OSError):
             return
         try:
-            task = pickle.loads(content)  # raises where this process cannot import what the task is made of
+            task = pickle.loads(content)  # raises if this process cannot import what the task needs
             answer = ("done", work(task, lambda count: connection.send(("told", count))))
         except Exception as error:
             answer = ("failed", (sendable(error), traceback.format_exc()))
@@ -187,7 +187,7 @@ def _serve(connection: Connection) -> None:
 
 
 def sendable(error: Exception) -> Exception:
-    """The error, or its text where it does not survive being sent."""
+    """The error, or its text if it cannot be sent."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -32,8 +32,8 @@ from proxsps.sweep.single import single_epochs
 from proxsps.sweep.spec import RunSpec
 
 RETRIES = 3  # of a batch whose worker was lost
-# A cluster of our own listens on the loopback interface only, as Ray does by itself elsewhere than on Linux, and sends
-# no usage reports.
+# Our own cluster listens only on the loopback interface, which is Ray's default except on Linux, and sends no usage
+# reports.
 PRIVATE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 Found = list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]  # metrics, zetas and extra columns of every run
@@ -43,16 +43,16 @@ class Ray:
     """Batches of runs as tasks of a Ray cluster.
 
     Args:
-        address: of a running cluster, `HOST:PORT` or `auto`; by default that of the environment variable RAY_ADDRESS,
+        address: address of a running cluster, `HOST:PORT` or `auto`; by default the environment variable RAY_ADDRESS,
             and without it a cluster of this machine's cores, which ends with the sweep.
-        size: runs in a batch, as of `Batched`; smaller ones spread a sweep over more workers.
+        size: runs in a batch, as in `Batched`; smaller batches spread a sweep over more workers.
     """
 
     def __init__(self, address: str | None = None, size: int = BATCH) -> None:
         self.address, self.batched = address, Batched(size)
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
-        """Batches in the order in which they finish; a worker that is lost costs no more than the time of its batch."""
+        """Batches in the order in which they finish; a lost worker costs only the time of its batch."""
         batches = list(self.batched.missing(specs, done))
         if not batches:
             return
@@ -69,7 +69,7 @@ class Ray:
                         advance(news)
                         continue
                     found = zip(pending.pop(task), news, strict=True)
-                    # Ray's arrays live in its shared memory, which goes with the cluster.
+                    # Ray's arrays are in its shared memory, which ends with the cluster.
                     results = [
                         RunResult(spec, metrics.copy(), zetas.copy(), {key: part.copy() for key, part in extra.items()})
                         for spec, (metrics, zetas, extra) in found
@@ -84,7 +84,7 @@ class Ray:
 
 
 class _Carried(Problem):
-    """A problem together with its data, which a worker need not have."""
+    """A problem together with its data, so that a worker does not need the files."""
 
     def __init__(self, problem: Problem, seeds: Collection[int]) -> None:
         self.problem = problem
@@ -117,7 +117,7 @@ def _carry(batches: list[list[RunSpec]]) -> dict[Problem, _Carried]:
 
 
 def _work(problem: Problem, options: list[dict[str, Any]], threads: int) -> Generator[int | Found, None, None]:
-    """The task: the number of runs after each epoch, at last what was found."""
+    """The task: yields the number of runs after each epoch, and finally the results."""
     torch.set_num_threads(threads)
     specs = [RunSpec(problem, **fields) for fields in options]
     if is_batched(specs[0]):
@@ -141,7 +141,7 @@ def _submit(ray: ModuleType, problem: Any, batch: list[RunSpec]) -> Any:
 
 @contextmanager
 def _sent_whole(ray: ModuleType, specs: Sequence[RunSpec]) -> Iterator[None]:
-    """Send modules of your own with what they define, as workers may not have them; name what cannot be sent."""
+    """Send your own modules with what they define, because workers may not have them; name what cannot be sent."""
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     own = [name for name, file in files.items() if file and name != "__main__" and not is_installed(name, file)]
     modules = [sys.modules[name] for name in own if sys.modules[name].__name__ == name]
@@ -153,8 +153,8 @@ def _sent_whole(ray: ModuleType, specs: Sequence[RunSpec]) -> Iterator[None]:
         names = sorted({f"method {spec.method!r}" for spec in specs if spec.own})
         names += sorted({f"problem {spec.problem.name!r}" for spec in specs})
         raise EngineError(
-            f"A part of {' or '.join(names)} cannot be sent to a worker ({_first_line(error)}). Leave out of it what "
-            "belongs to this process alone, such as locks, files and connections."
+            f"A part of {' or '.join(names)} cannot be sent to a worker ({_first_line(error)}). Remove what belongs "
+            "only to this process, such as locks, files and connections."
         ) from None
     finally:
         for module in modules:
@@ -169,7 +169,7 @@ def _receive(ray: ModuleType, task: Any) -> int | Found:
     except ray.exceptions.RayError as error:
         raise EngineError(
             f"A batch was given up after {RETRIES + 1} attempts ({_first_line(error)}). What was finished is kept; if "
-            "memory is short, give fewer runs to a batch (--runs-per-batch)."
+            "memory is short, use fewer runs per batch (--runs-per-batch)."
         ) from None
     return news
 
@@ -179,7 +179,7 @@ def _receive(ray: ModuleType, task: Any) -> int | Found:
 
 @contextmanager
 def _cluster(address: str | None) -> Iterator[ModuleType]:
-    """Ray, connected; a connection that was there before is used and kept."""
+    """Ray, connected; an existing connection is used and kept."""
     address = address or os.environ.get("RAY_ADDRESS")
     if not address:
         for name, value in PRIVATE.items():
@@ -203,22 +203,22 @@ def _connect(ray: ModuleType, address: str | None) -> None:
     if not address:
         try:
             ray.init("local", include_dashboard=False, **quiet)
-        except Exception as error:  # of many kinds: Ray starts several programs, on files and ports of their own
+        except Exception as error:  # of many kinds: Ray starts several programs, with their own files and ports
             raise EngineError(
-                f"Ray did not come up on this machine ({_first_line(error)}). Its files are in {_ray_files()}: is "
+                f"Ray did not start on this machine ({_first_line(error)}). Its files are in {_ray_files()}: is "
                 "there room, and may you write there? RAY_TMPDIR names another folder, with a short path; --engine "
-                "batched does without Ray."
+                "batched needs no Ray."
             ) from None
         return
     try:
-        if address != "auto":  # Ray would knock for minutes
+        if address != "auto":  # Ray would retry for minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=5).close()
         ray.init(address, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise EngineError(
-            f"No Ray cluster was reached at {address} ({_first_line(error)}). Give HOST:PORT as printed by "
-            "`ray start --head`, on a machine of that cluster; without an address the sweep runs on this machine alone."
+            f"No Ray cluster was reached at {address} ({_first_line(error)}). Pass HOST:PORT as printed by "
+            "`ray start --head`, on a machine of that cluster; without an address the sweep runs only on this machine."
         ) from None
 
 

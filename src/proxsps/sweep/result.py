@@ -24,7 +24,7 @@ class RunResult:
 
     spec: RunSpec
     metrics: np.ndarray
-    zetas: np.ndarray  # (epochs, steps an epoch): the adaptive step at every iteration
+    zetas: np.ndarray  # (epochs, steps per epoch): the adaptive step at every iteration
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # (epochs,) each: what only some runs measure
 
     @property
@@ -35,7 +35,7 @@ class RunResult:
 
 
 def alpha_of_epoch(spec: RunSpec, epoch: int, zetas: Iterable[np.ndarray] = ()) -> float:
-    """alpha_k throughout an epoch, which counts from 0; the adaptive schedule uses the zetas before it."""
+    """alpha_k throughout an epoch, counted from 0; the adaptive schedule uses the zetas of earlier epochs."""
     match spec.schedule:
         case "constant":
             return schedules.constant(epoch, spec.lr)

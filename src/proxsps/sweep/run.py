@@ -1,4 +1,4 @@
-"""A whole sweep in one call: what is missing in a store is run, and the tables are returned."""
+"""A whole sweep in one call: run what is missing in a store, and return the tables."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def run_sweep(
     """Run what is missing of a sweep, and return the results of all its runs.
 
     Args:
-        specs: the runs, as `grid` makes them.
-        folder: of the store. Runs that are there already are not run again, and a sweep that was interrupted continues
-            where it was. Its last part names the sweep.
+        specs: the runs, as returned by `grid`.
+        folder: folder of the store. Runs in it are not run again, and an interrupted sweep continues where it stopped.
+            Its last part is the name of the sweep.
         engine: how to run; default: `Batched`.
         advance: called with the number of epochs that were finished.
     """
@@ -45,8 +45,8 @@ def run_sweep(
 
 
 def fill(store: Store, specs: Sequence[RunSpec], engine: Engine, advance: Advance) -> None:
-    """Run what a store lacks, and keep each part as soon as it is finished."""
-    store.lacking(specs)  # raises an error if a run is there that is not what its spec says
-    with closing(engine.run(specs, store.done, advance)) as finished:  # what a sweep has started ends with it
+    """Run what a store lacks, and store each part as soon as it is finished."""
+    store.lacking(specs)  # raises an error if a stored run does not fit its spec
+    with closing(engine.run(specs, store.done, advance)) as finished:  # processes end with the sweep
         for results in finished:
             store.add(results)

@@ -1,4 +1,4 @@
-"""The state of a batch that is being run, on disk: what a kill costs is half a minute, not the whole batch."""
+"""The state of a running batch on disk: a kill costs half a minute, not the whole batch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ State = dict[str, Any]  # of tensors and numbers
 class SavedBatch:
     """One file for one batch of specs, run by this version of the package and of torch.
 
-    The file is a digest and what `torch.save` makes of tensors and numbers. One that is damaged counts as none: the
-    batch is then run from its start, with the same result.
+    The file is a digest and the output of `torch.save` for tensors and numbers. A damaged file is ignored: the batch is
+    then run from its start, with the same result.
     """
 
     def __init__(self, folder: Path, specs: Sequence[RunSpec], every: float = EVERY) -> None:
@@ -69,4 +69,4 @@ class SavedBatch:
             self.file.unlink(missing_ok=True)
             self.file.parent.rmdir()
         except OSError:
-            return  # other batches are there, or nothing is
+            return  # the folder has other batches, or does not exist

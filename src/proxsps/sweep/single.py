@@ -1,4 +1,4 @@
-"""One run through the optimizers that users call, step by step: any model, and the yardstick of the batched engine."""
+"""One run with the optimizers that users call: for any model, and as the reference for the batched engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_single(spec: RunSpec, advance: Callable[[int], None] = lambda runs: None
 
 
 def finished(epochs: Generator[int, None, Result], advance: Callable[[int], None]) -> Result:
-    """What a generator of epochs returns at last; `advance` is called with what it yields."""
+    """The return value of a generator of epochs; `advance` is called with what it yields."""
 
     def outcome() -> Generator[int, None, None]:
         found.append((yield from epochs))
@@ -92,14 +92,14 @@ def make_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
 
 
 def couples(spec: RunSpec) -> bool:
-    """Whether the sweep has to put the regulariser into the loss, because the optimizer does not."""
+    """Whether the sweep has to add the regulariser to the loss, because the optimizer does not."""
     method = spec.definition
     outside = spec.own is not None or (spec.regularizer is not None and not method.optimizer.startswith("proxsps."))
     return method.coupled and outside
 
 
 def couple(spec: RunSpec, params: Sequence[Tensor], loss: Tensor) -> Tensor:
-    """Add the subgradient of the regulariser to the gradients; the loss with its value."""
+    """Add the subgradient of the regulariser to the gradients; returns the loss plus its value."""
     with torch.no_grad():
         for param, extra in zip(params, subgradient_all(spec.phi, params), strict=True):
             param.grad = extra if param.grad is None else param.grad + extra

@@ -1,4 +1,4 @@
-"""What a run is: a frozen description whose hash is its name. Grids are lists of them."""
+"""The description of a run: frozen, with its hash as its name. Grids are lists of descriptions."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class RunSpec:
 
     Args:
         problem: what is minimised, together with the regulariser.
-        method: the name of a method, or a `Method` of your own; of the latter, the field keeps the name.
+        method: the name of a method, or your own `Method`; the field then keeps its name.
         schedule: `constant`, `sqrt` or `adaptive`.
         lr: alpha_0.
         weight_decay: lambda, the strength of the regulariser.
-        seed: of shuffling and validation.
+        seed: seed of shuffling and validation.
         epochs: passes over the data.
         regularizer: the regulariser as a function of its strength, such as `L1`; None for lambda/2 ||x||^2.
-        own: the method of your own that `method` names; found by itself.
+        own: your own method that `method` names; set automatically.
     """
 
     problem: Problem
-    method: str  # or a `Method`, of which the name is kept
+    method: str  # or a `Method`, whose name is kept
     schedule: str
     lr: float
     weight_decay: float
@@ -75,20 +75,20 @@ class RunSpec:
 
         if not isinstance(self.phi, Regularizer):
             raise ValueError(
-                f"regularizer must make a Regularizer of a strength, as L1 or lambda lam: ElasticNet(lam, 0.1) do; got "
-                f"{self.phi!r} for the strength {self.weight_decay:g}."
+                "regularizer must return a Regularizer for a strength, as L1 or lambda lam: ElasticNet(lam, 0.1) do; "
+                f"got {self.phi!r} for the strength {self.weight_decay:g}."
             )
         if definition.name == "adamw":
             raise ValueError(
-                f"AdamW has weight decay and no other regulariser, got {self.phi!r}. Use prox-sps, or a method of your "
-                "own that puts it into the loss."
+                f"AdamW has weight decay and no other regulariser, got {self.phi!r}. Use prox-sps, or your own "
+                "method that adds it to the loss."
             )
         if definition.coupled:
             check_subgradient(self.phi, definition.label or definition.name, "prox-sps or prox-sgd")
 
     @property
     def definition(self) -> Method:
-        """The method, as the table of methods has it."""
+        """The method, from the table of methods."""
         return self.own or methods.METHODS[self.method]
 
     @cached_property
@@ -102,8 +102,8 @@ class RunSpec:
     def id(self) -> str:
         """Sixteen digits that stand for all of the above, equal on every machine.
 
-        For methods, regularisers, models and data of your own they stand for their content, and depend on the minor
-        version of Python.
+        For your own methods, regularisers, models and data they cover the content, and depend on the minor version of
+        Python.
         """
         facts = {**self.columns(), "epochs": self.epochs, "problem": describe(self.problem)}
         content = self.problem.fingerprint(self.seed)
@@ -114,7 +114,7 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _own_facts(self) -> dict[str, str]:
-        """Digests of the method and the regulariser, where they are not those of the table."""
+        """Digests of the method and the regulariser, if they are your own."""
         if self.own is None and self.regularizer is None:
             return {}
         from proxsps.problems.fingerprint import fingerprint
@@ -128,7 +128,7 @@ class RunSpec:
         return facts
 
     def columns(self) -> dict[str, Any]:
-        """The constants of the run, as columns of a table; the regulariser only where it is not the squared l2 norm."""
+        """The constants of the run, as columns of a table; the regulariser only if it is not the squared l2 norm."""
         named = {} if self.regularizer is None else {"regularizer": type(self.phi).__name__}
         return {
             "method": self.method,
@@ -140,7 +140,7 @@ class RunSpec:
         }
 
     def options(self) -> dict[str, Any]:
-        """All fields but the problem, for a copy with another one."""
+        """All fields except the problem, for a copy with another problem."""
         return {field.name: getattr(self, field.name) for field in fields(RunSpec) if field.name != "problem"}
 
 
@@ -160,9 +160,7 @@ def _definition(method: str | Method, own: Method | None) -> Method:
     if given.name in methods.OWN_TABLE and given is not methods.METHODS[given.name]:
         raise ValueError(f"{given.name!r} is a method of this package. Choose another name for yours.")
     if not given.runs:
-        raise ValueError(
-            f"The method {given.name!r} has no optimizer: give it `make`, a function of parameters and run."
-        )
+        raise ValueError(f"The method {given.name!r} has no optimizer: pass `make`, a function of parameters and run.")
     return given
 
 
@@ -193,13 +191,13 @@ def grid(
     """Every method with each of its step sizes, schedule, strength and seed.
 
     Args:
-        problem: of all runs.
-        lrs: the step sizes alpha_0 of each method. A method is a name, or a `Method` of your own, which is added to the
+        problem: the problem of all runs.
+        lrs: the step sizes alpha_0 of each method. A method is a name, or your own `Method`, which is added to the
             table of methods.
         weight_decays: strengths lambda of the regulariser.
-        schedules: of all methods.
+        schedules: the schedules of all methods.
         seeds: number of runs of each setting.
-        epochs: of each run.
+        epochs: the epochs of each run.
         regularizer: as in `RunSpec`.
     """
     for method in lrs:
@@ -211,5 +209,5 @@ def grid(
         for lr, seed in itertools.product(values, range(seeds))
     ]
     if not specs:
-        raise ValueError("The grid is empty: give at least one method, step size, schedule, strength and seed.")
+        raise ValueError("The grid is empty: pass at least one method, step size, schedule, strength and seed.")
     return specs

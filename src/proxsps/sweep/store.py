@@ -1,6 +1,6 @@
 """Results of one experiment in two parquet files, complete after every addition.
 
-`runs.parquet`, a row per run and epoch:
+`runs.parquet`, one row per run and epoch:
 
 | column | meaning |
 | --- | --- |
@@ -13,12 +13,12 @@
 | alpha | alpha_k throughout the epoch |
 | status | "ok", or "diverged" from the first epoch whose objective is not finite (metrics are then NaN) |
 
-Experiments on images have columns of their own before alpha: the validation accuracy and more on zeta_k. Runs with
+Experiments on images have more columns before alpha: the validation accuracy and more about zeta_k. Runs with
 another regulariser than lambda/2 ||x||^2 have its name as `regularizer`, which is part of their objective, and
 `nonzeros`, the share of entries that are not zero.
 
-`steps.parquet`, a row per iteration of the runs with seed 0: run, method, schedule, lr, weight_decay, seed, step,
-epoch, zeta, alpha. Files are replaced as a whole, so that a kill leaves the old or the new ones, never a torn one.
+`steps.parquet`, one row per iteration of the runs with seed 0: run, method, schedule, lr, weight_decay, seed, step,
+epoch, zeta, alpha. Files are replaced as a whole, so that a kill leaves the old or the new files, never a mix.
 
 Several commands may add to one store: each takes its lock, reads what others have added, and adds its own. A store that
 is damaged, incomplete within a run or of another experiment is not opened.
@@ -52,28 +52,28 @@ class Store:
 
     @property
     def done(self) -> set[str]:
-        """Ids of the runs that are here."""
+        """Ids of the stored runs."""
         return set(self.runs["run"]) if len(self.runs) else set()
 
     def lacking(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
-        """The specs without a run here; an error if a run is here that is not what its spec says."""
+        """The specs without a stored run; an error if a stored run does not fit its spec."""
         done = self.done
         if done:
             check_against(self.runs, specs, self.folder)
         return [spec for spec in specs if spec.id not in done]
 
     def require(self, specs: Sequence[RunSpec], command: str, by_id: bool = True) -> None:
-        """Raise an error unless exactly the runs of these specs are here.
+        """Raise an error unless exactly the runs of these specs are stored.
 
         Args:
-            specs: of a whole sweep.
-            command: what would run it, for messages.
-            by_id: whether ids count, or settings alone (where ids take large data to compute).
+            specs: the specs of a whole sweep.
+            command: the command that would run it, for messages.
+            by_id: whether to compare ids, or only settings (if ids need large data).
         """
         check_whole(self.runs, specs, self.folder, command, by_id)
 
     def add(self, results: Iterable[RunResult]) -> None:
-        """Take in finished runs, beside what other commands may have added meanwhile."""
+        """Add finished runs to what other commands may have added in the meantime."""
         results = list(results)
         if not results:
             return

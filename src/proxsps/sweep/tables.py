@@ -1,7 +1,7 @@
-"""Tables as parquet files that carry a digest of themselves, so that damage is found even if it keeps the size.
+"""Tables as parquet files with a digest of their content, so that damage is found even if the size is the same.
 
 Pages have checksums, which other readers check as well; the digest covers the rest: schema, lengths, encodings. It is
-kept in the file's own metadata, in a place of fixed length that counts as zeros when the digest is computed.
+kept in the file's metadata, in a field of fixed length that counts as zeros when the digest is computed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_table(path: Path) -> pd.DataFrame:
         table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
         version = (table.schema.metadata or {}).get(KEY)
         frame = table.to_pandas()
-    except Exception as error:  # of many kinds: damaged bytes lead the reader astray in many ways
+    except Exception as error:  # of many kinds: the reader fails in many ways on damaged bytes
         raise _damaged(path, (str(error).splitlines() or [type(error).__name__])[0]) from None
     if version not in READABLE:
         found = "no version" if version is None else f"version {version.decode(errors='replace')}"
@@ -70,7 +70,7 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
 
 
 def _digest(content: bytes, place: int) -> bytes:
-    """Of all bytes, with zeros in the place of the digest itself."""
+    """The digest of all bytes, with zeros in place of the digest itself."""
     parts = hashlib.sha256(content[:place])
     parts.update(BLANK)
     parts.update(content[place + len(BLANK) :])

@@ -1,7 +1,7 @@
 """The paper's theory as functions: envelopes, one-step inequalities, rates, and the results it is compared with.
 
 Nothing here depends on runs: functions take constants by name and return numbers. If an assumption does not hold, they
-raise an `AssumptionError` that names it. `proxsps theory verify` compares measured runs with all of it.
+raise an `AssumptionError` that names it. `proxsps theory verify` compares all of them with runs.
 """
 
 from proxsps.theory.advice import Advice, Known, advise

@@ -1,4 +1,4 @@
-"""Which steps the theory allows for a problem with these constants, and what it then promises."""
+"""Which steps the theory allows for a problem with these constants, and which bounds follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxsps.theory.assumptions import AssumptionError, check_positive, envelope
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a problem; None where it is not.
+    """The known constants of a problem; None if one is not known.
 
     Args:
         K: number of steps.
@@ -73,7 +73,7 @@ class Known:
 
 
 class Advice(NamedTuple):
-    """A theorem, the steps it allows, and its bound after K steps; or, instead of them, what is missing."""
+    """A theorem, the steps it allows, and its bound after K steps; or else what is missing."""
 
     theorem: str
     steps: str
@@ -85,7 +85,7 @@ class _Rule(NamedTuple):
     theorem: str
     convex: bool | None  # the losses it is for; None for both
     basis: str  # the constant that it needs
-    needs: str  # further ones, for the bound
+    needs: str  # further constants, for the bound
     steps: Callable[[Known], str]
     bound: Callable[[Known], float]
 
@@ -174,7 +174,7 @@ _RULES = (
 def advise(known: Known) -> list[Advice]:
     """The result of each theorem that applies; the bound is that of the largest step it allows."""
     if known.L is None and known.G is None:
-        raise AssumptionError("Give L (a smooth loss) or G (bounded subgradients), or both.")
+        raise AssumptionError("Pass L (a smooth loss) or G (bounded subgradients), or both.")
     rules = [
         rule for rule in _RULES if rule.convex in (None, known.rho == 0) and getattr(known, rule.basis) is not None
     ]

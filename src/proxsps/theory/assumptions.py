@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-ROUNDING = 1e-12  # relative; a step that was calculated from the limit itself is allowed
+ROUNDING = 1e-12  # relative; a step that was computed from the limit itself is allowed
 
 
 class AssumptionError(ValueError):

@@ -9,12 +9,12 @@
                            envelope_sqrt             alpha / sqrt(k + 1)        min_k E ||grad env(x^k)||^2
                            envelope_horizon          alpha / sqrt(K)            E ||grad env(drawn x)||^2
 
-K is a number of steps or an array of them. D_sq is ||x^0 - x*||^2, Delta is env(x^0) - inf psi. `theta=None` takes the
+K is a number of steps or an array of them. D_sq is ||x^0 - x*||^2, Delta is env(x^0) - inf psi. `theta=None` uses the
 smallest theta that the steps allow, for which the bound is smallest.
 
 One step of the paper's proof of the weakly convex theorem is not right for lam > 0: with r = 1/eta + lam - rho > 0 it
-estimates 1 - alpha r / (1 + alpha lam) by 1 - alpha r from above. The prox inequality that the proof uses holds with
-r/2 ||x^{k+1} - prox(x^k)||^2 more, which gives 1 - 2 alpha r / (1 + alpha (lam + r)) instead; that is at most
+estimates 1 - alpha r / (1 + alpha lam) by 1 - alpha r from above. The prox inequality of the proof holds with the
+further term r/2 ||x^{k+1} - prox(x^k)||^2, which gives 1 - 2 alpha r / (1 + alpha (lam + r)) instead; that is at most
 1 - alpha r if alpha (lam + r) <= 1. So the theorem holds under this further condition, alpha <= 1/(1/eta + 2 lam -
 rho), which is no restriction if 2 lam <= L + rho. Without this condition it is false: for f = 0, phi = lam/2 x^2 and a
 constant alpha, with t = alpha lam, the two sides have the quotient (1 + t)^2 / (2 + t) as K grows, which is above 1 for
@@ -40,7 +40,7 @@ from proxsps.theory.assumptions import (
     smooth_alpha,
 )
 
-Number = Any  # a float, or an array where K is one
+Number = Any  # a float, or an array if K is one
 
 
 # Globally bounded subgradients

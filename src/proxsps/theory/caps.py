@@ -1,4 +1,4 @@
-"""Steps without a learning rate: the inequality of the matched cap, what follows from it, and what a distance says.
+"""Steps without a learning rate: the inequality of the matched cap, its consequences, and the bound from a distance.
 
 A matched step is x+ = prox_{tau phi}(x - tau g) with tau at most a cap A, and so short that the linear model of the
 sample is not below its bound C at x+ (`proxsps.core.caps`). Proofs are on the page "Theory of the step without a
@@ -27,7 +27,7 @@ def matched_inequality(
 ) -> Sides:
     """(1 + tau lam) ||x+ - z||^2 <= ||x - z||^2 - ||x+ - x||^2 + 2 tau (psi_x(z) - psi_x(x+)).
 
-    The basic inequality with the step itself in the place of alpha, for each sample, any z and any cap.
+    The basic inequality with the step itself in place of alpha, for each sample, any z and any cap.
 
     Args:
         tau: the step of each sample.

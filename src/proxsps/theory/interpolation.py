@@ -1,4 +1,4 @@
-"""Published results for other Polyak steps, for comparison: both carry the interpolation constant sigma^2.
+"""Published results for other Polyak steps, for comparison: both depend on the interpolation constant sigma^2.
 
 SPS_max (Loizou, Vaswani, Laradji and Lacoste-Julien, 2021; Orvieto, Lacoste-Julien and Loizou, 2022) reaches a
 neighbourhood whose size is proportional to sigma^2; DecSPS (Orvieto et al., 2022) shrinks it like 1/sqrt(K). ProxSPS's
@@ -21,7 +21,7 @@ def interpolation_constant(losses: Any, lower_bounds: Any = 0.0) -> float:
     gaps = np.asarray(losses, dtype=float) - np.asarray(lower_bounds, dtype=float)
     if (gaps < 0).any():
         raise AssumptionError(
-            f"Lower bounds C(s) <= inf f(.; s): a loss lies {-gaps.min():g} below its bound; give smaller bounds."
+            f"Lower bounds C(s) <= inf f(.; s): a loss lies {-gaps.min():g} below its bound; pass smaller bounds."
         )
     return float(gaps.mean())
 

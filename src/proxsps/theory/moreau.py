@@ -3,8 +3,8 @@
 env is smooth where psi is not, and the norm of its gradient (x - p) / eta, where p = prox_{eta psi}(x) minimises,
 measures how far x is from stationary. Points are rows: x has shape (..., n), values have shape (...).
 
-Where psi has no known prox, two solvers find it: `prox_by_gradient` for a smooth f and a phi with a prox, and
-`prox_by_cuts` for any psi of a few variables with subgradients. Both say how close they are.
+If psi has no known prox, two solvers compute it: `prox_by_gradient` for a smooth f and a phi with a prox, and
+`prox_by_cuts` for any psi of a few variables with subgradients. Both are accurate to a given tolerance.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def moreau_envelope(
         psi: values psi(y) at rows y, shape (..., n) to (...).
         prox: prox(x, eta) = argmin_y psi(y) + ||y - x||^2 / (2 eta).
         x: points, shape (..., n).
-        eta: parameter, below 1/rho where psi is rho-weakly convex.
+        eta: parameter, below 1/rho if psi is rho-weakly convex.
     """
     check_positive("Moreau envelope", eta=eta)
     p = prox(x, eta)
@@ -60,7 +60,7 @@ class Interval(NamedTuple):
 
 
 def gradient_mapping_range(envelope_gradient_norm: Array) -> Interval:
-    """Where the norm of the gradient mapping with eta = 1/L lies, by that of grad env^{1/(2L)} (auxiliary lemma).
+    """The range of the norm of the gradient mapping with eta = 1/L, from that of grad env^{1/(2L)} (auxiliary lemma).
 
     1/4 ||grad env|| <= ||G_{1/L}|| <= 3/2 (1 + 1/sqrt(2)) ||grad env||, for L-smooth f and convex phi.
     """
@@ -68,7 +68,7 @@ def gradient_mapping_range(envelope_gradient_norm: Array) -> Interval:
 
 
 class Norms(NamedTuple):
-    """Three numbers that are one for a differentiable psi: ||grad psi(p)||, ||x - p|| / eta and ||grad env(x)||."""
+    """Three numbers that are equal for a differentiable psi: ||grad psi(p)||, ||x - p|| / eta and ||grad env(x)||."""
 
     gradient_at_prox: Array
     scaled_distance: Array

@@ -1,7 +1,7 @@
-"""A run on disk: weights, optimizer and what was measured after its last complete epoch.
+"""A run on disk: weights, optimizer and measurements after its last complete epoch.
 
 Random numbers are drawn from the seed and the epoch, so that no state of a generator is needed to continue. A file is
-written beside its place and renamed: a kill leaves the last complete one. `torch.save` writes a zip archive;
+written under another name and then renamed: a kill leaves the last complete one. `torch.save` writes a zip archive;
 its comment holds the sha256 of all bytes before it. The sha256 is checked first, and then only tensors and plain data
 are read.
 """
@@ -32,7 +32,7 @@ class CheckpointError(ValueError):
 
 
 def prepare(path: Path) -> None:
-    """Make the folder of a checkpoint and write a file there, so that a run fails at once if it cannot."""
+    """Create the folder of a checkpoint and write a file there, so that a run fails at once if this is not possible."""
     beside = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def load(path: Path, spec: TrainingSpec, device: torch.device) -> dict[str, Any]
 
 
 def incomplete(path: Path) -> CheckpointError:
-    """For a checkpoint with other parts than those of a run."""
+    """The error for a checkpoint with other parts than those of a run."""
     return CheckpointError(
         f"The checkpoint {path} lacks parts of a run. Delete it to start the run again, or choose another place."
     )

@@ -29,7 +29,7 @@ class Training:
         self.workers = workers or os.cpu_count() or 1
 
     def identified(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
-        """The runs that this engine makes of specs: their ids depend on the data, which is read, and on the device."""
+        """The runs of this engine for some specs: their ids depend on the data, which is read, and on the device."""
         ranks = TrainingRanks(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return [identify(spec, ranks) for spec in specs]
 
@@ -39,7 +39,7 @@ class Training:
         for problem in {spec.problem for spec in missing}:
             problem.train_data()  # decoded once, and an error is raised here rather than in a process
         results = self._on_gpu(missing, advance) if torch.cuda.is_available() else self._in_processes(missing, advance)
-        with closing(results):  # which ends the processes
+        with closing(results):  # closing ends the processes
             for result in results:
                 yield [result]
                 self._file(result.spec).unlink(missing_ok=True)  # the consumer has kept it by now
@@ -57,7 +57,7 @@ class Training:
 
 
 class _Count(Watch):
-    """Passes on how many epochs were finished, those of a checkpoint included."""
+    """Reports the number of finished epochs, including those of a checkpoint."""
 
     def __init__(self, advance: Callable[[int], None]) -> None:
         self.advance = advance

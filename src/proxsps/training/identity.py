@@ -1,4 +1,4 @@
-"""What a training run is, besides its spec: precision, device and data change its numbers, and so its name."""
+"""The identity of a training run besides its spec: precision, device and data change its numbers, so also its id."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TrainingSpec(RunSpec):
     """A run together with its precision, device and data."""
 
     precision: str
-    device: str  # its type: GPUs of one machine do not differ
+    device: str  # its type, without an index
     statistics: int  # parts of a batch that have their own, in batch normalisation; 1 without
     data: str  # digest of the images
 
@@ -40,13 +40,13 @@ class TrainingSpec(RunSpec):
         }
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint and a run must have in common; the number of epochs may differ."""
+        """What must be equal in a checkpoint and a run; the number of epochs may differ."""
         problem = {f"problem {key}": value for key, value in describe(self.problem).items()}
         return {**self.columns(), **self._own_facts(), **problem, **self.conditions()}
 
 
 def identify(spec: RunSpec, ranks: TrainingRanks, amp: bool = False) -> TrainingSpec:
-    """The run that `train` makes of a spec on this device, by these processes; its data is read."""
+    """The run of `train` for a spec on this device, by these processes; its data is read."""
     if not isinstance(spec.problem, ImageClassification):
         raise ValueError(f"Only image classification is trained here, got the problem {spec.problem.name!r}.")
     return TrainingSpec(

@@ -1,4 +1,4 @@
-"""The batches of an epoch, made ready for the network on its device."""
+"""The batches of an epoch, prepared for the network on its device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: Tr
     """This process's part of every batch of an epoch.
 
     Order and augmentation are drawn for the whole batch from the seed and the epoch: they do not depend on the number
-    of processes, nor on where a run was resumed. Pixels travel to the device as bytes.
+    of processes, nor on where a run was resumed. Pixels are sent to the device as bytes.
     """
     images, labels = problem.train_data()
     order = batches(problem, seed, epoch)
@@ -34,7 +34,7 @@ def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: Tr
 
 
 def plain_batches(data: Batch, size: int, ranks: TrainingRanks) -> Iterator[Batch]:
-    """This process's part of a data set, as it is, in batches of at most `size`."""
+    """This process's part of a data set, without augmentation, in batches of at most `size`."""
     images, labels = data
     for first in range(ranks.rank * size, len(labels), ranks.size * size):
         part = slice(first, first + size)
@@ -47,7 +47,7 @@ def prepared(pixels: Tensor) -> Tensor:
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device; to a GPU without waiting for it."""
+    """A tensor on the device; the copy to a GPU is not waited for."""
     if device.type != "cuda":
         return value
     return value.pin_memory().to(device, non_blocking=True)

@@ -1,6 +1,6 @@
 """One run: the loop over epochs and steps that `proxsps train` and the deep experiments share.
 
-It differs from the sweep's single runs in what large networks need: images in uint8 that are augmented by the batch,
+Unlike the sweep's single runs, it has what large networks need: images in uint8 that are augmented in batches,
 running statistics, evaluation in parts, a device, several processes, and a checkpoint after every epoch.
 """
 
@@ -34,10 +34,10 @@ EXTRA = ("val_accuracy", "zeta_low", "zeta_high", "truncated")
 
 
 class Watch:
-    """Is called during a run; the default does nothing. Tensors are on the run's device: reading them waits for it."""
+    """Called during a run; the default does nothing. Tensors are on the run's device: reading them waits for it."""
 
     def start(self, epochs: int, steps: int) -> None:
-        """Called when a run begins, or continues, after so many epochs; an epoch has so many steps."""
+        """Called when a run begins, or continues, after `epochs` epochs of `steps` steps each."""
 
     def step(self, epoch: int, loss: Tensor, optimizer: Optimizer) -> None:
         """A step of an epoch, which counts from 0, was taken at this loss."""
@@ -81,7 +81,7 @@ class Run:
         self.done += 1
 
     def step(self, batch: Batch) -> Tensor:
-        """One step; the loss of this process's part of the batch before it. The optimizer takes the mean over all."""
+        """One step; returns the loss of this process's part of the batch. The optimizer averages over processes."""
         images, labels = batch
         losses: list[Tensor] = []
 
@@ -124,7 +124,7 @@ class Run:
         return metrics, [accuracy, float(low), float(high), truncated, *sparse]
 
     def evaluate(self, data: Batch) -> tuple[float, float]:
-        """Mean loss and accuracy of a data set, with running statistics where there are any."""
+        """Mean loss and accuracy of a data set, with running statistics if there are any."""
         self.model.eval()
         total = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         for images, labels in plain_batches(data, EVALUATED, self.ranks):
@@ -163,7 +163,7 @@ class Run:
             self.zetas[: self.done] = history["zetas"]
             self.model.load_state_dict(content["model"])
             self.optimizer.load_state_dict(content["optimizer"])
-        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError):  # parts that are not there, or others
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError):  # parts are missing, or others
             raise checkpoints.incomplete(path) from None
 
 
@@ -178,10 +178,10 @@ def train(
 
     Args:
         spec: what to run. The spec of the result also says how it was run, and has its own id.
-        checkpoint: file that is written after every epoch, and that the run continues from if it is there.
+        checkpoint: file that is written after every epoch, and that the run continues from if it exists.
         ranks: device and processes, as `ranks.joined` returns them; by default this process on the CPU.
         amp: bfloat16 in the network's forward and backward passes; weights and steps stay in float32.
-        watch: is called during the run.
+        watch: called during the run.
     """
     ranks, watch = ranks or TrainingRanks(torch.device("cpu")), watch or Watch()
     if checkpoint is not None:

@@ -30,7 +30,7 @@ class TrainingRanks:
         """This process's part of a batch of `count` samples, which has to be the same for all."""
         if count % self.size:
             raise ValueError(
-                f"A batch of {count} images cannot be shared equally by {self.size} processes, and then gradients "
+                f"A batch of {count} images cannot be divided equally among {self.size} processes, so gradients "
                 "would have unequal weights. Choose a multiple with --batch-size."
             )
         part = count // self.size
@@ -57,7 +57,7 @@ def joined(device: str | None = None) -> Iterator[TrainingRanks]:
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(kind)
-        torch.zeros(1, device=place).item()  # a device without memory of its own, such as meta, cannot do this
+        torch.zeros(1, device=place).item()  # a device without memory, such as meta, cannot do this
     except (RuntimeError, AssertionError) as error:  # NotImplementedError is one of the former
         reason = str(error).splitlines()[0]
         raise ValueError(f"The device {kind!r} cannot be used here ({reason}). Try --device cpu.") from None

@@ -36,16 +36,16 @@ class Task(Protocol):
         """The network with starting weights of this seed."""
 
     def example_inputs(self) -> Tensor:
-        """A few samples as the network takes them."""
+        """A few samples as inputs of the network."""
 
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels of one epoch, which depend on nothing but seed and epoch."""
+        """Inputs and labels of one epoch, which depend only on seed and epoch."""
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels by which networks are chosen."""
+        """Inputs and labels for choosing a network."""
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels by which a chosen network is scored; nothing is chosen by them."""
+        """Inputs and labels for scoring the chosen network; not used to choose anything."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Images:
     def __post_init__(self) -> None:
         if self.problem.validation_images == 1:
             raise ValueError(
-                "validation_images must be 0 (all) or at least 2, got 1: half are to choose a network by, half to "
-                "score it by."
+                "validation_images must be 0 (all) or at least 2, got 1: half are for choosing a network, half for "
+                "scoring it."
             )
 
     def settings(self) -> dict[str, Any]:
@@ -118,11 +118,11 @@ class Images:
         return epoch_batches(self.problem, seed, epoch, self.ranks)
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every second validation image, as it is."""
+        """Every second validation image, without augmentation."""
         return self._every_second(0)
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The other validation images, as they are."""
+        """The other validation images, without augmentation."""
         return self._every_second(1)
 
     def _every_second(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -131,7 +131,7 @@ class Images:
 
 
 def task_named(name: str, device: torch.device | None = None, **options: Any) -> Task:
-    """The task of a name: "digits-mlp", or "cifar10-resnet20" and its like with options of `ImageClassification`."""
+    """The task of a name: "digits-mlp", or a name like "cifar10-resnet20" with options of `ImageClassification`."""
     if name == DIGITS:
         given = {key for key in options if key != "batch_size"}
         if given:
@@ -153,14 +153,14 @@ def fit(
     first_epoch: int = 0,
     after_backward: Callable[[nn.Module], None] = lambda model: None,
 ) -> None:
-    """Train for some epochs with a cap that falls to zero on a line, so that the last weights carry little noise.
+    """Train for some epochs with a cap that falls linearly to zero, so that the last weights have little noise.
 
     Args:
         task: data.
-        model: trained as it is.
+        model: the model, trained from its current weights.
         optimizer: made for the model; the `lr` of its groups is the largest.
         epochs: passes over the data.
-        seed: of the order of samples.
+        seed: seed of the order of samples.
         first_epoch: which of the seed's epochs comes first.
         after_backward: called before each step, for penalties that are added to gradients.
     """

@@ -3,14 +3,14 @@
 | column | meaning |
 | --- | --- |
 | trial | id: the hash of everything that the result depends on |
-| experiment, task, title, metric, method, lr, seed, ending | what was run; lr is NaN where it was not set |
-| steps | that were taken; fewer than the task has if the loss was no longer finite |
+| experiment, task, title, metric, method, lr, seed, ending | what was run; lr is NaN if it was not set |
+| steps | number of steps; fewer than the task has if the loss was no longer finite |
 | value | the task's number at the end: an accuracy, a loss, or a gap; NaN if it is not finite |
-| share_polyak, share_distance, share_lr | of the steps that were read: which cap was active; NaN where unknown |
+| share_polyak, share_distance, share_lr | share of the sampled steps in which this cap was active; NaN if unknown |
 | status | "ok" or "diverged" |
-| cpu_seconds | that the trial took |
+| cpu_seconds | CPU time of the trial |
 
-The file is replaced as a whole under a lock, as those of sweeps are: a kill leaves the old or the new one.
+The file is replaced as a whole under a lock, like the files of sweeps: a kill leaves the old or the new one.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class TrialStore:
 
     @property
     def done(self) -> set[str]:
-        """Ids of the trials that are here."""
+        """Ids of the stored trials."""
         return set(self.rows["trial"]) if len(self.rows) else set()
 
     def add(self, row: dict[str, Any]) -> None:
-        """Take in a finished trial, beside what other commands may have added meanwhile."""
+        """Add a finished trial to what other commands may have added in the meantime."""
         with locked(self.folder):
             self.rows = self._read()
             if row["trial"] not in self.done:
@@ -55,9 +55,9 @@ class TrialStore:
         """The rows of all trials of a whole experiment; an error if some are missing.
 
         Args:
-            trials: of the whole experiment.
-            optional: names of tasks that may be missing altogether, where their data is not there.
-            command: what would run the experiment, for messages.
+            trials: the trials of the whole experiment.
+            optional: names of tasks that may be missing, if their data is missing.
+            command: the command that would run the experiment, for messages.
         """
         found = {_key(row) for row in self.rows.to_dict("records")} if len(self.rows) else set()
         if len(found) < len(self.rows):
@@ -94,7 +94,7 @@ class TrialStore:
 
 
 def _key(row: dict[Any, Any]) -> tuple[Any, ...]:
-    """The setting of a row; NaN, which equals nothing, becomes None."""
+    """The setting of a row; NaN, which is not equal to itself, becomes None."""
     return tuple(None if row[name] != row[name] else row[name] for name in SETTING)
 
 

@@ -52,11 +52,11 @@ class Task(ABC):
 
     @abstractmethod
     def model(self, seed: int) -> nn.Module:
-        """A fresh model; the seed is that of its starting weights."""
+        """A new model; the seed is that of its starting weights."""
 
     @abstractmethod
     def batches(self, seed: int) -> Iterator[Batch]:
-        """Batches without an end, the same ones for equal seeds."""
+        """Endless batches, the same for equal seeds."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -67,7 +67,7 @@ class Task(ABC):
         """The number that is compared, of a model in evaluation mode; called without gradients."""
 
     def regularizer(self) -> Regularizer | None:
-        """A regulariser in the place of weight decay."""
+        """A regulariser in place of weight decay."""
         return None
 
     def data_digest(self) -> str:
@@ -84,9 +84,9 @@ class Method:
     """An optimizer under a name.
 
     Args:
-        name: of the method, in tables and stores.
-        make: an optimizer for these parameters, with this lr (None: not set), on this task.
-        lrs: that are tried; None stands for "not set".
+        name: the name of the method in tables and stores.
+        make: returns an optimizer for these parameters, with this lr (None: not set), on this task.
+        lrs: the learning rates; None stands for "not set".
         has_prox: whether the optimizer takes the task's regulariser; others get its subgradient with the gradient.
         needs: packages that it is imported from.
     """
@@ -134,7 +134,7 @@ class Trial:
 
 @lru_cache(maxsize=64)
 def _settings(task: Task) -> dict[str, Any]:
-    """Those of a task, for which its data is read."""
+    """The settings of a task, for which its data is read."""
     return task.settings()
 
 
@@ -222,7 +222,7 @@ def _renew_statistics(model: nn.Module, task: Task, seed: int, batches: int = 20
 
 
 def _set_mode(model: nn.Module, optimizer: Optimizer, training: bool) -> None:
-    """Of the model, and of optimizers that keep other weights for training than for evaluation."""
+    """Set the mode of the model, and of optimizers that have different weights for training and evaluation."""
     model.train(training)
     switch = getattr(optimizer, "train" if training else "eval", None)
     if callable(switch):
@@ -234,7 +234,7 @@ def _first(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
 
 
 class Trials:
-    """Runs trials in a pool of processes with one thread each; each process takes one trial after the other."""
+    """Runs trials in a pool of processes with one thread each; each process runs one trial after the other."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or os.cpu_count() or 1

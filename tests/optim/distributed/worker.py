@@ -38,7 +38,7 @@ def rank_of(folder: Path, rank: int, world: int, scenarios: dict[tuple[str, str]
                 value = scenario(rank, world, folder)
             except Exception:  # the test of this name shows it
                 value = traceback.format_exc()
-        said = [str(w.message) for w in seen if "This is said once" in str(w.message)]
+        said = [str(w.message) for w in seen if "This warning is shown once" in str(w.message)]
         results[name] = {"value": value, "warnings": said, "seconds": time.perf_counter() - start}
         torch.save(results, folder / f"rank{rank}.pt")
         dist.barrier()

@@ -1,7 +1,7 @@
 """Training without a learning rate: the final metric against lr, over six decades, on nine tasks.
 
-Not of the paper: ProxSPS with momentum, the matched cap and the distance cap, which leave no number to choose, beside
-optimizers whose lr is tuned.
+Not in the paper: ProxSPS with momentum, the matched cap and the distance cap has no number to choose. It is compared
+with optimizers whose lr is tuned.
 """
 
 from __future__ import annotations

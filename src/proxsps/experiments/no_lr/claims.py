@@ -1,8 +1,8 @@
-"""What is said of training without a learning rate, checked by numbers.
+"""Statements about training without a learning rate, checked by numbers.
 
 "Level with" means: at most 1.5 points of accuracy below, at most 1 % of the loss above, or at most 1 % of the smallest
-objective above. Values are means over seeds; a setting of which a run diverged has none. A task counts only where the
-lr matters: where our result is not far from the worst one of the baseline, divergence aside, nothing was learned.
+objective above. Values are means over seeds; a setting with a run that diverged has none. A task counts only if the
+lr matters: if our result is not far from the worst one of the baseline, divergence aside, nothing was learned.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def allowance(metric: str, loss: float) -> float:
 
 
 def shown(metric: str, loss: float) -> str:
-    """A loss as the metric that it came from."""
+    """A loss, shown as its metric."""
     if not math.isfinite(loss):
         return "diverged"
     return f"{-loss:.1%}" if metric == "accuracy" else f"{loss:.4g}"
@@ -99,7 +99,7 @@ def level_with_tuned(task: str, method: str, frames: Frames) -> Claim | None:
     table = losses(plain(frames["trials"]))
     rows = table[table["task"] == task]
     if rows.empty:
-        return None  # its data was not there
+        return None  # its data is missing
     ours, theirs = _without_lr(rows, method), best_of(rows[rows["method"] == RIVALS[method]])
     metric = str(ours["metric"])
     limit = theirs["loss"] + allowance(metric, theirs["loss"])

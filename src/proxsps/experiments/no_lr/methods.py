@@ -1,4 +1,4 @@
-"""The optimizers that are compared, and the learning rates that each of them is tried with.
+"""The optimizers that are compared, and the learning rates of each.
 
 Baselines get a finer grid where their best lr is: "the best tuned baseline" has to be a strong one.
 """
@@ -28,7 +28,7 @@ OUR_ADAM_LRS = (None, 1e-4, 1e-3, 1e-2, 0.1, 10.0, 1e6)
 
 DEFAULTS = {"sgd": 1e-3, "sgd-momentum": 1e-3, "adamw": 1e-3, "schedule-free": 2.5e-3, "prodigy": 1.0, "prox-sps": 1.0}
 IDENTITY, ADAM = "prox-sps-momentum", "prox-sps-adam"
-ADAM_L2 = "prox-sps-adam-l2"  # on tasks with weight decay: decay is not decoupled, but lam/2 ||x||^2 itself
+ADAM_L2 = "prox-sps-adam-l2"  # on tasks with weight decay: lam/2 ||x||^2 itself instead of decoupled decay
 RIVALS = {IDENTITY: "sgd-momentum", ADAM: "adamw"}  # the baseline of the same family
 
 

@@ -1,4 +1,4 @@
-"""The tasks on which optimizers are compared, but for the transformer: digits, images, matrices, l1 regression."""
+"""The tasks on which optimizers are compared, except the transformer: digits, images, matrices, l1 regression."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class ImagesTask(Task):
         return model
 
     def batches(self, seed: int) -> Iterator[Batch]:
-        """Images as they are, epoch by epoch, of the classes that are trained on."""
+        """Images without augmentation, epoch by epoch, of the classes of the task."""
         images, labels = _images(validation=False, second_half=bool(self.tuned))
         return ((prepared(images[i]), labels[i]) for i in _orders(len(labels), self.batch_size, seed))
 
@@ -200,7 +200,7 @@ class MatrixTask(Task):
         return (tuple(part[i] for part in data) for i in _orders(len(data[0]), self.problem().batch_size, seed))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """That of the problem."""
+        """The loss of the problem."""
         return model(*batch)
 
     def measure(self, model: nn.Module) -> float:

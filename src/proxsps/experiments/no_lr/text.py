@@ -1,4 +1,4 @@
-"""A small transformer that predicts the next letter of a text that every Python has: that of `help("topics")`."""
+"""A small transformer that predicts the next letter of a text that comes with Python: `help("topics")`."""
 
 from __future__ import annotations
 

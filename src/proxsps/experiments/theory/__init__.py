@@ -26,7 +26,7 @@ def _claim(name: str, frames: Frames) -> object:
 
 BOUNDS = Experiment(
     "theory-bounds",
-    "Bounds of the paper against runs",
+    "Bounds of the paper, compared with runs",
     "Every inequality of the paper that can be evaluated: rates with their theorem's steps over many seeds, one-step "
     "inequalities in exact expectation over all samples. A quotient near 1 means that the bound is tight.",
     (
@@ -49,9 +49,9 @@ BOUNDS = Experiment(
 
 FLOOR = Experiment(
     "theory-floor",
-    "The floor of SPS_max, and through it",
+    "The floor of SPS_max, and how to go below it",
     "Ridge regression whose loss is 0 somewhere. SPS_max on the regularised loss stops at a floor that grows with the "
-    "interpolation constant sigma^2; decreasing steps go through it.",
+    "interpolation constant sigma^2; decreasing steps go below it.",
     (
         Drawing(
             "floor",

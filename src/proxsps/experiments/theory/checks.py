@@ -234,7 +234,7 @@ CHECKS: dict[str, Check] = {
 
 
 def find_check(name: str, others: Iterable[str] = ()) -> Check:
-    """The check of this name; for a near miss with the name that was probably meant."""
+    """The check of this name, or an error with the name that was probably meant."""
     if name in CHECKS:
         return CHECKS[name]
     known = [*CHECKS, *others]
@@ -246,7 +246,7 @@ def find_check(name: str, others: Iterable[str] = ()) -> Check:
 def evaluate(check: Check, seeds: int = SEEDS) -> pd.DataFrame:
     """The rows of a check with quotient and verdict.
 
-    A bound is about an expectation: it is refuted where even the lower end of the 99 % confidence interval lies above.
+    A bound is about an expectation: it fails if the lower end of the 99 % confidence interval is above it.
     """
     rows = (
         check.measure(seeds)

@@ -1,4 +1,4 @@
-"""What SPS_max with a constant bound on its step cannot pass, and what decreasing steps can.
+"""The floor: the level that SPS_max with a constant bound on its step does not get below, but decreasing steps do.
 
 The problem is ridge regression with a loss that is 0 somewhere. SPS_max gets the regularised losses f_i + lam/2 ||.||^2
 with the lower bound 0, as the paper's baseline does: sigma^2 is then psi*, which is positive as soon as lam is.

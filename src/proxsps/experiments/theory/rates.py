@@ -166,7 +166,7 @@ def bounded_strongly_convex(seeds: int) -> pd.DataFrame:
 
 
 def bounded_weakly_convex(seeds: int) -> pd.DataFrame:
-    """The corollary for weakly convex losses with bounded subgradients: a run of its own for each K."""
+    """The corollary for weakly convex losses with bounded subgradients: one run for each K."""
     problem = phase_retrieval()
     c = problem.constants
     eta = 1 / (2 * c.rho)
@@ -264,7 +264,7 @@ def envelope_sqrt(seeds: int) -> pd.DataFrame:
 
 
 def envelope_horizon(seeds: int) -> pd.DataFrame:
-    """The weakly convex theorem for a drawn point and alpha / sqrt(K): a run of its own for each K."""
+    """The weakly convex theorem for a drawn point and alpha / sqrt(K): one run for each K."""
     parts = []
     for problem, alpha, eta, constants in _weakly_convex_cases(pure_shrinkage()):
         rows, truncated = [], []

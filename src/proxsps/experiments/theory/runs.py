@@ -43,7 +43,7 @@ class Path:
 def run(
     problem: Composite, step: Step, schedule: Schedule, steps: int, seeds: int, scales: np.ndarray | None = None
 ) -> Path:
-    """K steps of as many runs as there are seeds; run s draws its samples from a generator of its own.
+    """K steps of as many runs as there are seeds; each run draws its samples from its own generator.
 
     `scales` runs every seed with several multiples of the schedule: the rows of the first multiple come first.
     """

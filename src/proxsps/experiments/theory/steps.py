@@ -62,7 +62,7 @@ def worst(problem: str, sides: theory.Sides) -> pd.DataFrame:
     """The row of the largest quotient of all that were evaluated."""
     left, right = np.broadcast_arrays(sides.left, sides.right)
     quotient = left / np.maximum(right, 1e-300)
-    # Where both sides are rounding errors of what they are made from, a quotient means nothing.
+    # If both sides are rounding errors, a quotient means nothing.
     quotient = np.where(np.maximum(np.abs(left), np.abs(right)) > 1e-6, quotient, 0.0)
     at = np.unravel_index(int(np.argmax(quotient)), quotient.shape)
     columns = {"problem": problem, "K": left.size, "measured": float(left[at]), "half": 0.0, "bound": float(right[at])}
@@ -116,7 +116,7 @@ def _models(problem: Composite, x: np.ndarray) -> np.ndarray:
 
 
 def sample_models(problem: Composite, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """f_x(y; s) with a point y of its own for each x and each sample: y (points, N, n) to (points, N)."""
+    """f_x(y; s) with one point y for each x and each sample: y (points, N, n) to (points, N)."""
     values, gradients = problem.losses(x), problem.gradients(x)
     models = [
         truncated_model(values[j, i], gradients[j, i], problem.lower_bound, x[j], y[j, i])

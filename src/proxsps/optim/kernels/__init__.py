@@ -1,8 +1,8 @@
 """Passes over all parameters at once on the CPU, compiled by numba (extra `fast`) and cached on disk.
 
-`sums` and `write` are those of blocks with an affine step, and `moments` has those that update averages of gradients on
-the way. `entries` and `rows` are for blocks whose prox acts on single entries, or on the norms of rows; their slope is
-the gradient, or an average that is updated on the way too.
+`sums` and `write` are for blocks with an affine step, and `moments` has passes that also update averages of gradients.
+`entries` and `rows` are for blocks whose prox acts on single entries, or on the norms of rows; their slope is the
+gradient, or an average that is updated in the same pass.
 """
 
 from proxsps.optim.kernels import entries, moments, rows

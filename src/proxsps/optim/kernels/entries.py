@@ -1,13 +1,13 @@
 """Passes for blocks whose prox acts on each entry by itself: h and its slope at several u, and one write.
 
 With z = x - s d, s = u alpha, the new point is y = prox(z) entry by entry, and h = <d, y - x>. Entries where the prox
-moves with z are called inside. There y - x is computed without y, which may agree with x in all its digits but a few:
+moves with z are called inside. There y - x is computed without y, which may agree with x in all but a few digits:
 
     (1 + alpha l2) (x - y) = s d + clip(z, -alpha l1, alpha l1) + alpha l2 x      inside,
     x - y with y exactly 0, lower or upper                                        elsewhere.
 
 In Adam's metric each entry has its own alpha (`proxsps.optim.kernels.metric`). A slope that is an average of gradients
-is updated on the way.
+is updated in the same pass.
 
 Sums are taken in the type of the entries over a run of them, then in doubles.
 """
@@ -27,7 +27,7 @@ from proxsps.optim.kernels.scalar import Psi
 
 
 class Further(NamedTuple):
-    """What the first pass of a step with averages makes beside the sums of `reduce`, one number per block."""
+    """Sums that the first pass of a step with averages computes besides those of `reduce`, one number per block."""
 
     d_dot_x: np.ndarray  # <d, x>, bitwise <g, x> where d = g
     g_dot_x: np.ndarray
@@ -93,7 +93,7 @@ def _pass(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sums of `reduce` for several sets of caps, (sets, rows, blocks), and those of `Further`."""
     if not len(u):
-        raise ValueError("u must have at least one point: the loops have no form without.")
+        raise ValueError("u must have at least one point.")
     layout, scale = (at.layout, 1.0) if every == 1 else sampled(at.layout, every)
     chunks, sets, points = layout.chunks, len(alphas), len(u)
     constants = np.array([_constants(psi, alpha) for alpha in alphas])
@@ -116,7 +116,7 @@ def _pass(
 
 
 def _counted(at: Averages, columns: np.ndarray) -> np.ndarray:
-    """The further sums of chunks: nothing for gradients that are not there, and the sample scaled up."""
+    """The further sums of chunks: nothing for missing gradients, and the sample scaled up."""
     tensor = at.layout.chunks.columns[1]
     columns[1:3, ~at.seen[tensor]] = 0
     if len(at.start.at):

@@ -63,7 +63,7 @@ def _change(x, d, s, psi):
 def _loops(change: Callable[..., Any]) -> Any:
     """Loops over a run of entries: the plain sums with h and slope at one u, the same at three u, or one u alone.
 
-    One loop for all of a usual round overlaps arithmetic and waiting for memory; further u find the run in the cache.
+    One loop for a whole usual round overlaps arithmetic with waiting for memory; further u find the run in the cache.
     """
 
     @numba.njit(fastmath=REORDER)

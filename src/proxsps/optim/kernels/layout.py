@@ -1,10 +1,10 @@
-"""Where the entries of tensors lie in memory, how they are cut into chunks, and the threads that take these in turn.
+"""Where the entries of tensors lie in memory, how they are cut into chunks, and the threads that process these.
 
-The kernels release the GIL, and a small thread pool of our own runs them on slices of the work, because numba's
+The kernels release the GIL, and our own small thread pool runs them on slices of the work, because numba's
 threading layers are unsafe from several threads or after a fork. Partial sums are kept per chunk of memory and added in
 one order: the result does not depend on the number of threads.
 
-Every second pass over the same tensors walks backwards: it begins with what the pass before has left in the cache.
+Every second pass over the same tensors goes backwards: it begins with what the previous pass has left in the cache.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay i
 # Entries summed in their own precision before they go into a double. This number is compiled into the kernels of other
 # modules, whose cache on disk does not notice a change here: clear it by hand.
 RUN = 2_048
-PIECE = 256  # entries of a chunk that a sample reads at least
-SHARES = 8  # parts of the work per thread, so that one that wakes late or is held up takes fewer of them
-# Entries that even a pass backwards walks forwards: memory is loaded in advance in this direction, and a turn after
-# every chunk would cost more than the cache brings.
+PIECE = 256  # least entries of a chunk that a sample reads
+SHARES = 8  # parts of the work per thread, so that a thread that wakes late or is held up gets fewer of them
+# Entries that even a backward pass reads forwards: memory is prefetched in this direction, and a turn after every chunk
+# would cost more than the cache saves.
 STRETCH = 16 * CHUNK
-ALONE = 64 * CHUNK  # entries per thread at least: below, waking a helper costs more than it brings
+ALONE = 64 * CHUNK  # least entries per thread: with fewer, waking a helper costs more than it saves
 
 REMEMBERED = 64  # lists of state tensors whose checks are remembered
 
@@ -61,13 +61,13 @@ def pointer(typingctx, address, like):
 
 
 def turns() -> Iterator[bool]:
-    """Whether each pass of a step walks backwards: every second one."""
+    """Whether each pass of a step goes backwards: every second one."""
     return itertools.cycle((False, True))
 
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """Pieces of memory, as columns that a kernel reads, and their shares of the work that threads take in turn."""
+    """Pieces of memory, as columns that a kernel reads, and the shares of the work for the threads."""
 
     columns: tuple[np.ndarray, ...]
     sizes: np.ndarray  # entries of each chunk
@@ -75,7 +75,7 @@ class Chunks:
     _shares: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
     def shares(self, threads: int, backwards: bool = False) -> list[tuple[int, int]]:
-        """Ranges of chunks with about the same number of entries, in the order in which to take them."""
+        """Ranges of chunks with about the same number of entries, in the order of processing."""
         key = threads, backwards
         if key not in self._shares:
             ends = np.cumsum(self.sizes)
@@ -95,8 +95,8 @@ class Layout:
     """How the entries of tensors in blocks are cut into chunks."""
 
     chunks: Chunks  # columns: block and tensor that a chunk lies in, its first entry there, and its length
-    blocks: tuple[np.ndarray, np.ndarray]  # those with entries, and the first chunk of each
-    count: int  # of blocks
+    blocks: tuple[np.ndarray, np.ndarray]  # blocks with entries, and the first chunk of each
+    count: int  # number of blocks
 
     def per_block(self, partial: np.ndarray) -> np.ndarray:
         """The sums over the chunks of each block, for numbers with one column per chunk."""
@@ -118,9 +118,9 @@ def layout(sizes: tuple[tuple[int, ...], ...], threads: int) -> Layout:
 
 @lru_cache(maxsize=32)
 def sampled(whole: Layout, every: int) -> tuple[Layout, np.ndarray]:
-    """One piece of each chunk, about every `every`-th entry, and what its sums are to be multiplied by.
+    """One piece of each chunk, about one entry in `every`, and the factor for its sums.
 
-    Every tensor has its part in the sample, which depends on nothing but the sizes of the tensors.
+    Every tensor has its part in the sample, which depends only on the sizes of the tensors.
     """
     block, tensor, start, length = whole.chunks.columns
     wanted = np.maximum(PIECE, -(-length // (64 * every)) * 64)
@@ -139,7 +139,7 @@ class Memory(NamedTuple):
     layout: Layout
     x_at: np.ndarray
     d_at: np.ndarray
-    turns: Iterator[bool]  # whether the next pass walks backwards
+    turns: Iterator[bool]  # whether the next pass goes backwards
 
 
 class Addresses(NamedTuple):
@@ -150,7 +150,7 @@ class Addresses(NamedTuple):
 
 
 def addresses(*lists: Sequence[Tensor]) -> Addresses | None:
-    """The addresses of CPU tensors in lists of the same length, or None where the kernels do not apply.
+    """The addresses of CPU tensors in lists of the same length, or None if the kernels do not apply.
 
     They need tensors without gaps, the first of all lists in the same order and so on, all f32 or all f64, whose memory
     is their own.
@@ -167,7 +167,7 @@ def addresses(*lists: Sequence[Tensor]) -> Addresses | None:
         return None
     try:
         at = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
-    except RuntimeError:  # tensors inside torch.func transforms have no memory to name
+    except RuntimeError:  # tensors inside torch.func transforms have no address
         return None
     if not at.all() and any(t.numel() and not t.data_ptr() for t in tensors):
         return None
@@ -187,9 +187,9 @@ _checked: dict[int, Checked] = {}
 
 
 def contiguous_addresses(tensors: Sequence[Tensor]) -> Checked | None:
-    """The addresses of contiguous tensors that belong to the optimizer, or None where the kernels do not apply.
+    """The addresses of contiguous tensors that belong to the optimizer, or None if the kernels do not apply.
 
-    State is the same tensors in every step. The checks are made once for as long as they stay where they are.
+    State is the same tensors in every step, so they are checked once, as long as their addresses do not change.
     """
     if not tensors:
         return Checked((), LIKE[torch.float64], np.empty(0, np.int64), ())
@@ -215,7 +215,7 @@ def _plain(kind: type[Tensor]) -> bool:
 
 
 def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]]) -> Memory | None:
-    """The memory of CPU tensors, one list per block, or None where the kernels do not apply (see `addresses`)."""
+    """The memory of CPU tensors, one list per block, or None if the kernels do not apply (see `addresses`)."""
     at = addresses(list(itertools.chain(*params)), list(itertools.chain(*slopes)))
     if at is None:
         return None
@@ -225,13 +225,13 @@ def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]
 
 
 def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0, backwards: bool = False) -> None:
-    """Call kernel(*args, first, last) on every share of the chunks; whoever is free takes the next one.
+    """Call kernel(*args, first, last) on every share of the chunks; each free thread takes the next share.
 
     Args:
         kernel: compiled function that releases the GIL, and takes the chunks of range(first, last).
-        chunks: the pieces of memory to be shared out.
+        chunks: the pieces of memory.
         args: arguments of the kernel.
-        weight: work per entry, as a multiple of that of a plain sum: heavier passes take threads for fewer entries.
+        weight: work per entry, as a multiple of that of a plain sum: heavier passes use threads for fewer entries.
         backwards: whether to begin with the last share.
     """
     total = int(chunks.sizes.sum())

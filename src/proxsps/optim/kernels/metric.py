@@ -5,7 +5,7 @@ With r = 1/D of an entry, its prox has the step size alpha r, and it moves along
     z = x - s e,    threshold alpha l1 r,    y = prox(z),    h = <d, y - x>.
 
 The new d, and r from the new v, are computed run by run into memory that stays in the cache; only the write stores d
-and v. Factors 1 / (1 + alpha l2 r) differ by entry, so that they are part of the sums.
+and v. Factors 1 / (1 + alpha l2 r) differ by entry, so they are part of the sums.
 """
 
 from __future__ import annotations

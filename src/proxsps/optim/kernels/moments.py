@@ -1,12 +1,12 @@
 """Two passes for affine blocks whose slope is an average of gradients, in the identity metric or in Adam's.
 
-The new averages are not kept between the passes, because a step that is skipped must leave the state as it was. Both
+The new averages are not kept between the passes, because a skipped step must leave the state as it was. Both
 passes compute them entry by entry from the state and the gradient:
 
     d' = old d + new g,    v' = old_v v + new_v g^2,    D = max{sqrt(v') + eps, least}.
 
 The first pass only reads and adds up; the second one stores d' and v', and writes x <- keep x + move D^-1 d'. A sample
-of the entries is compared with that at the start of the run while a chunk is in the cache.
+of the entries is compared with their values at the start of the run while a chunk is in the cache.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOWHERE, NO_WEIGHTS = np.empty(0, np.int64), np.empty((4, 0))
 
 
 class Sums(NamedTuple):
-    """What the first pass makes, one number per block; r = D^-1 d' is the direction of the step."""
+    """What the first pass computes, one number per block; r = D^-1 d' is the direction of the step."""
 
     d_sq: np.ndarray  # <d', r>
     d_dot_x: np.ndarray  # <d', x>
@@ -64,7 +64,7 @@ class Averages(NamedTuple):
     weights: np.ndarray  # old, new, old_v, new_v as rows, one column per tensor
     eps: float
     least: float
-    turns: Iterator[bool]  # whether the next pass walks backwards
+    turns: Iterator[bool]  # whether the next pass goes backwards
 
 
 @numba.njit(fastmath=ENTRYWISE)
@@ -87,7 +87,7 @@ def metric(square, eps, least):
 
 @numba.njit(fastmath=ENTRYWISE)
 def new_slopes(g, d, old, new, out):
-    """The new d of some entries, in memory for as many or more of them."""
+    """The new d of some entries, in memory for at least this many."""
     for k in range(len(g)):
         out[k] = averaged(old, d[k], new, g[k])
     return out[: len(g)]
@@ -145,7 +145,7 @@ def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, least, one):
 def _sum_average(
     like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, least, partial, first, last
 ):
-    """The sums of each chunk in the identity metric; those of the direction are those of the slope."""
+    """The sums of each chunk in the identity metric; direction and slope have the same sums."""
     of = like.dtype.type
     for i in range(first, last):
         j, low, n = tensor[i], origin[i], length[i]
@@ -242,19 +242,19 @@ def averages(
     eps: float = 0.0,
     least: float = 0.0,
 ) -> Averages | None:
-    """The memory of a step with averages, or None where the kernels do not apply.
+    """The memory of a step with averages, or None if the kernels do not apply.
 
     They need tensors without gaps, all of one tensor in the same order, all f32 or all f64, whose memory is their own.
-    A start (`start_of`) is not part of it: where there is one, put it in the place of `NO_START`.
+    A start (`start_of`) is not included: if there is one, put it in place of `NO_START`.
 
     Args:
         params: one list per block.
-        grads: alike; None for a tensor without a gradient, whose averages are then to have the weight 0 on the new.
-        first: d alike.
-        second: v alike, or None for the identity metric.
+        grads: in the same form; None for a tensor without a gradient, for which the weights of new values must be 0.
+        first: d, in the same form.
+        second: v, in the same form, or None for the identity metric.
         weights: old, new and, with `second`, old_v, new_v as rows, one column per tensor.
         eps: added to the root of v.
-        least: what D is at least; entries that never had a gradient need it where eps is 0.
+        least: a lower bound for D; entries that never had a gradient need it if eps is 0.
     """
     xs, given = list(itertools.chain(*params)), list(itertools.chain(*grads))
     states = [list(itertools.chain(*ts)) for ts in (first, second) if ts is not None]

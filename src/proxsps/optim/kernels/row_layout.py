@@ -33,7 +33,7 @@ class RowLayout:
 
     chunks: Chunks
     whole: np.ndarray  # whether the rows of a chunk lie in no other chunk, for each chunk
-    cut: Chunks  # the other ones
+    cut: Chunks  # the other chunks
     cut_slots: np.ndarray  # and their slots
     owner: np.ndarray  # the row of each slot
     block: np.ndarray  # the block of each row
@@ -49,7 +49,7 @@ class RowLayout:
 class RowMemory(NamedTuple):
     """Where the rows of parameters x and slopes d lie, and the groups they form; valid while the tensors live.
 
-    With averages, d is the old one, from which the passes make the new one with the gradients g.
+    With averages, d is the old average; the passes compute the new one with the gradients g.
     """
 
     like: np.ndarray
@@ -59,7 +59,7 @@ class RowMemory(NamedTuple):
     group: np.ndarray  # the group of each slot
     groups: int
     joined: bool  # whether a group may have several rows
-    turns: Iterator[bool]  # whether the next pass walks backwards
+    turns: Iterator[bool]  # whether the next pass goes backwards
     g_at: np.ndarray = NOWHERE  # empty without averages
     weights: np.ndarray = NO_WEIGHTS  # old and new as rows, one column per tensor
     seen: np.ndarray = np.empty(0, bool)  # whether a tensor has a gradient
@@ -72,15 +72,15 @@ def memory(
     ids: np.ndarray | None = None,
     averages: Averages | None = None,
 ) -> RowMemory | None:
-    """The memory of the rows of CPU tensors, or None where the kernels do not apply.
+    """The memory of the rows of CPU tensors, or None if the kernels do not apply.
 
     Args:
         params: the tensors x of each block.
         slopes: the tensors d of each block.
         dims: for each block the dims that are normed together, None for all; the other dims count the rows.
-        ids: the group of each row, from 0 on, where several rows form one group; without, each row is one. Rows are
+        ids: the group of each row, from 0 on, if several rows form one group; else each row is a group. Rows are
             counted block by block, tensor by tensor, in the order of memory.
-        averages: where averages lie of which the slopes are made; their memory has been checked.
+        averages: the memory of the averages that the slopes are made of; it has been checked.
     """
     xs = list(itertools.chain(*params))
     further: tuple[np.ndarray, ...] = ()
@@ -102,15 +102,15 @@ def memory(
         return RowMemory(like, layout, x_at, d_at, layout.owner, layout.rows, False, turns(), *further)
     if len(ids) != layout.rows:
         raise ValueError(f"ids must have one entry per row: got {len(ids)} for {layout.rows} rows.")
-    ids = np.asarray(ids, np.int64)  # other integers would have the kernels compiled once more
+    ids = np.asarray(ids, np.int64)  # for other integer types the kernels would be compiled again
     groups = int(ids.max()) + 1 if len(ids) else 0
     return RowMemory(like, layout, x_at, d_at, ids[layout.owner], groups, True, turns(), *further)
 
 
 def view(shape: Sequence[int], stride: Sequence[int] | None, dims: Dims) -> tuple[int, int, int] | None:
-    """A tensor without gaps as (outer, n, inner) in the order of memory, with groups normed over n, where it is one.
+    """A tensor without gaps as (outer, n, inner) in the order of memory, with groups normed over n.
 
-    None where the normed dims do not lie side by side. Without strides the tensor is contiguous.
+    None if the normed dims are not adjacent in memory. Without strides the tensor is contiguous.
     """
     normed = set(range(len(shape))) if dims is None else {d % len(shape) for d in dims}
     order = [i for i in range(len(shape)) if shape[i] != 1]  # dims of length 1 may have any stride

@@ -4,7 +4,7 @@ A row is a group of entries that are normed together: a row of a matrix, a filte
 z = x - s d, s = u alpha, the new row is y = c z with c = prox(||z||) / ||z||. The sums ||x||^2, <x, d>, ||d||^2 of each
 row give ||z|| and <d, y - x> for every u. Products and sums are doubles: the search takes differences of them.
 
-A slope that is an average of gradients is made row by row in every pass, and stored by the write alone (as in
+A slope that is an average of gradients is computed row by row in every pass, and stored only by the write (as in
 `proxsps.optim.kernels.moments`).
 """
 
@@ -20,7 +20,7 @@ from proxsps.optim.kernels.moments import new_slopes, store_slopes
 from proxsps.optim.kernels.row_layout import RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
 
-# ||z||^2 taken from the three sums must be at least this part of ||x||^2 + ||s d||^2, or it has lost too many digits.
+# ||z||^2 from the three sums must be at least this part of ||x||^2 + ||s d||^2, or it has lost too many digits.
 SAFE = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 0.1}
 
 
@@ -218,7 +218,7 @@ def first_sums(at: RowMemory) -> tuple[np.ndarray, np.ndarray]:
 
 
 def norm_sq(at: RowMemory, steps: np.ndarray, chunks: Chunks | None = None) -> np.ndarray:
-    """||x - s d||^2 of each group, with one s per group; 0 for groups outside the chunks, where these are given."""
+    """||x - s d||^2 of each group, with one s per group; 0 for groups outside the chunks, if these are given."""
     chunks = at.layout.chunks if chunks is None else chunks
     partial = np.zeros(len(at.layout.owner))
     args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, steps, partial)
@@ -237,7 +237,7 @@ def write(
         alpha: one number per group, the same for all columns of one tensor.
         u: the dual variable.
         relax: the part of the way to y(u).
-        known: `sums` of the same x and d, which save a pass over groups that do not lie in one chunk.
+        known: `sums` of the same x and d, which save a pass over groups that are in several chunks.
     """
     alpha, *constants = (np.ascontiguousarray(c, np.float64) for c in (alpha, *psi))
     chunks, whole, factors = at.layout.chunks, at.layout.whole, np.empty(0)

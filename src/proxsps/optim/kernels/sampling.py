@@ -1,7 +1,7 @@
 """How far parameters are from the start of the run, from a sample of their entries.
 
-Every 17th entry of a tensor is compared (`proxsps.core.distance`) by the pass that makes the sums of a step, while the
-entries are in the cache: a pass of its own would read nearly all of memory again, as cache lines have 16 entries.
+Every 17th entry of a tensor is compared (`proxsps.core.distance`) by the pass that computes the sums of a step, while
+the entries are in the cache: a separate pass would read nearly all memory again, because cache lines have 16 entries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from proxsps.optim.kernels.layout import REORDER, contiguous_addresses
 
 
 class Start(NamedTuple):
-    """Where the sampled entries of x_0 lie, and what a sum over those of one tensor is to be multiplied by."""
+    """Where the sampled entries of x_0 lie, and the factor for a sum over those of one tensor."""
 
     at: np.ndarray
     scale: np.ndarray
@@ -30,13 +30,13 @@ NO_START = Start(np.empty(0, np.int64), np.empty(0))
 
 
 def start_of(params: Sequence[Sequence[Tensor]], samples: Sequence[Sequence[Tensor]], like: np.ndarray) -> Start | None:
-    """The memory of a start, or None where the kernels do not apply.
+    """The memory of a start, or None if the kernels do not apply.
 
     They need contiguous parameters, because a sample counts entries in the order of their indices.
 
     Args:
         params: one list per block.
-        samples: the sampled entries of x_0 (`proxsps.core.distance.sample`) alike.
+        samples: the sampled entries of x_0 (`proxsps.core.distance.sample`), in the same form.
         like: an array of the type of the parameters.
     """
     xs = list(itertools.chain(*params))
@@ -51,14 +51,14 @@ def start_of(params: Sequence[Sequence[Tensor]], samples: Sequence[Sequence[Tens
 
 @lru_cache(maxsize=32)
 def _scales(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], np.ndarray]:
-    """How many entries of each tensor are sampled, and what a sum over them is to be multiplied by."""
+    """The number of sampled entries of each tensor, and the factor for a sum over them."""
     taken = tuple(map(sample_size, sizes))
     return taken, np.array(sizes, np.float64) / np.maximum(taken, 1)
 
 
 @numba.njit(fastmath=REORDER)
 def moved_sq(x, start, origin):
-    """||x - x_0||^2 over the sampled ones of the entries x, the first of which is entry `origin` of its tensor."""
+    """||x - x_0||^2 over the sampled entries among x, the first of which is entry `origin` of its tensor."""
     first, skipped = -(-origin // STRIDE), -origin % STRIDE
     count = max(0, (len(x) - skipped + STRIDE - 1) // STRIDE)
     sampled = start[first : first + count]
@@ -71,5 +71,5 @@ def moved_sq(x, start, origin):
 
 @numba.njit
 def sample_end(entries):
-    """How many sampled entries there are among the first ones of a tensor."""
+    """The number of sampled entries among the first entries of a tensor."""
     return (entries + STRIDE - 1) // STRIDE

@@ -16,7 +16,7 @@ from proxsps.optim.kernels.layout import ENTRYWISE
 class Psi(NamedTuple):
     """The constants of psi as doubles: one number per block for entries, one per group for rows.
 
-    A bound that is infinite is none.
+    An infinite bound means no bound.
     """
 
     l1: np.ndarray

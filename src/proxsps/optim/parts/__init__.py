@@ -1,4 +1,4 @@
-"""The four kinds of blocks a step is made of: lines, rows, entries, and those of which only the prox is known."""
+"""The four kinds of blocks in a step: lines, rows, entries, and blocks with only a prox."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def make_lines(
 ) -> Lines:
     """The part of the blocks whose prox is affine.
 
-    Blocks with averages come with a record of them (`proxsps.optim.moments`). A part that does not update averages by
-    itself has them made first.
+    Blocks with averages have a record of them (`proxsps.optim.moments`). For a part that does not update averages by
+    itself, they are computed first.
     """
     averaging = _make_averaging(numbers, blocks, places, fused)
     if averaging is not None:
@@ -55,7 +55,7 @@ def make_lines(
 def _make_averaging(
     numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None
 ) -> AveragedLines | None:
-    """A part that updates averages while it sums and writes, where the blocks have them and there is one."""
+    """A part that updates averages while it sums and writes, or None if there is none for these blocks."""
     if not isinstance(numbers, Host) or any(block.moments is None for block in blocks):
         return None
     memory = averages_of(blocks) if fused is not False else None
@@ -65,7 +65,7 @@ def _make_averaging(
 
 
 def make_moments(numbers: Numbers, blocks: Sequence[Block]) -> None:
-    """Give blocks with averages the slopes that these make."""
+    """Compute the averages of blocks, and set them as slopes."""
     for block in blocks:
         if block.moments is not None:
             block.moments.make(block, numbers)
@@ -74,7 +74,7 @@ def make_moments(numbers: Numbers, blocks: Sequence[Block]) -> None:
 def make_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, exact: bool = False
 ) -> Curve:
-    """The part of blocks of another kind; `exact` calculates in doubles."""
+    """The part of blocks of another kind; `exact` computes in doubles."""
     averaging = None if exact else _make_averaging_curve(kind, numbers, blocks, places, fused)
     if averaging is not None:
         averaging.kind = kind
@@ -90,9 +90,9 @@ def make_curve(
         kind = PROXES
     tensors = [t for block in blocks for t in (*block.params, *block.slopes)]
     if isinstance(numbers, Host) and (not plain(tensors) or any(map(torch._is_functional_tensor, tensors))):
-        kind = PROXES  # their pieces are not theirs to write
+        kind = PROXES  # other parts write to memory, which may not hold their entries
     if isinstance(numbers, Host) and any(block.in_metric for block in blocks):
-        kind = PROXES  # what takes entries in a metric on the host makes its averages itself
+        kind = PROXES  # parts for entries in a metric on the host update averages themselves
     curve = _curve(kind, numbers, blocks, places, fused, exact)
     curve.kind = kind
     return curve
@@ -101,7 +101,7 @@ def make_curve(
 def _make_averaging_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None
 ) -> Curve | None:
-    """A part that updates averages in its passes, where the blocks have them and there is one."""
+    """A part that updates averages in its passes, or None if there is none for these blocks."""
     if kind == PROXES or not isinstance(numbers, Host) or any(block.moments is None for block in blocks):
         return None
     memory = averages_of(blocks) if fused is not False else None
@@ -147,7 +147,7 @@ def _check_fused(fused: bool | None, memory: object, blocks: Sequence[Block]) ->
     if fused and memory is None and any(block.params for block in blocks):
         raise RuntimeError(
             "fused=True needs numba (the extra 'fast') and dense f32 or f64 CPU tensors of one dtype, contiguous or "
-            "channels-last, without centres. fused=None falls back to torch where this does not hold."
+            "channels-last, without centres. fused=None falls back to torch otherwise."
         )
 
 

@@ -1,8 +1,8 @@
-"""Lines whose slopes are averages of gradients that change in the passes of the step itself, by torch alone.
+"""Lines whose slopes are averages of gradients, updated in the passes of the step; without the kernels.
 
 The first pass computes the new averages in pieces that stay in the cache, adds up what the step needs, and stores
-nothing: a step that is skipped leaves the state as it was. The second pass changes the averages in place and moves the
-parameters, piece by piece as well. The compiled kernels work alike (`proxsps.optim.kernels.moments`).
+nothing: a skipped step leaves the state as it was. The second pass changes the averages in place and moves the
+parameters, piece by piece as well. The compiled kernels do the same (`proxsps.optim.kernels.moments`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AveragedLines(Lines):
         return all(map(_dense, blocks)) and any(block.params for block in blocks)
 
     def sums(self, points: bool) -> Array:
-        """One pass; blocks whose squares leave the range of f32 are taken again in f64."""
+        """One pass; blocks whose squares leave the range of f32 are summed again in f64."""
         found = self._found(points)
         squares = found[[0, 4, 5]]
         tiny = (squares > 0) & (squares < 1e-20) | (found[0] == 0)
@@ -88,7 +88,7 @@ def _dense(block: Block) -> bool:
 
 
 def write_block(block: Block, keep: float, move: float) -> None:
-    """Take the gradients into the averages, and x <- keep x + move D^-1 d."""
+    """Update the averages with the gradients, and x <- keep x + move D^-1 d."""
     own = block.known_moments
     for members, weights in members_of(own):
         columns = [[column[i] for i in members] for column in columns_of(block)]
@@ -138,7 +138,7 @@ def _write(lists: Sequence[list[Tensor]], own: Moments, weights: Weights | None,
 
 
 def _average(ds: list[Tensor], gs: list[Tensor], new: float) -> None:
-    """d <- d + new (g - d); bitwise g where nothing of the old is to stay."""
+    """d <- d + new (g - d); bitwise g if the old d has weight 0."""
     if new == 1:
         torch._foreach_copy_(ds, gs)
     else:

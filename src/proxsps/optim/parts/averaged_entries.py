@@ -1,7 +1,7 @@
-"""Entries whose slopes are averages of gradients, by torch alone on the host, in the identity metric or in Adam's.
+"""Entries whose slopes are averages of gradients, on the host without the kernels, in the identity or Adam's metric.
 
-Every pass makes the new averages of a bucket in memory that stays in the cache; only the write stores them. The
-compiled kernels work alike (`proxsps.optim.kernels.entries`).
+Every pass computes the new averages of a bucket in memory that stays in the cache; only the write stores them. The
+compiled kernels do the same (`proxsps.optim.kernels.entries`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AveragedBucket(NamedTuple):
     gs: list[Tensor]
     ds: list[Tensor]  # averages before the step
     vs: list[Tensor]  # and those of squares; none in the identity metric
-    weights: Weights | None  # with which these take in g^2
+    weights: Weights | None  # of old v and new g^2
 
 
 class AveragedEntriesOfTensors(EntriesInBuckets[AveragedBucket]):
@@ -52,7 +52,7 @@ class AveragedEntriesOfTensors(EntriesInBuckets[AveragedBucket]):
         own = block.known_moments
         columns = [block.params, own.grads, own.averages, *([] if own.squares is None else [own.squares])]
         weights: Sequence[Weights | None] = own.square_weights or [None] * len(block.params)
-        for pair in dict.fromkeys(weights):  # tensors may have a count of their own
+        for pair in dict.fromkeys(weights):  # tensors may have their own counts
             members = [i for i in chosen if weights[i] == pair]
             lists = [[column[i] for i in members] for column in columns]
             if every > 1:
@@ -63,7 +63,7 @@ class AveragedEntriesOfTensors(EntriesInBuckets[AveragedBucket]):
     def _vectors(
         self, chosen: Sequence[AveragedBucket] | None = None
     ) -> Iterator[tuple[AveragedBucket, Tensor, Tensor]]:
-        """Each bucket with x and the new d; 1/D is there too while it is its turn."""
+        """Each bucket with x and the new d; 1/D is available too while the bucket is processed."""
         for bucket in self._buckets if chosen is None else chosen:
             if id(bucket) not in self._joined:
                 kept = len(bucket.xs) > 1 and len(self._joined) < KEPT
@@ -78,7 +78,7 @@ class AveragedEntriesOfTensors(EntriesInBuckets[AveragedBucket]):
             yield bucket, x, d
 
     def _made(self, bucket: AveragedBucket, kept: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x, the new d and 1/D, in memory of their own where they are kept."""
+        """x, the new d and 1/D, in their own memory if they are kept."""
         own = self.blocks[bucket.block].known_moments
         x, g, d = (join(ts) for ts in (bucket.xs, bucket.gs, bucket.ds))
         room: Sequence[Tensor | None] = [None, None] if kept else self._fresh(x)
@@ -114,7 +114,7 @@ class AveragedEntriesOfTensors(EntriesInBuckets[AveragedBucket]):
         self._gradients[:, bucket.block] += product, torch.dot(scaled, scaled).item()
 
     def extras(self) -> list[list[Array]]:
-        """From the same pass; blocks whose sums leave the range of f32 are taken again in f64."""
+        """From the same pass; blocks whose sums leave the range of f32 are summed again in f64."""
         g_dot_x, g_sq = self._gradients
         for i in np.flatnonzero(~np.isfinite(g_dot_x + g_sq) | (g_sq < 1e-20)).tolist():
             *_, g_dot_x[i], g_sq[i], _, _ = block_sums(self.blocks[i], points=False, exact=True)

@@ -1,8 +1,8 @@
-"""The sums of lines with averages by torch alone, in pieces that stay in the cache; nothing is stored in the state.
+"""The sums of lines with averages, without the kernels, in pieces that stay in the cache; no state is stored.
 
-In the identity metric the new average d' = old d + new g is not even made: its products follow from those of d, g and
-x. In Adam's metric torch's own fused kernel, run on copies of a piece, makes d' and D^-1 d' in one operation, which is
-quicker than one operation after the other. Both give way to a calculation in doubles where f32 has lost digits.
+In the identity metric the new average d' = old d + new g is not computed: its products follow from those of d, g and x.
+In Adam's metric torch's own fused kernel, run on copies of a piece, computes d' and D^-1 d' in one operation, which is
+faster than several operations. If f32 has lost digits, both are replaced by a computation in doubles.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from proxsps.optim.lists import join
 from proxsps.optim.moments import Moments, least_metric, overflows
 from proxsps.optim.passes import Distance, pieces
 
-PIECE = 1 << 18  # entries; smaller pieces spend their time on calls
-JOINED = (1 << 14, 1 << 16)  # entries of a tensor that is joined with others, and of these together
+PIECE = 1 << 18  # entries; with smaller pieces, calls take most of the time
+JOINED = (1 << 14, 1 << 16)  # most entries of a tensor that is joined with others, and of all of these together
 SUMS = 7  # <d, D^-1 d>, <d, x>, ||x||^2, <g, x>, ||D^-1 g||^2, ||D^-1 d||^2, <D^-1 d, x>
 CANCELLED = 0.1  # of old^2 ||d||^2 + new^2 ||g||^2, below which ||d'||^2 has lost a digit
-ENDLESS = torch.tensor(1e30, device="cpu")  # steps after which Adam's bias correction is over: ours is in the weights
-STILL = 1 - 2.0**-53  # the beta with which an average of ones stays what it is
+ENDLESS = torch.tensor(1e30, device="cpu")  # steps; Adam's bias correction is then 1, because ours is in the weights
+STILL = 1 - 2.0**-53  # the beta with which an average of ones stays the same
 
 
 def block_sums(block: Block, points: bool, exact: bool, distance: Distance | None = None) -> Array:
-    """The sums of a block with the averages that the step would make, 0 for what is not needed; in f64 if `exact`.
+    """The sums of a block with its new averages, 0 for sums that are not needed; in f64 if `exact`.
 
-    Parameters are also compared with their start, where a `distance` is to be measured. Without `exact` a sum may be
-    NaN although all entries are finite: then ask again.
+    Parameters are also compared with their start if a `distance` is passed. Without `exact` a sum may be NaN although
+    all entries are finite: then call again with `exact`.
     """
     own, total = block.known_moments, np.zeros(SUMS)
     for members, weights in members_of(own):
@@ -65,7 +65,7 @@ def _vectors(
 
 @lru_cache(maxsize=16)
 def _plan(sizes: tuple[int, ...]) -> list[list[int]]:
-    """Which tensors are joined; with hundreds of them, it is not decided anew at every step."""
+    """Which tensors are joined; cached, because with hundreds of tensors this takes time."""
     alone = [[i] for i, size in enumerate(sizes) if size > JOINED[0]]
     joined: list[list[int]] = []
     room = 0
@@ -86,7 +86,7 @@ def columns_of(block: Block) -> list[list[Tensor]]:
 
 
 def members_of(own: Moments) -> Iterator[tuple[Sequence[int], Weights | None]]:
-    """Places of tensors whose second moments have the same weights, with these."""
+    """Positions of tensors whose second moments have the same weights, with these weights."""
     if own.squares is None or len(set(own.square_weights)) <= 1:
         yield range(len(own.grads)), own.square_weights[0] if own.square_weights else None
         return
@@ -95,12 +95,12 @@ def members_of(own: Moments) -> Iterator[tuple[Sequence[int], Weights | None]]:
 
 
 def fuses(columns: Sequence[Sequence[Tensor]], own: Moments, weights: Weights) -> bool:
-    """Whether torch's fused kernel calculates with these weights and this eps: it divides by sqrt(v) + eps."""
+    """Whether torch's fused kernel can use these weights and this eps: it divides by sqrt(v) + eps."""
     return bool(columns[0]) and weights.old < 1 and own.weights.old < 1 and own.eps >= least_metric(columns[0][0].dtype)
 
 
 def _has_inverse(columns: Sequence[Sequence[Tensor]], own: Moments) -> bool:
-    """Whether D^-1 is not needed, or torch's kernel can make it: in doubles an average of ones would not stay."""
+    """Whether D^-1 is not needed, or torch's kernel can compute it: in doubles an average of ones would change."""
     return not own.sizes or columns[0][0].dtype is torch.float32
 
 
@@ -129,13 +129,13 @@ def fused_adam(
 
 
 def _scratch(params: Sequence[Tensor], count: int) -> list[Tensor]:
-    """Memory for a piece: fresh memory for each of them would cost more than the arithmetic."""
+    """Memory for a piece: new memory for each piece would cost more than the arithmetic."""
     longest = max(JOINED[1], min(PIECE, max(x.numel() for x in params)))
     return [torch.zeros(longest, dtype=params[0].dtype) for _ in range(count)]
 
 
 def _added(products: Sequence[Tensor], rows: int) -> Array:
-    """Products of several pieces, so many of each, as one sum per row."""
+    """Products of several pieces, one per row and piece, as one sum per row."""
     if not products:
         return np.zeros(rows)
     return torch.stack(list(products)).double().view(-1, rows).sum(0).numpy()
@@ -163,7 +163,7 @@ def _fused_sums(
 ) -> Array:
     """Adam's metric, by torch's kernel on copies of a piece.
 
-    With lr = weight_decay = -1 it writes D^-1 d over whatever was in the place of x.
+    With lr = weight_decay = -1 it overwrites x with D^-1 d.
     """
     products, ones = [], scratch[3].fill_(1.0) if own.sizes else scratch[3]
     for x, g, d, v in vectors:
@@ -188,7 +188,7 @@ def _fused_sums(
     sums = np.zeros(SUMS + 1)
     sums[rows] = _added(products, len(rows))
     if not math.isfinite(sums[-1]) or (own.sizes and not bool((ones == 1).all())):
-        sums[0] = math.nan  # a gradient so large that its square, or the average of ones, may be wrong
+        sums[0] = math.nan  # the gradient is so large that its square, or the average of ones, may be wrong
     return sums[:SUMS]
 
 
@@ -219,6 +219,6 @@ def _plain_sums(
 
 
 def new_metric(square: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """D from v, in the place of v; at least what tensors of this dtype can be divided by."""
+    """D from v, in the memory of v; large enough to divide by in this dtype."""
     root, least = square.sqrt_().add_(eps), least_metric(dtype)
     return root if eps >= least else root.clamp_min_(least)

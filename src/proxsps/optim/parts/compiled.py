@@ -33,7 +33,7 @@ def load_kernels() -> ModuleType | None:
 
 
 def known_kernels() -> ModuleType:
-    """The compiled kernels, for a part that was made because they are there."""
+    """The compiled kernels, for a part that needs them."""
     found = load_kernels()
     if found is None:
         raise RuntimeError("The compiled kernels need numba (the extra 'fast'); use fused=None or fused=False.")
@@ -41,7 +41,7 @@ def known_kernels() -> ModuleType:
 
 
 def memory_of(blocks: Sequence[Block]) -> Any:
-    """Addresses of parameters and slopes, or None where the kernels do not apply."""
+    """Addresses of parameters and slopes, or None if the kernels do not apply."""
     kernels = load_kernels()
     if kernels is None or not any(block.params for block in blocks):
         return None
@@ -71,14 +71,14 @@ class CompiledLines(Lines):
 
 
 def start_of(blocks: Sequence[Block], memory: Any) -> Any:
-    """Where the start of the run lies; None where there is none, or the kernels cannot compare it."""
+    """The memory of the start of the run; None if there is none, or if the kernels cannot compare it."""
     if any(block.starts is None for block in blocks):
         return None
     return known_kernels().start_of([block.params for block in blocks], [block.starts for block in blocks], memory.like)
 
 
 def averages_of(blocks: Sequence[Block]) -> Any:
-    """Addresses of parameters, gradients and averages, or None where the kernels do not apply."""
+    """Addresses of parameters, gradients and averages, or None if the kernels do not apply."""
     kernels = load_kernels()
     if kernels is None or not any(block.params for block in blocks) or any(block.centered for block in blocks):
         return None
@@ -158,7 +158,7 @@ class CompiledEntries(Curve):
 
     def pass_over(self, u: Array, every: int = 1) -> tuple[Array, Array, Array]:
         """Sums by block, and h and its slope at the points; from a sample for `every` above 1."""
-        points = u if len(u) else np.ones(1)  # a pass for the sums alone has no kernel of its own
+        points = u if len(u) else np.ones(1)  # there is no separate kernel for the sums alone
         found = known_kernels().entries.reduce(self._memory, self._psi, self.scaled(self._alpha), points, every)
         h, slope = found[3:].reshape(2, len(points), -1).sum(axis=-1)[:, : len(u)]
         return found[:3], h, slope
@@ -195,7 +195,7 @@ class CompiledAveragedEntries(CompiledEntries):
     """Entries whose slopes are averages, in the identity metric or in Adam's: updated in the passes of the step."""
 
     def sums(self, points: bool) -> Array:
-        """One pass, which makes `extras` too."""
+        """One pass, which computes `extras` too."""
         start = start_of(self.blocks, self._memory)
         if start is not None:
             self._memory = self._memory._replace(start=start)
@@ -214,7 +214,7 @@ class CompiledAveragedEntries(CompiledEntries):
         return further.g_dot_x.sum(), sums[1].sum(), sums[2].sum()
 
     def extras(self) -> list[list[Array]]:
-        """From the same pass; blocks whose sums leave the range of f32 are taken again in f64."""
+        """From the same pass; blocks whose sums leave the range of f32 are summed again in f64."""
         _, g_dot_x, g_sq, _ = self._further
         for i in np.flatnonzero(~np.isfinite(g_dot_x + g_sq) | (g_sq < 1e-20)).tolist():
             *_, g_dot_x[i], g_sq[i], _, _ = block_sums(self.blocks[i], points=False, exact=True)

@@ -21,9 +21,9 @@ class CompiledRows(Curve):
     """Rows, or groups of them, by the kernels.
 
     Args:
-        numbers: those of the step.
+        numbers: the numbers of the step.
         blocks: the blocks.
-        places: their places among all blocks.
+        places: their positions among all blocks.
         memory: where the rows lie.
         alpha: caps; a number, or one per group of rows.
         psi: functions of the groups' norms; numbers, or one per group.
@@ -99,7 +99,7 @@ def compiled_rows(
     structures: Sequence[Sequence[Rows]],
     averages: Any = None,
 ) -> CompiledRows | None:
-    """The rows of blocks, each by itself; None where the kernels do not apply."""
+    """The rows of blocks, each by itself; None if the kernels do not apply."""
     kernels = load_kernels()
     if kernels is None:
         return None
@@ -115,13 +115,13 @@ def compiled_rows(
 
 
 def compiled_units(numbers: Numbers, block: Block, places: Sequence[int], averages: Any = None) -> CompiledRows | None:
-    """Groups of slices of several tensors; None where the kernels do not apply."""
+    """Groups of slices of several tensors; None if the kernels do not apply."""
     kernels, structure = load_kernels(), block.phi.joint_structure([x.shape for x in block.params])
     if kernels is None or structure is None:
         return None
     count = int(structure.groups.max()) + 1
     free = structure.groups < 0
-    # Slices without a penalty make one group more, with no function at all.
+    # Slices without a penalty are one more group, without a function.
     ids = np.where(free, count, structure.groups)
     extra = int(free.any())
     blank = Scalar()

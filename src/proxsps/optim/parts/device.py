@@ -1,6 +1,6 @@
 """Entries on a device: few launches, bounded memory, and no number that is read back.
 
-Tensors are joined into few long ones. What a search needs of them is h alone, at the points of a round in one go.
+Tensors are joined into a few long ones. A search needs only h from them, at all points of a round together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxsps.optim.passes import scale_of, widened
 from proxsps.optim.refine import POINTS
 from proxsps.regularizers.structure import Entries, Prox, Scalar
 
-ROOM = 32 << 20  # bytes that the search over entries may use, or twice those of the parameters where they have more
+ROOM = 32 << 20  # bytes that the search over entries may use, or twice those of the parameters, if that is more
 
 
 class MetricBucket(NamedTuple):
@@ -35,7 +35,7 @@ class MetricBucket(NamedTuple):
     metrics: list[Tensor]  # D
 
     def vectors(self) -> tuple[Tensor, ...]:
-        """All entries of x, d, D^-1 d and D^-1 as vectors, in f32 at least."""
+        """All entries of x, d, D^-1 d and D^-1 as vectors, in at least f32."""
         x, d, e, D = (widened(join(tensors)) for tensors in (self.xs, self.ds, self.es, self.metrics))
         return x, d, e, D.reciprocal()
 
@@ -52,8 +52,8 @@ def _bucketed(block: Block, place: int, size: int) -> Iterator[Bucket | MetricBu
 class DeviceEntries(Curve):
     """Blocks whose regulariser acts on each entry, in the identity metric or in Adam's.
 
-    Each round of the search needs one vector of entries for each of its points. So it goes over pieces of the entries
-    that leave room for that, and where there is room for it too, joined copies of x and d are kept for all rounds; in a
+    Each round of the search needs one vector of entries for each of its points, so it works on pieces of the entries
+    for which there is room. If there is room for them too, joined copies of x and d are kept for all rounds; in a
     metric also of D^-1 d and D^-1.
     """
 
@@ -70,7 +70,7 @@ class DeviceEntries(Curve):
         twice = any(block.scaled or block.in_metric or isinstance(block.alpha, Tensor) for block in blocks)
         rows, kept = POINTS * (2 if twice else 1), 4 if any(block.in_metric for block in blocks) else 2
         self._piece, loose = (room - kept * entries) // rows, room // (rows + kept)
-        # Seven operations over a piece that has to be joined first, four over one that is there.
+        # Seven operations on a piece that has to be joined first, four on one that is kept.
         self._keeps = self._piece > 0 and math.ceil(entries / self._piece) <= 2 * math.ceil(entries / loose)
         size = entries if self._keeps else loose
         self._buckets = [bucket for i, block in enumerate(blocks) for bucket in _bucketed(block, i, size)]
@@ -106,7 +106,7 @@ class DeviceEntries(Curve):
         return torch.cat([torch.stack(columns).reshape(-1, 2), zeros], dim=1).T
 
     def _scaled(self, x: Tensor, d: Tensor, *metric: Tensor) -> tuple[Tensor, ...]:
-        """The vectors with d, and D^-1 d, over the common norm; not in place: they may be views of the gradient."""
+        """The vectors with d and D^-1 d over the common norm; not in place: they may be views of the gradient."""
         if not metric:
             return x, d / self._scale
         return x, d / self._scale, metric[0] / self._scale, metric[1]
@@ -128,7 +128,7 @@ class DeviceEntries(Curve):
         return self._sums_at([u * self._along(i) for i in blocks], [stepping(self.cap(i)) for i in blocks]), None
 
     def ray_heights(self, s: Array, every: int = 1) -> Array:
-        """All points in one pass, where the prox takes one step size for each of them."""
+        """All points in one pass, if the prox takes one step size for each of them."""
         if not all(isinstance(psi, Scalar) for psi in self._psi):
             return super().ray_heights(s)
         caps = [s * block.alpha for block in self.blocks]
@@ -151,7 +151,7 @@ class DeviceEntries(Curve):
         return self._scale * sum(own[1:], start=own[0])
 
     def products_sq(self) -> Array:
-        """Not needed where a search stops by rounds."""
+        """Not needed, because the search stops after a fixed number of rounds."""
         return self.numbers.scalar(0.0)
 
     def moves_sq(self, u: Array) -> Array:
@@ -193,7 +193,7 @@ def _products(
 
 
 def _prox(z: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
-    """The prox, in the memory of z where psi is known."""
+    """The prox, in the memory of z if psi is known."""
     if not isinstance(psi, Scalar):
         y: Tensor = psi.prox(z, alpha)
         return y

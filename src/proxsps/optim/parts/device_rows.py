@@ -19,8 +19,8 @@ from proxsps.optim.passes import widened
 from proxsps.optim.refine import POINTS
 from proxsps.regularizers.structure import Rows, Scalar
 
-LADDER = 256  # points of the first round where only rows are searched over: their three sums are few numbers
-NUMBERS = 1 << 20  # of all points and rows of a round
+LADDER = 256  # points of the first round if there are only rows: their three sums are few numbers
+NUMBERS = 1 << 20  # limit on points times rows of a round
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Stack:
     psi: Scalar
 
     def matrices(self) -> Tensor:
-        """x and d one behind the other, in f32 at least: (2, rows, length)."""
+        """x and d stacked, in at least f32: (2, rows, length)."""
         if self.params[0].dtype != self.slopes[0].dtype:
             return torch.stack([self._matrix(self.params), self._matrix(self.slopes)])
         return self._matrix([*self.params, *self.slopes]).view(2, -1, self.length)
@@ -55,7 +55,7 @@ class Stack:
 
 
 def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Stack]:
-    """The tensors of a block by the length of their rows; those whose rows are not in order by shape as well."""
+    """The tensors of a block by the length of their rows; if the rows are not in order, by shape as well."""
     found: dict[tuple[object, ...], Stack] = {}
     for x, d, rows in zip(block.params, block.slopes, structures, strict=True):
         if x.numel() == 0:
@@ -126,7 +126,7 @@ class DeviceRows(Curve):
         return row_values(self._rows, self._psi, stepping(s[:, None] * self._alpha), torch.ones_like(s))
 
     def products_sq(self) -> Array:
-        """Not needed where a search stops by rounds."""
+        """Not needed, because the search stops after a fixed number of rounds."""
         return self.numbers.scalar(0.0)
 
     def moves_sq(self, u: Array) -> Array:

@@ -1,7 +1,7 @@
 """Blocks whose regulariser acts on each entry, by torch alone on the host.
 
-Entries are taken in buckets, slices of long tensors and short ones joined. A bucket fits into the cache, so that what
-is calculated from it never reaches memory.
+Entries are processed in buckets: slices of long tensors, or short tensors joined. A bucket fits into the cache, so that
+intermediate results never reach memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from proxsps.optim.parts.base import Curve, relaxed
 from proxsps.optim.passes import widened
 from proxsps.regularizers.structure import Entries, Prox, Scalar
 
-BUCKET = 1 << 18  # entries: few enough for the cache, and many enough that calls do not count
-MANY = 1 << 20  # entries from which on only the first evaluation of a search has a slope: secants do for the others
+BUCKET = 1 << 18  # entries: few enough for the cache, and enough that the time of calls does not matter
+MANY = 1 << 20  # entries from which on only the first evaluation of a search has a slope: then secants are enough
 KEPT = 16  # buckets of joined tensors that are kept from pass to pass: 32 MB in f32
 SHORT = 1 << 10  # entries below which a tensor is left out of a sample
-SAMPLE = 16  # one bucket in so many shows how large the products of entries are
+SAMPLE = 16  # one bucket in 16 shows how large the products of entries are
 
 
 class Slices(Protocol):
@@ -53,7 +53,7 @@ class Bucket(NamedTuple):
     ds: list[Tensor]
 
     def vectors(self) -> tuple[Tensor, Tensor]:
-        """All entries of x and of d as vectors, in f32 at least."""
+        """All entries of x and of d as vectors, in at least f32."""
         return widened(join(self.xs)), widened(join(self.ds))
 
 
@@ -64,7 +64,7 @@ def buckets(params: Sequence[Tensor], slopes: Sequence[Tensor], place: int, size
 
 
 def bundles(columns: Sequence[Sequence[Tensor]], size: int) -> Iterator[list[list[Tensor]]]:
-    """Lists of tensors, cut alike: parts of long tensors alone, short ones together, at most `size` entries each."""
+    """Lists of tensors, cut in the same way: parts of long tensors, short tensors together, at most `size` entries."""
     found: list[tuple[Tensor, ...]] = []
     room = size
     for tensors in zip(*columns, strict=True):
@@ -82,12 +82,12 @@ def bundles(columns: Sequence[Sequence[Tensor]], size: int) -> Iterator[list[lis
 
 
 def _cut(tensors: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor, ...]]:
-    """Views of long tensors, cut alike into parts of at most `size` entries."""
+    """Views of long tensors, cut in the same way into parts of at most `size` entries."""
     x = tensors[0]
     if all([t.is_contiguous() for t in tensors]):
         yield from zip(*(t.view(-1).split(size) for t in tensors), strict=True)
         return
-    # As a vector, such a tensor may be a copy, and what is written to that is lost.
+    # As a vector, this tensor may be a copy, and a write to a copy is lost.
     dim = max(range(x.dim()), key=x.shape.__getitem__)
     length = max(1, size * x.shape[dim] // x.numel())
     for parts in zip(*(t.split(length, dim) for t in tensors), strict=True):
@@ -101,11 +101,11 @@ class EntriesInBuckets(Curve, Generic[B]):
     """Entries by torch operations on the host, for any kind of bucket.
 
     Args:
-        numbers: those of the step.
+        numbers: the numbers of the step.
         blocks: the blocks.
-        places: their places among all blocks.
-        structures: what each block's regulariser says of itself.
-        exact: calculate in doubles, because squares leave the range of f32.
+        places: their positions among all blocks.
+        structures: the structure of each block's regulariser.
+        exact: compute in doubles, because squares leave the range of f32.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class EntriesInBuckets(Curve, Generic[B]):
         return share * h, share * slope
 
     def _sampled_buckets(self, every: int) -> tuple[Sequence[B] | None, float]:
-        """Buckets of a sample, and what sums over them are to be multiplied by; None for all where there is none."""
+        """Buckets of a sample, and the factor for sums over them; None for all buckets if there is no sample."""
         if self._sample is None:
             self._sample = [b for i, block in enumerate(self.blocks) for b in self._cut_sample(block, i, every)]
         if not self._sample:
@@ -186,7 +186,7 @@ class EntriesInBuckets(Curve, Generic[B]):
         return heights, np.full_like(u, math.nan) if slopes is None else slopes
 
     def _add(self, bucket: B, x: Tensor, d: Tensor, points: list[float], heights: Array, slopes: Array | None) -> None:
-        """Add to h and h' at the points what a bucket contributes."""
+        """Add the contribution of a bucket to h and h' at the points."""
         alpha, psi = self.cap(bucket.block), self._psi[bucket.block]
         evaluate: Callable[..., tuple[float, float]] = _plain
         dots: tuple[float, ...] = ()
@@ -312,7 +312,7 @@ def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Te
 
 
 def _prox(z: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
-    """The prox; the memory of z is used for what comes in between."""
+    """The prox; the memory of z is used for intermediate results."""
     if psi.l1:
         last = not (psi.l2 or psi.bounded)
         torch.ops.aten.softshrink.out(z, alpha * psi.l1, out=out if last else z)

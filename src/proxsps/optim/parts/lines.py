@@ -39,7 +39,7 @@ class Lines(Part):
         return self._device_rows(points) if isinstance(self.numbers, Device) else list(self.sums(points))
 
     def sums(self, points: bool) -> Array:
-        """The sums; where squares leave the range of f32, in doubles."""
+        """The sums, in doubles if squares leave the range of f32."""
         if isinstance(self.numbers, Device):
             d_sq, d_dot_x, x_sq = self._device_rows(points)
             return torch.stack([d_sq, d_dot_x, x_sq if points else torch.zeros_like(d_sq)])
@@ -47,13 +47,13 @@ class Lines(Part):
         return self.checked(np.array([self._torch_sums(block, points, exact=False) for block in self.blocks]).T, points)
 
     def measure(self) -> None:
-        """Compare the sample of the start, where all blocks have one."""
+        """Compare with the sample of the start, if all blocks have one."""
         moved = [moved_sq(block) for block in self.blocks]
         if not any(number is None for number in moved):
             self.moved_sq = np.array(moved)
 
     def checked(self, sums: Array, points: bool) -> Array:
-        """The sums, with blocks whose squares overflowed or vanished in f32 taken again in f64."""
+        """The sums; blocks whose squares overflowed or vanished in f32 are summed again in f64."""
         for i in np.flatnonzero(~np.isfinite(sums).all(axis=0) | (sums[0] < 1e-20)).tolist():
             sums[:, i] = self._torch_sums(self.blocks[i], points, exact=True)
         return sums

@@ -1,4 +1,4 @@
-"""Blocks of which only the prox is known: evaluated whole, and tensors of one shape together where that is allowed."""
+"""Blocks with only a prox: it is called on whole tensors, and on tensors of one shape together if that is allowed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proxsps.regularizers.base import flatten, unflatten
 
 
 class Pile(NamedTuple):
-    """Tensors of a block to which the prox is applied in one call, in f32 at least."""
+    """Tensors of a block to which the prox is applied in one call, in at least f32."""
 
     block: int
     phi: Regularizer
@@ -35,7 +35,7 @@ class Pile(NamedTuple):
     joined: bool = False
 
     def prox(self, z: Tensor, alpha: Tensor | float) -> Tensor:
-        """The prox of each tensor; in the metric, where there is one."""
+        """The prox of each tensor; in the metric, if there is one."""
         if self.metric is not None:
             y: Tensor = self.phi.prox_diagonal(z, alpha / self.metric)
         else:
@@ -43,7 +43,7 @@ class Pile(NamedTuple):
         return y
 
     def tangent(self, z: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor | None:
-        """Its derivative along e, or None where that is not cheap."""
+        """Its derivative along e, or None if that is not cheap."""
         if self.metric is not None:
             return self.phi.prox_jvp(z, y, self.e, alpha / self.metric) if self.phi.separable else None
         if self.stacked and type(self.phi).prox_jvp is Regularizer.prox_jvp:
@@ -86,7 +86,7 @@ def piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterato
 
 
 def _metric_piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterator[Pile]:
-    """The piles of a block in a metric: all tensors of one dtype as one vector where each entry is independent."""
+    """The piles of a block in a metric: all tensors of one dtype as one vector if each entry is independent."""
     phi, parts = block.phi, (block.params, block.slopes, block.along, block.metrics)
     own = [phi.at(i) for i in block.indices]
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -112,7 +112,7 @@ class Proxes(Curve):
         wide = torch.Tensor.double if exact else widened
         self._piles = [pile for i, block in enumerate(blocks) for pile in piles(block, i, wide)]
         self._scale: Array | float = 1.0
-        # Where the last evaluation was, None before the first; and y there.
+        # The point of the last evaluation, None before the first; and y there.
         self._last: tuple[tuple[Array, Array | float] | None, list[Tensor]] = (None, [])
 
     def sums(self, points: bool) -> Array:
@@ -165,13 +165,13 @@ class Proxes(Curve):
         return z, torch.where(alpha == 0, pile.x, y) if isinstance(alpha, Tensor) else y
 
     def _at(self, u: Array) -> list[Tensor]:
-        """y(u); that of the last evaluation where it was there."""
+        """y(u); from the last evaluation if that was at u."""
         if self._device or self._last[0] != (u, self.reach):
             self._height(u)
         return self._last[1]
 
     def products_sq(self) -> Array:
-        """From all entries; a device stops by rounds, and does not need them."""
+        """From all entries; a device stops after a fixed number of rounds, and does not need them."""
         if self._device:
             return self.numbers.scalar(0.0)
         products = [pile.x * pile.d for pile in self._piles]

@@ -1,7 +1,7 @@
-"""Blocks whose regulariser sees rows only through their norms, by torch alone on the host, in two passes.
+"""Blocks whose regulariser depends only on the norms of rows, on the host without the kernels, in two passes.
 
-Tensors of one shape are stacked, so that hundreds of small ones are a handful of calls; a long tensor stays where it is
-and is passed over in slices that fit into the cache.
+Tensors of one shape are stacked, so that hundreds of small tensors take a few calls; a long tensor is not copied, and
+is processed in slices that fit into the cache.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Stack:
     length: int  # entries per row
     rows: int
     psi: Scalar
-    matrices: tuple[Tensor, Tensor] | None = None  # parameters and slopes, where they are kept
+    matrices: tuple[Tensor, Tensor] | None = None  # parameters and slopes, if they are kept
 
     def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
         """The tensors as one matrix; a view of a single tensor where it has the rows in order."""
@@ -56,7 +56,7 @@ class Stack:
 
 
 def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Stack]:
-    """The tensors of a block by shape; large ones for themselves."""
+    """The tensors of a block by shape; large tensors alone."""
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, x in enumerate(block.params):
         alone = i if x.numel() > SMALL else -1
@@ -94,7 +94,7 @@ class RowsOfTensors(Curve):
         """Three sums per row, kept for the search, and added up over each block."""
         rows = self._row_sums()
         if not self._exact and not (np.isfinite(rows).all() and rows[0].max(initial=1.0) < 1e30):
-            # One row that leaves the range of f32 is enough; tiny ones count for nothing beside others.
+            # One row that leaves the range of f32 is enough; tiny rows do not matter beside others.
             self._exact = True
             rows = self._row_sums()
         self._rows = RowSums(*rows)
@@ -177,7 +177,7 @@ class RowsOfTensors(Curve):
 def row_stretches(
     blocks: Sequence[Block], structures: Sequence[Sequence[Rows]]
 ) -> list[tuple[int, Tensor | float, Scalar, int]]:
-    """For each tensor in order: its block, the cap and function of its rows, and how many there are."""
+    """For each tensor in order: its block, the cap and function of its rows, and their number."""
     found = []
     for i, (block, own) in enumerate(zip(blocks, structures, strict=True)):
         for x, rows in zip(block.params, own, strict=True):
@@ -195,7 +195,7 @@ def row_points(rows: int) -> int:
 def row_constants(stretches: Sequence[tuple[Tensor | float, Scalar, int]], like: Array) -> tuple[Array | float, Scalar]:
     """Caps and functions of all rows, from those of stretches of rows: numbers where all are equal, else arrays.
 
-    A stretch has its cap, its function and how many rows it has.
+    A stretch has its cap, its function and its number of rows.
     """
     first = stretches[0]
     caps = {id(alpha) if isinstance(alpha, Tensor) else alpha for alpha, *_ in stretches}

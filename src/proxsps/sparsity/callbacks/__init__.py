@@ -21,14 +21,14 @@ class Journal:
         self._steps: list[Tensor] = []
 
     def step(self, optimizer: Any) -> None:
-        """Note the last step of an optimizer of this package; any other has nothing to note."""
+        """Record the last step of an optimizer of this package; others are ignored."""
         optimizer = getattr(optimizer, "optimizer", optimizer)  # trainers wrap it
         last = optimizer.last_step if isinstance(optimizer, PolyakOptimizer) else None
         if last is not None:
             self._steps.append(torch.stack([last.tau[0], last.zeta[0], last.branch.to(last.tau.dtype)]))
 
     def epoch(self, model: nn.Module) -> dict[str, float]:
-        """Shares of zeros, medians of tau and zeta, shares of the branches; then it starts again."""
+        """Shares of zeros, medians of tau and zeta, shares of the branches; then clear the records."""
         found = dict(sparsity_report(model, self.units).summary())
         if self._steps:
             tau, zeta, branch = torch.stack(self._steps).T.cpu()

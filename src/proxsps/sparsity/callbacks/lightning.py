@@ -14,15 +14,15 @@ class SparsityCallback(Callback):
     """Logs zeros, dead rows and dead units after every epoch, with tau, zeta and the shares of the steps' branches.
 
     Args:
-        units: what `find_units` returned for the module or a part of it of the same names, to count dead units.
-        prefix: in front of all names.
+        units: the result of `find_units` for the module, or for a part with the same names, to count dead units.
+        prefix: added in front of all names.
     """
 
     def __init__(self, units: Units | None = None, prefix: str = "sparsity/") -> None:
         self.journal = Journal(units, prefix)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
-        """Note the step."""
+        """Record the step."""
         if trainer.optimizers:
             self.journal.step(trainer.optimizers[0])
 

@@ -16,16 +16,16 @@ class SparsityCallback(TrainerCallback):
     Add it by `trainer.add_callback(SparsityCallback(trainer))`.
 
     Args:
-        trainer: whose logs it writes to.
-        units: what `find_units` returned for the model, to count dead units.
-        prefix: in front of all names.
+        trainer: the trainer whose logs it writes to.
+        units: the result of `find_units` for the model, to count dead units.
+        prefix: added in front of all names.
     """
 
     def __init__(self, trainer: Trainer, units: Units | None = None, prefix: str = "sparsity/") -> None:
         self.trainer, self.journal = trainer, Journal(units, prefix)
 
     def on_step_end(self, *args: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Note the step."""
+        """Record the step."""
         self.journal.step(optimizer)
 
     def on_epoch_end(self, *args: Any, model: Any = None, **kwargs: Any) -> None:
