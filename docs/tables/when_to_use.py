@@ -15,7 +15,7 @@ TASKS = {
     "digits": "digits, MLP: accuracy",
     "transformer": "text, small transformer: validation loss",
     "resnet": "CIFAR-10, ResNet8 without batch norm: accuracy",
-    "l1": "sparse logistic regression: objective gap",
+    "l1": "l1 logistic regression: objective gap",
     "matrix": "matrix factorisation: objective",
 }
 BEST = object()  # the lr of the grid with the best result
