@@ -23,10 +23,10 @@ COLUMNS = {
     "SGD with momentum, best lr": ("sgd-momentum", BEST),
     "AdamW, lr=1e-3": ("adamw", 1e-3),
     "AdamW, best lr": ("adamw", BEST),
-    "`ProxSPS`, lr=1": ("prox-sps", 1.0),
-    "`ProxSPS`, best lr": ("prox-sps", BEST),
-    "`ProxSPS(lr=None, momentum=0.9)`": ("prox-sps-momentum", None),
-    "`ProxSPSAdam()`": ("prox-sps-adam", None),
+    "ProxSPS, lr=1": ("prox-sps", 1.0),
+    "ProxSPS, best lr": ("prox-sps", BEST),
+    "ProxSPS, momentum, no lr": ("prox-sps-momentum", None),
+    "ProxSPSAdam, no lr": ("prox-sps-adam", None),
 }
 
 
