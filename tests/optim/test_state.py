@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from proxsps.core.distance import sample
 from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam
@@ -379,3 +380,39 @@ def test_distributed_checkpoints_find_state_to_fill(kit):
         drive(kit, params, opt, 0, 2)
         drive(kit, fresh, other, 0, 2)
         assert all(torch.equal(p, q) for p, q in zip(params, fresh, strict=True))
+
+
+@PATHS
+@EVERY
+def test_reading_the_state_before_the_first_step_changes_no_later_step(variant, path, kit):
+    """Readers of checkpoints let torch create the state of all parameters, of those that never get a gradient too."""
+    cls, options = VARIANTS[variant]
+    points = []
+    for reads in (False, True):
+        model = torch.nn.ModuleDict({"used": torch.nn.Linear(40, 2), "unused": torch.nn.Linear(500, 1)})
+        for p, q in zip(model.parameters(), kit.drawn(*[p.shape for p in model.parameters()]), strict=True):
+            p.data.copy_(q.detach())
+        unused = model["unused"].weight.detach().clone()
+        opt = cls(model.parameters(), **options, **path)
+        if reads:
+            get_optimizer_state_dict(model, opt)
+        used = list(model["used"].parameters())
+        drive(kit, used, opt, 0, 3)
+        assert torch.equal(model["unused"].weight, unused)
+        points.append(kit.flat(used))
+    assert torch.equal(*points)
+
+
+def test_a_parameter_whose_only_gradient_was_in_a_skipped_step_stays_on_a_device_too():
+    """Its second moments are 0 there, and a prox in this metric would have a step of infinite size."""
+    for capturable in (False, True):
+        a, b = (torch.nn.Parameter(torch.ones(70)) for _ in range(2))
+        opt = ProxSPSAdam([a, b], regularizer=L1(1e-3), capturable=capturable)
+        a.grad, b.grad = torch.ones(70), torch.ones(70)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            opt.step(loss=float("nan"))
+        b.grad = None
+        opt.step(loss=1.0)
+        assert (a < 1).all()
+        assert torch.equal(b.detach(), torch.ones(70))

@@ -19,6 +19,7 @@ from proxsps.core.array import Array, array_namespace
 from proxsps.core.estimate import averaged, corrected_weights
 
 SCALE, FORGETTING, START = 0.85, 0.99, 1e-2  # c, b and r0
+SMALLEST = 1e-35  # of the root of the added squares: a cap beyond the range of f32 would be infinite there
 STRIDE = 17
 
 
@@ -70,7 +71,7 @@ def distance_cap(travel: Travel, c: float = SCALE) -> Array:
     xp = array_namespace(travel.reach)
     total = xp.sqrt(travel.taken * travel.g_sq)
     seen = total > 0
-    return c * (seen * travel.reach) / total.clip(float(xp.finfo(total.dtype).smallest_normal))
+    return c * (seen * travel.reach) / total.clip(SMALLEST)
 
 
 def sample(flat: Array, offset: int = 0) -> Array:

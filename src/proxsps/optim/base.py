@@ -147,6 +147,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             raise ValueError(f"{type(self).__name__} has no use for a lower bound; leave it out, or use ProxSPS.")
         if lower_bound is not None:
             check_bound(lower_bound)
+        if value is not None:
+            self._drop_blank_state()
         blocks = gather(self.param_groups, self._ranks, self._kept)
         # A rank without gradients takes part too, because the other ranks wait for it.
         found = [x for block in blocks for x in _with_gradient(block)]
@@ -162,6 +164,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _start_state(self) -> None:
         """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
+
+    def _drop_blank_state(self) -> None:
+        """Drop such state of parameters that have no gradient at the first step: it would let them take part."""
 
     @property
     def _remembers(self) -> bool:

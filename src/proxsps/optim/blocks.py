@@ -113,7 +113,7 @@ class Block:
     @property
     def kind(self) -> str:
         """How the block computes h; a block with nothing to do is a line, and so is one whose cap is 0."""
-        if not self.params or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
+        if self.empty or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
         first = self._structure(0)
         if self.in_metric and not (isinstance(first, Entries) and isinstance(first.psi, Scalar)):
@@ -125,6 +125,11 @@ class Block:
         if isinstance(first, Rows):
             return ROWS if self._alike or all([isinstance(own, Rows) for own in self.structures]) else PROXES
         return PROXES
+
+    @property
+    def empty(self) -> bool:
+        """Whether no tensor has entries."""
+        return not any(x.numel() for x in self.params)
 
     @property
     def quadratic(self) -> bool:
@@ -161,7 +166,7 @@ class Block:
         if not is_l2(phi) or phi.center is None:
             return [None] * len(self.params)
         return [
-            torch.as_tensor(phi.at(i).center, dtype=x.dtype, device=x.device)
+            torch.as_tensor(phi.at(i).center, dtype=x.dtype, device=x.device).expand_as(x)
             for i, x in zip(self.indices, self.params, strict=True)
         ]
 
@@ -244,6 +249,7 @@ def _blocks(group: dict[str, Any], ranks: Ranks, kept: Container[Tensor]) -> lis
         indices: Sequence[int] = range(len(params))
         return [_dense(Block(group, group["lr"], regularizer_of(group), params, grads, indices, share))]
     moving = [i for i, param in enumerate(params) if takes_part(param, kept)]
+    _check_joint(group, moving)
     frozen = [i for i in moving if is_frozen(params[i])]
     moving = [i for i in moving if not is_frozen(params[i])]
     blocks: list[Block] = []
@@ -252,6 +258,17 @@ def _blocks(group: dict[str, Any], ranks: Ranks, kept: Container[Tensor]) -> lis
         if own or not blocks:
             blocks.append(_dense(Block(group, alpha, phi, own, list(map(gradient_of, own)), indices, share)))
     return blocks
+
+
+def _check_joint(group: dict[str, Any], moving: Sequence[int]) -> None:
+    """Raise an error if a regulariser of a whole group would see only some of its tensors."""
+    phi, count = regularizer_of(group), len(group["params"])
+    if phi.joint and 0 < len(moving) < count:
+        missing = min(set(range(count)) - set(moving))
+        raise ValueError(
+            f"{phi!r} acts on all tensors of its group at once: each must have a gradient, but parameter {missing} of "
+            "the group has none. Put tensors without a gradient into another group."
+        )
 
 
 def takes_part(param: Tensor, kept: Container[Tensor]) -> bool:

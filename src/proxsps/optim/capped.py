@@ -114,6 +114,12 @@ class CappedPolyak(PolyakOptimizer):
             numbers = choose(gather(self.param_groups, self._ranks), options["capturable"])
             Distance(self.param_groups, self.state, numbers, self._ranks).start()
 
+    def _drop_blank_state(self) -> None:
+        k = self.param_groups[0].get("k")
+        if self.state and not isinstance(k, Tensor) and k == 0:
+            for param in (p for group in self.param_groups for p in group["params"] if p.grad is None):
+                self.state.pop(param, None)
+
     def _packed(self, param: Tensor, key: str, value: Any) -> Any:
         return packed(param, value, self._ranks) if key == "start" else value
 

@@ -202,12 +202,21 @@ class DeviceMoments(Moments):
             D = D.clamp_min(least_metric(v.dtype))
         # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
         D = torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
+        if not all([self.present[i] for i in members]):
+            D = self._at_rest(D, members)
         e = d / D
         _spread_views(views.directions, members, shapes, e)
         if block.kind != LINES:
             _spread_views(views.metrics, members, shapes, D)
         self._new[-1].append(v)
         self._add_up(block, numbers, x, g, d, (e, g / D))
+
+    def _at_rest(self, D: Tensor, members: Sequence[int]) -> Tensor:
+        """The metric with infinity for tensors that never had a gradient in a step that was taken: they stay."""
+        blank = [self.steps[i] == 0 if not self.present[i] else torch.zeros_like(self.steps[i]) > 0 for i in members]
+        sizes = [self.grads[i].numel() for i in members]
+        rest = torch.cat([one.expand(size) for one, size in zip(blank, sizes, strict=True)])
+        return torch.where(rest, math.inf, D)
 
     def _add_up(
         self, block: Block, numbers: Numbers, x: Tensor, g: Tensor, d: Tensor, over: tuple[Tensor, ...] = ()

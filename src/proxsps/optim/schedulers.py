@@ -60,6 +60,7 @@ class StronglyConvexLR(LRScheduler):
             raise ValueError(f"lam must be positive (the schedule is for strongly convex regularisers), got {lam}.")
         if not k_0 >= 1:
             raise ValueError(f"k_0 must be at least 1, got {k_0}.")
+        _check_lr(self, optimizer)
         self.lam, self.k_0, self.bounded = lam, k_0, bounded
         super().__init__(optimizer, last_epoch)
 
@@ -116,6 +117,7 @@ class AdaptiveLR(LRScheduler):
             raise TypeError(f"AdaptiveLR reads last_step.zeta, which {type(optimizer).__name__} does not report.")
         if not factor > 0:
             raise ValueError(f"factor must be positive, got {factor}.")
+        _check_lr(self, optimizer)
         self.factor = factor
         self.zetas: list[Tensor] = []
         optimizer.register_step_post_hook(self._observe)
@@ -147,6 +149,16 @@ class AdaptiveLR(LRScheduler):
         """As in torch."""
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "zetas"})
         self.zetas = [torch.tensor(zeta, dtype=torch.float64) for zeta in state_dict["zetas"]]
+
+
+def _check_lr(scheduler: LRScheduler, optimizer: Optimizer) -> None:
+    """Raise an error if the lr of the optimizer is a factor, for a scheduler that sets step sizes."""
+    if optimizer.param_groups[0].get("lr_is_factor"):
+        name = type(scheduler).__name__
+        raise ValueError(
+            f"{name} sets step sizes, but {type(optimizer).__name__} was constructed with lr=None: its lr is a factor "
+            "on the step, which starts at 1. Use CoolDown or a scheduler of torch that scales the lr."
+        )
 
 
 def _taken(column: Tensor) -> list[float]:

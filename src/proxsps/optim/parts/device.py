@@ -125,14 +125,14 @@ class DeviceEntries(Curve):
 
     def _heights(self, u: Array) -> tuple[Array, None]:
         blocks = range(len(self.blocks))
-        return self._sums_at([u * self._along(i) for i in blocks], [stepping(self.cap(i)) for i in blocks]), None
+        return self._sums_at([u * self._along(i) for i in blocks], list(map(self.cap, blocks))), None
 
     def ray_heights(self, s: Array, every: int = 1) -> Array:
         """All points in one pass, if the prox takes one step size for each of them."""
         if not all(isinstance(psi, Scalar) for psi in self._psi):
             return super().ray_heights(s)
         caps = [s * block.alpha for block in self.blocks]
-        sizes = [stepping(cap.to(self._dtype))[:, None] for cap in caps]
+        sizes = [cap.to(self._dtype)[:, None] for cap in caps]
         return self._sums_at([cap * -self._scale for cap in caps], sizes)
 
     def _along(self, i: int) -> Array:
@@ -162,7 +162,7 @@ class DeviceEntries(Curve):
     def _written(self, u: Array) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
         """x and y(u) of each bucket."""
         for bucket, x, d, *metric in self._vectors():
-            cap = stepping(self.cap(bucket.block))
+            cap = self.cap(bucket.block)
             z = torch.addcmul(x, metric[0] if metric else d, (u * self._along(bucket.block)).to(x.dtype))
             yield bucket, x, _prox(z, self._psi[bucket.block], cap * metric[1] if metric else cap)
 
@@ -185,18 +185,16 @@ def _products(
     """<d, y - x> for each of the steps, a column; in a metric along e = D^-1 d, with D^-1 for each entry."""
     z = torch.addcmul(x, d if e is None else e, steps)  # one row per step
     alpha = alpha if e is None else alpha * inverse
-    if not isinstance(psi, Scalar):
-        moves: Tensor = psi.prox(z, alpha) - x
-    else:
-        moves = _prox(z, psi, alpha).sub_(x)
+    y = _prox(z, psi, alpha)
+    moves = y.sub_(x) if isinstance(psi, Scalar) else y - x
     return moves @ d
 
 
 def _prox(z: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
-    """The prox, in the memory of z if psi is known."""
+    """The prox, in the memory of z if psi is known; z itself where alpha is 0."""
     if not isinstance(psi, Scalar):
-        y: Tensor = psi.prox(z, alpha)
-        return y
+        y: Tensor = psi.prox(z, stepping(alpha))
+        return torch.where(alpha == 0, z, y) if isinstance(alpha, Tensor) else y
     if psi.l1:
         z = _shrink(z, alpha * psi.l1)
     if psi.l2:

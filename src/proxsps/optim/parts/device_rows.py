@@ -14,7 +14,7 @@ from proxsps.core.model import RowSums, row_moves_sq, row_values
 from proxsps.optim.blocks import Block
 from proxsps.optim.lists import join, spread_all
 from proxsps.optim.numbers import Device
-from proxsps.optim.parts.base import Curve, masked, relaxed, resting, stepping
+from proxsps.optim.parts.base import Curve, masked, relaxed, resting
 from proxsps.optim.passes import widened
 from proxsps.optim.refine import POINTS
 from proxsps.regularizers.structure import Rows, Scalar
@@ -108,6 +108,8 @@ class DeviceRows(Curve):
         columns: list[Sequence[Tensor | float]] = [[self.blocks[stack.block].alpha for stack in self._stacks]]
         columns += zip(*(stack.psi for stack in self._stacks), strict=True)
         self._alpha, *psi = (self._spread(column) for column in columns)
+        if isinstance(psi[2], Tensor) != isinstance(psi[3], Tensor):  # torch clips to two numbers or to two tensors
+            psi[2:] = [self._rows.d_sq.new_full((), bound) if isinstance(bound, float) else bound for bound in psi[2:]]
         self._psi = Scalar(*psi)
 
     def _spread(self, values: Sequence[Tensor | float]) -> Tensor | float:
@@ -123,7 +125,7 @@ class DeviceRows(Curve):
 
     def ray_heights(self, s: Array, every: int = 1) -> Array:
         """From the sums of the rows."""
-        return row_values(self._rows, self._psi, stepping(s[:, None] * self._alpha), torch.ones_like(s))
+        return row_values(self._rows, self._psi, s[:, None] * self._alpha, torch.ones_like(s))
 
     def products_sq(self) -> Array:
         """Not needed, because the search stops after a fixed number of rounds."""
@@ -145,7 +147,7 @@ class DeviceRows(Curve):
             zs.append(z)
             norms.append(torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype))
         norm = torch.cat(norms).clamp(torch.finfo(self.numbers.dtype).tiny)
-        factors = self._psi.prox(norm, stepping(self.scaled(self._alpha))) / norm
+        factors = self._psi.prox(norm, self.scaled(self._alpha)) / norm
         factors = factors.to(xs[0].dtype).split(self._counts)
         vectors = []
         for stack, x, z, c in zip(self._stacks, xs, zs, factors, strict=True):
