@@ -35,6 +35,7 @@ from proxsps.regularizers import (
 
 # Both before JAX starts; tests of parallel steps need a second device.
 jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_include_full_tracebacks_in_locations", False)  # they take time, and nobody reads them
 if version("jaxlib") == "0.10.2":  # XLA ends the process if it does not know a flag
     # Programs here run for microseconds, and nearly all the time is that of XLA: a sixth of it without optimisations.
     FLAGS = (

@@ -61,7 +61,7 @@ def test_steps_of_every_method_with_every_regularizer(kit, pair, dtype):
 
 
 def test_steps_op_by_op(kit, method):
-    """As users run them who look for an error; a compiled program is far quicker, so here are few of them."""
+    """As users run them who look for an error; with a search it takes longer than compiling, so there are few."""
     with jax.disable_jit():
         branches = compare(kit, method, kit.regularizers["weight_decay" if method.coupled else "L1"][0], "float32")
     assert branches >= ({"inside", "capped"} if method.bounded else {"capped"})
