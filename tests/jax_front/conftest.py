@@ -35,9 +35,13 @@ from proxsps.regularizers import (
 
 # Both before JAX starts; tests of parallel steps need a second device.
 jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_include_full_tracebacks_in_locations", False)  # they take time, and nobody reads them
 if version("jaxlib") == "0.10.2":  # XLA ends the process if it does not know a flag
     # Programs here run for microseconds, and nearly all the time is that of XLA: a sixth of it without optimisations.
-    FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    FLAGS = (
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 
 CENTERS = [np.linspace(-1, 2, 12).reshape(4, 3)]

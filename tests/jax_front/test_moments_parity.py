@@ -39,13 +39,6 @@ PAIRS += [("no rate", kind) for kind in ("L1", "SparseGroupLasso")] + [
 ]
 
 
-@pytest.fixture(autouse=True)
-def op_by_op():
-    """Compiling each of these programs would take most of the time."""
-    with jax.disable_jit():
-        yield
-
-
 def pair_of(kit: Any, name: str, options: dict[str, Any], groups: list[list[jax.Array]], own: list[dict[str, Any]]):
     """The same optimizer twice."""
     settings = {**VARIANTS[name], **options}
