@@ -52,6 +52,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays until the end: collecting garbage need not walk through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 @pytest.hookimpl(optionalhook=True)
