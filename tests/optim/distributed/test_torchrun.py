@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "data_parallel.py"
 
 
-def output(*command: str) -> str:
-    result = subprocess.run([sys.executable, *command, str(EXAMPLE)], capture_output=True, text=True, timeout=180)
+def test_two_processes_reach_the_loss_of_one(capsys):
+    with torch.random.fork_rng(devices=[]):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    alone = capsys.readouterr()
+    assert alone.err == ""
+    assert alone.out.startswith("loss of the last joint batch: 0.00")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert result.returncode == 0, result.stderr
-    assert command or result.stderr == ""
-    return result.stdout
-
-
-def test_two_processes_reach_the_loss_of_one():
-    alone = output()
-    assert alone.startswith("loss of the last joint batch: 0.00")
-    assert output("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") == alone
+    assert result.stdout == alone.out
