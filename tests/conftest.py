@@ -2,13 +2,18 @@
 
 import gc
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from proxsps.methods import METHODS, Method
+
+sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
@@ -52,6 +57,15 @@ def interrupts_arrive() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[type[subprocess.Popen[str]]]:
+    """Starts Python processes that need not import torch and pandas first."""
+    import warm
+
+    with warm.warmed() as popen:
+        yield popen
 
 
 @pytest.fixture
