@@ -1,7 +1,7 @@
-"""Python processes that start at once: forks of one that has imported torch, pandas and the engines already.
+"""Python processes that start at once: forks of one that has imported what they need, torch and pandas for instance.
 
-Such a process is a child of this one, with a session, signals and an exit code of its own; only the two seconds of
-imports are saved. What a test says about the start of a process takes `subprocess`.
+Such a process is a child of this one, with a session, signals and an exit code of its own; only the seconds of imports
+are saved. What a test says about the start of a process takes `subprocess`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-MODULES = ("pyarrow.parquet", "proxsps.sweep.engines", "proxsps.sweep.store", "proxsps.training", "proxsps.cli")
 SUBREAPER = 36  # of prctl: whether orphans among the descendants become children
 
 
@@ -58,13 +57,14 @@ def adopting() -> Iterator[None]:
 
 
 @contextmanager
-def warmed() -> Iterator[type[subprocess.Popen[str]]]:
-    """`Popen` by forks of one process; the usual one elsewhere than on Linux."""
+def warmed(*modules: str) -> Iterator[type[subprocess.Popen[str]]]:
+    """`Popen` by forks of a process that has imported some modules; the usual one elsewhere than on Linux."""
     if sys.platform != "linux":
         yield subprocess.Popen
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command, environment = [sys.executable, __file__, str(theirs.fileno())], {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, str(theirs.fileno()), *modules]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with ours, subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]):
         theirs.close()
         yield type("Forked", (Forked,), {"connection": ours})
@@ -101,6 +101,8 @@ def become(request: dict[str, Any]) -> None:
     if request["session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdin, sys.stdout = (os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rw"))
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -120,8 +122,8 @@ def run(words: list[str]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in MODULES:
-        importlib.import_module(module)
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # so that forks share what was imported
     with socket.socket(fileno=int(sys.argv[1])) as connection:
