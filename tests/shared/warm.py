@@ -38,14 +38,13 @@ class Forked(subprocess.Popen[str]):
             "environment": dict(os.environ if asked["env"] is None else asked["env"]),
             "session": asked["start_new_session"],
         }
-        ends = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        ends = [asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         with adopting():
-            streams = [number if end == -1 else end for number, end in enumerate(ends)]
+            streams = [number if end == -1 else end for number, end in enumerate((ends[0], ends[3], ends[5]))]
             socket.send_fds(self.connection, [json.dumps(request).encode()], streams)
             self.pid = int(self.connection.recv(32))
         self._child_created = True
-        for end in {*ends} - {-1}:
-            os.close(end)
+        self._close_pipe_fds(*ends)
 
 
 @contextmanager
@@ -64,11 +63,11 @@ def warmed(*modules: str) -> Iterator[type[subprocess.Popen[str]]]:
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, __file__, str(theirs.fileno()), *modules]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with ours, subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]):
+    source = str(Path(importlib.import_module("proxsps").__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]), ours:  # the end of which ends it
         theirs.close()
         yield type("Forked", (Forked,), {"connection": ours})
-        ours.close()  # which ends it
 
 
 # In the process with the imports
