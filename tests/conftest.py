@@ -13,6 +13,8 @@ from hypothesis import settings
 
 from proxsps.methods import METHODS, Method
 
+sys.path.insert(0, str(Path(__file__).parent / "shared"))
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
@@ -69,6 +71,15 @@ def interrupts_arrive() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[type[subprocess.Popen[str]]]:
+    """Starts Python processes that have torch and pandas already, but nothing of this package."""
+    import warm
+
+    with warm.warmed("torch._dynamo", "pandas", "pyarrow.parquet") as popen:  # any optimizer loads the first
+        yield popen
 
 
 @pytest.fixture

@@ -211,13 +211,13 @@ def test_missing_sensor_data_says_what_to_do(call, monkeypatch, tmp_path):
         assert "Traceback" not in result.output
 
 
-def test_an_interrupt_keeps_what_was_finished(call, tmp_path):
+def test_an_interrupt_keeps_what_was_finished(call, forked, tmp_path):
     """Ctrl-C while single runs are under way; the same command then goes on."""
-    words = ["run", "matrix-fac1", "--seeds", "1", "--epochs", "1", "--engine", "single"]
+    words = ["run", "matrix-fac1", "--set", "lam=1e-3", "--seeds", "1", "--epochs", "1", "--engine", "single"]
     command = [sys.executable, "-c", "from proxsps.cli import app; app()", *words]
-    store = tmp_path / "out" / "matrix-fac1" / "runs.parquet"
+    store, runs = tmp_path / "out" / "matrix-fac1-lam_0.001" / "runs.parquet", 6
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
+    process = forked(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
     deadline = time.monotonic() + 180
     while not store.exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.01)
@@ -227,8 +227,8 @@ def test_an_interrupt_keeps_what_was_finished(call, tmp_path):
     assert process.returncode in (0, 130)  # 0 where all runs were finished before the signal came
     assert len(kept) == kept["run"].nunique() > 0
     done = call(*words, "--json")
-    assert json.loads(done.stdout)[0]["ran"] == RUNS - len(kept), done.stderr
+    assert json.loads(done.stdout)[0]["ran"] == runs - len(kept), done.stderr
     if process.returncode == 130:
         assert "the same command continues from there" in text
-        assert len(kept) < RUNS
+        assert len(kept) < runs
     pd.testing.assert_frame_equal(pd.read_parquet(store).head(len(kept)), kept)

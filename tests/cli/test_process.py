@@ -35,10 +35,14 @@ main()
 """
 
 
-def run(code: str, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run(
+    code: str, *words: str, popen: type[subprocess.Popen[str]] = subprocess.Popen, **options: object
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(proxsps.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.run([sys.executable, "-c", code, *words], text=True, timeout=120, env=environment, **options)
+    command, options = [sys.executable, "-c", code, *words], {"stdout": subprocess.PIPE, **options}
+    with popen(command, text=True, env=environment, stderr=subprocess.PIPE, **options) as process:
+        output, errors = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def test_the_command_is_main():
@@ -115,7 +119,7 @@ print("done")
 """
 
 
-def test_commands_work_without_the_names_that_only_unix_has(tmp_path):
-    done = run(LACKING, cwd=tmp_path)
+def test_commands_work_without_the_names_that_only_unix_has(forked, tmp_path):
+    done = run(LACKING, cwd=tmp_path, popen=forked)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"

@@ -1,4 +1,7 @@
-"""What answers at once, and what is said where packages are missing. Each case is a process of its own."""
+"""What answers at once, and what is said where packages are missing. Each case is a process of its own.
+
+Most are forks of one that has imported typer and rich, but nothing of this package and nothing large.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from warm import warmed
 
 import proxsps
 from proxsps import _install
@@ -53,15 +59,28 @@ exec(code)
 MAIN = "from proxsps.cli import main; main()"
 
 
-def process(code: str, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def light() -> Iterator[type[subprocess.Popen[str]]]:
+    names = ("rich.progress", "typer.rich_utils", "pydantic")  # the last one is loaded by typer, where it is there
+    with warmed(*filter(find_spec, names)) as popen:
+        yield popen
+
+
+def process(
+    popen: type[subprocess.Popen[str]], code: str, *words: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(proxsps.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     environment |= {"COLUMNS": "80", "PROXSPS_DATA": ""}
-    command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=cwd)
+    command, pipes = [sys.executable, "-c", code, *words], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with popen(command, text=True, env=environment, cwd=cwd, **pipes) as started:
+        output, errors = started.communicate(timeout=120)
+    return subprocess.CompletedProcess(command, started.returncode, output, errors)
 
 
-def without(packages: list[str], code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return process(WITHOUT, json.dumps(packages), code, *words)
+def without(
+    popen: type[subprocess.Popen[str]], packages: list[str], code: str, *words: str
+) -> subprocess.CompletedProcess[str]:
+    return process(popen, WITHOUT, json.dumps(packages), code, *words)
 
 
 @pytest.mark.parametrize(
@@ -95,16 +114,16 @@ def without(packages: list[str], code: str, *words: str) -> subprocess.Completed
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_needs_nothing_large_imports_nothing_large(words, code, said, tmp_path):
+def test_what_needs_nothing_large_imports_nothing_large(light, words, code, said, tmp_path):
     (tmp_path / "file").write_text("")
-    done = process(LOADED, json.dumps(HEAVY), *words, cwd=tmp_path)
+    done = process(light, LOADED, json.dumps(HEAVY), *words, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
     assert done.stderr.rpartition("loaded: ")[2] == "[]"
 
 
-def test_list_is_one_line_for_each_experiment_at_80_columns():
-    lines = process(MAIN, "list").stdout.splitlines()
+def test_list_is_one_line_for_each_experiment_at_80_columns(light):
+    lines = process(light, MAIN, "list").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines[1 : len(CATALOGUE) + 1]] == list(CATALOGUE)
     shown = {line.split()[0]: line for line in lines if line}
@@ -140,7 +159,8 @@ def test_an_experiment_that_was_added_is_found(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_a_base_install_names_the_extra(package):
-    done = without(list(_install.EXPERIMENTS) if package == "typer" else [package], MAIN, "--help")
+    packages = list(_install.EXPERIMENTS) if package == "typer" else [package]
+    done = without(subprocess.Popen, packages, MAIN, "--help")
     text = f"Error: proxsps needs the package {package}, which is not installed: {_install.extra('experiments')}.\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", text)
 
@@ -148,8 +168,8 @@ def test_a_base_install_names_the_extra(package):
 @pytest.mark.parametrize(
     ("package", "words"), [("matplotlib", ["figures", "flow"]), ("pandas", ["claims", "flow"])], ids=str
 )
-def test_a_command_whose_package_is_missing_names_the_extra(package, words, tmp_path):
-    done = without([package], MAIN, *words, "--out", str(tmp_path))
+def test_a_command_whose_package_is_missing_names_the_extra(light, package, words, tmp_path):
+    done = without(light, [package], MAIN, *words, "--out", str(tmp_path))
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert f"needs the package {package}, which is not installed: {_install.extra('experiments')}" in done.stderr
@@ -168,8 +188,9 @@ def test_a_command_whose_package_is_missing_names_the_extra(package, words, tmp_
     ],
     ids=str,
 )
-def test_a_part_whose_packages_are_missing_names_the_extra(module, packages, extra):
-    done = without(packages, f"import {module}")
+def test_a_part_whose_packages_are_missing_names_the_extra(light, forked, module, packages, extra):
+    popen = forked if module.startswith("proxsps.integrations") else light  # these import torch first
+    done = without(popen, packages, f"import {module}")
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1
     assert _install.extra(extra) in last
@@ -177,7 +198,7 @@ def test_a_part_whose_packages_are_missing_names_the_extra(module, packages, ext
 
 
 def test_a_module_that_no_extra_has_is_still_an_error_with_a_traceback():
-    done = without(["difflib"], MAIN, "--help")
+    done = without(subprocess.Popen, ["difflib"], MAIN, "--help")
     assert done.returncode == 1
     assert "No module named 'difflib'" in done.stderr
 

@@ -131,9 +131,9 @@ def test_steps_for_weakly_convex_losses(call):
     assert "rho < 1/eta + lam" in call("steps", "--L", "4", "--rho", "5", "--eta", "1").output
 
 
-def test_an_interrupt_leaves_nothing_behind(tmp_path):
+def test_an_interrupt_leaves_nothing_behind(forked, tmp_path):
     code = "import sys; from proxsps.cli import app; print('ready', flush=True); app()"
-    process = subprocess.Popen(
+    process = forked(
         [sys.executable, "-c", code, "theory", "verify"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,

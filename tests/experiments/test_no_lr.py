@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -294,20 +293,6 @@ def test_errors_say_what_to_do(call, monkeypatch):
     assert "baselines" in result.stderr
 
 
-def test_images_that_are_not_there_are_left_out_and_a_second_run_does_nothing(call, monkeypatch, tmp_path):
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("PROXSPS_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("proxsps.problems.images.download", _no_network)
-    images = [Trial(task, METHODS["sgd"], 0.1, 0) for task in TASKS if task.name in OPTIONAL]
-    both = replace(TINY, trials=lambda seeds: [*TINY.trials(seeds), *images])
-    monkeypatch.setitem(EXPERIMENTS, TINY.name, both)
-    result = call("run", TINY.name, "--seeds", "1", "--json")
-    assert json.loads(result.stdout)[0]["ran"] == 4
-    assert result.stderr.count("Left out: ") == len(OPTIONAL)
-    assert json.loads(call("run", TINY.name, "--seeds", "1", "--json").stdout)[0]["ran"] == 0
-    assert call("report", TINY.name).exit_code == 0
-
-
 def _no_network(*words, **options):
     from proxsps.problems.errors import DataError
 
@@ -332,21 +317,29 @@ app(["run", "tiny", "--seeds", "12"])
 """
 
 
-def test_a_kill_keeps_what_was_finished(call, monkeypatch, tmp_path: Path) -> None:
+def test_a_kill_keeps_what_was_finished_and_images_that_are_not_there_are_left_out(
+    call, forked, monkeypatch, tmp_path: Path
+) -> None:
     store, environment = tmp_path / "out" / "tiny" / "trials.parquet", {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
+    process = forked(command, cwd=tmp_path, env=environment, start_new_session=True)
     deadline = time.monotonic() + 120
     while not store.exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=60)
     kept = pd.read_parquet(store)
-    task = DigitsTask("digits", "digits", steps=100)
-    trials = [Trial(task, METHODS["sgd"], 1e-3, seed) for seed in range(12)]
-    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(NO_LR, name="tiny", trials=lambda seeds: trials))
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("PROXSPS_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("proxsps.problems.images.download", _no_network)
+    trials = [Trial(DigitsTask("digits", "digits", steps=100), METHODS["sgd"], 1e-3, seed) for seed in range(12)]
+    trials += [Trial(task, METHODS["sgd"], 0.1, 0) for task in TASKS if task.name in OPTIONAL]
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(TINY, name="tiny", trials=lambda seeds: trials))
     done = call("run", "tiny", "--seeds", "12", "--json")
     assert json.loads(done.stdout)[0]["ran"] == 12 - len(kept), done.stderr
+    assert done.stderr.count("Left out: ") == len(OPTIONAL)
     after = pd.read_parquet(store)
     assert len(after) == after["trial"].nunique() == 12
     pd.testing.assert_frame_equal(after.head(len(kept)), kept)
+    assert json.loads(call("run", "tiny", "--seeds", "12", "--json").stdout)[0]["ran"] == 0
+    assert call("report", "tiny").exit_code == 0

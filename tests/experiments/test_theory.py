@@ -1,6 +1,9 @@
 """The paper's bounds hold on runs, and a wrong constant is seen where a bound is tight enough."""
 
+import pickle
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,6 +33,25 @@ from proxsps.theory import moreau
 
 SEEDS = 60
 CONSTANT = partial(schedules.constant, alpha=0.7)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs_made_once() -> Iterator[None]:
+    """Checks spend most of their time on runs, which several of them share, whatever the constants of a bound are."""
+    made: dict[bytes, runs.Path] = {}
+
+    def run(problem: Composite, step: Any, schedule: Any, steps: int, seeds: int) -> runs.Path:
+        data = problem.A, problem.b, problem.start, problem.lower_bound, problem.loss, problem.phi
+        method = step.args[1] if isinstance(step, partial) else getattr(step, "__qualname__", type(step))
+        key = pickle.dumps((data, method, [schedule(k) for k in range(steps)], seeds))
+        if key not in made:
+            made[key] = runs.run(problem, step, schedule, steps, seeds)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (caps, rates, steps):
+            patch.setattr(module, "run", run)
+        yield
 
 
 # The batched runs

@@ -59,9 +59,9 @@ def test_svg_is_one_element_without_a_date_and_the_same_each_time():
     assert svg == figures.to_svg(simple())
 
 
-def test_a_picture_is_the_same_in_a_page_and_in_a_file(tmp_path, stability_data):
+def test_a_picture_is_the_same_in_a_page_and_in_a_file(tmp_path, interpolation_data):
     """Drawn once: the element for the page is the content of the file, which a viewer can open."""
-    figure = figures.stability(stability_data, "objective")
+    figure = figures.interpolation(interpolation_data)
     picture = figures.picture(figure)
     path = picture.save(tmp_path / "new" / "figure.svg")
     text = path.read_text(encoding="utf-8")
@@ -78,11 +78,23 @@ def test_drawing_leaves_the_figure_as_it_was():
     assert (figure.dpi, figure.canvas, figure.get_layout_engine()) == before
 
 
-def test_short_numbers_change_no_place_by_more_than_a_hundredth(path_data, monkeypatch):
+@pytest.fixture(scope="module")
+def panels(path_data):
+    """Panels for each lambda, their SVG, and what was typeset for it."""
+    seen, parse = [], mathtext.MathTextParser.parse
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            mathtext.MathTextParser, "parse", lambda self, s, *a, **k: seen.append(s) or parse(self, s, *a, **k)
+        )
+        figure = figures.per_lambda(path_data, "objective")
+        return figure, figures.to_svg(figure), seen
+
+
+def test_short_numbers_change_no_place_by_more_than_a_hundredth(panels, monkeypatch):
     """And no factor at all: glyphs are scaled by 0.015625."""
-    short = figures.to_svg(figures.per_lambda(path_data, "objective"))
+    figure, short, _ = panels
     monkeypatch.setattr(export, "_short", lambda svg: svg)
-    long = figures.to_svg(figures.per_lambda(path_data, "objective"))
+    long = figures.to_svg(figure)
     assert len(short) < 0.92 * len(long)
     number = re.compile(r"-?\d+\.\d+")
     ours, theirs = (number.findall(re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)) for svg in (short, long))
@@ -91,14 +103,9 @@ def test_short_numbers_change_no_place_by_more_than_a_hundredth(path_data, monke
     assert set(re.findall(r"scale\([^)]*\)", short)) == set(re.findall(r"scale\([^)]*\)", long))
 
 
-def test_ticks_titles_and_legends_need_no_typesetting(path_data, monkeypatch):
+def test_ticks_titles_and_legends_need_no_typesetting(panels):
     """Mathtext takes a hundredth of a second each: it is left to the labels of axes."""
-    seen = []
-    parse = mathtext.MathTextParser.parse
-    monkeypatch.setattr(
-        mathtext.MathTextParser, "parse", lambda self, s, *a, **k: seen.append(s) or parse(self, s, *a, **k)
-    )
-    figures.to_svg(figures.per_lambda(path_data, "objective"))
+    _, _, seen = panels
     assert len(set(seen)) <= 1, sorted(set(seen))
 
 

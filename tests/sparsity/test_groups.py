@@ -154,14 +154,16 @@ def test_optimizers_train_on_them(kind):
     assert opt.param_groups[0]["param_names"] == ["embed.weight", "conv.weight", "head.weight"]
 
 
-def test_table_prints_without_rich():
+def test_table_prints_without_rich(forked):
     code = (
         "import sys; sys.modules['rich'] = None\n"
         "from torch import nn; from proxsps import L1; from proxsps.sparsity import sparse_groups\n"
         "sparse_groups(nn.Linear(3, 2), L1(0.5)).table.show()"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines() == [
+    with forked([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert output.splitlines() == [
         "parameter  shape  entries  regularizer",
         "---------  -----  -------  -----------",
         "weight     2x3          6  L1(lam=0.5)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,13 @@ def spec(problem: Problem | None = None, **fields: Any) -> RunSpec:
     return RunSpec(tiny() if problem is None else problem, **{**defaults, **fields})
 
 
-def script(file: Path, text: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+def start(
+    popen: type[subprocess.Popen[str]], file: Path, text: str, *arguments: object, **environment: str
+) -> subprocess.Popen[str]:
     """A Python process of its own, in a process group of its own, that sees this package."""
     file.write_text(text)
     source = str(Path(proxsps.__file__).parents[1])
-    return subprocess.Popen(
+    return popen(
         [sys.executable, str(file), *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -66,9 +69,15 @@ class Kit:
     tiny = staticmethod(tiny)
     network = staticmethod(network)
     spec = staticmethod(spec)
-    script = staticmethod(script)
+    cold_script = staticmethod(partial(start, subprocess.Popen))
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._request = request
+
+    def script(self, *words: Any, **environment: str) -> subprocess.Popen[str]:
+        return start(self._request.getfixturevalue("forked"), *words, **environment)
 
 
 @pytest.fixture(scope="session")
-def kit() -> Kit:
-    return Kit()
+def kit(request: pytest.FixtureRequest) -> Kit:
+    return Kit(request)

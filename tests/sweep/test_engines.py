@@ -66,17 +66,6 @@ def test_progress_sums_to_all_epochs(kit: Any, engine: Engine) -> None:
     assert sum(heard) == sum(spec.epochs for spec in specs)
 
 
-def test_processes_give_what_single_gives(kit: Any) -> None:
-    specs = small_grid(kit.tiny(), seeds=1)
-    heard: list[int] = []
-    missing = specs[1:]
-    results = [r for batch in Processes(workers=2).run(specs, {specs[0].id}, heard.append) for r in batch]
-    got = {result.spec.id: result for result in results}
-    assert len(results) == len(missing)
-    assert all(identical(got[result.spec.id], result) for result in everything(Single(), missing))
-    assert sum(heard) == sum(spec.epochs for spec in missing)
-
-
 def test_processes_without_anything_to_do_start_none(kit: Any) -> None:
     begin = time.monotonic()
     assert everything(Processes(workers=2), [kit.spec()], {kit.spec().id}) == []
@@ -270,12 +259,13 @@ def test_a_killed_sweep_is_taken_up_again(kit: Any, tmp_path: Path) -> None:
 POOL = """
 import sys
 from pathlib import Path
-from proxsps.problems import matrix_fac1
-from proxsps.sweep.engines import Processes
-from proxsps.sweep.spec import RunSpec
-from proxsps.sweep.store import Store
 
 if __name__ == "__main__":
+    from proxsps.problems import matrix_fac1
+    from proxsps.sweep.engines import Processes
+    from proxsps.sweep.spec import RunSpec
+    from proxsps.sweep.store import Store
+
     problem = matrix_fac1(N=20)
     # three short runs, then some that would take minutes
     specs = [RunSpec(problem, "sgd", "sqrt", 0.1, 0.0, seed, 1 if seed < 3 else 200_000) for seed in range(8)]

@@ -157,7 +157,7 @@ ELSEWHERE = """
 import functools
 import torch
 from torch import nn
-from proxsps.problems import from_module
+from proxsps.problems import from_module, matrix_fac1, matrix_fac2
 from proxsps.sweep.spec import RunSpec
 
 class Net(nn.Module):
@@ -176,16 +176,21 @@ net = Net()
 net.register_forward_hook(lambda module, args, out: out * 2)
 problem = from_module("mine", net, functools.partial(loss), (x, x), (x, x), 4)
 print(RunSpec(problem, "sgd", "sqrt", 0.1, 0.0, 0, 1).id)
+for problem in (matrix_fac1(), matrix_fac2(N=100)):
+    for method in ("prox-sps", "adamw"):
+        print(RunSpec(problem, method, "sqrt", 0.1, 1e-3, 3, 7).id)
 """
 
 
 def test_an_id_is_the_same_in_every_process(kit: Any, tmp_path: Path) -> None:
     """Whatever the seed of hashes, the file and the line are."""
     texts = {"1": ELSEWHERE, "2": "# a line\n" * 7 + ELSEWHERE}
-    started = [kit.script(tmp_path / f"{seed}.py", text, PYTHONHASHSEED=seed) for seed, text in texts.items()]
+    started = [kit.cold_script(tmp_path / f"{seed}.py", text, PYTHONHASHSEED=seed) for seed, text in texts.items()]
     (first, errors), (second, _) = (process.communicate(timeout=60) for process in started)
-    assert len(first) == 17, errors
+    assert [len(line) for line in first.split()] == [16] * 5, errors
+    assert len(set(first.split())) == 5
     assert first == second
+    assert first.split()[1] == RunSpec(matrix_fac1(), "prox-sps", "sqrt", 0.1, 1e-3, 3, 7).id
 
 
 def test_ids_of_the_problems_of_this_package_stay_as_they_were() -> None:

@@ -230,11 +230,21 @@ def test_a_batch_that_was_cut_off_goes_on_bitwise(kit: Any, tmp_path: Path) -> N
     assert ran[0] >= len(specs)  # epochs that were there
 
 
-def test_an_own_method_runs_in_processes(kit: Any, tmp_path: Path) -> None:
-    specs = grid(kit.tiny(), {SIGN: [0.01], HALF: [1.0]}, [1e-3], ["sqrt"], 1, 2, L1)
-    expected = {result.spec.id: result.metrics for result in only(Single(), *specs)}
-    for result in only(Processes(1), *specs):
-        assert np.array_equal(result.metrics, expected[result.spec.id], equal_nan=True)
+def test_processes_give_what_single_gives_methods_of_your_own_included(kit: Any) -> None:
+    first, *missing = [
+        *grid(kit.tiny(), {"prox-sps": [5.0, 1.0], "sps": [5.0], "sgd": [0.1]}, [1e-3, 1e-2], ["sqrt"], 1, 2),
+        *grid(kit.tiny(), {SIGN: [0.01], HALF: [1.0]}, [1e-3], ["sqrt"], 1, 2, L1),
+    ]
+    heard: list[int] = []
+    results = [r for batch in Processes(workers=2).run([first, *missing], {first.id}, heard.append) for r in batch]
+    got = {result.spec.id: result for result in results}
+    assert len(results) == len(missing)
+    for expected in only(Single(), *missing):
+        found = got[expected.spec.id]
+        assert expected.spec.own or found.spec == expected.spec  # functions do not compare
+        assert np.array_equal(found.metrics, expected.metrics, equal_nan=True)
+        assert np.array_equal(found.zetas, expected.zetas, equal_nan=True)
+    assert sum(heard) == sum(spec.epochs for spec in missing)
 
 
 @pytest.mark.parametrize(

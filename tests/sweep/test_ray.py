@@ -114,7 +114,7 @@ signal.pause()
 @pytest.fixture(scope="module")
 def address(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster with two cores, in a session of its own."""
-    head = kit.script(tmp_path_factory.mktemp("cluster") / "head.py", HEAD)
+    head = kit.cold_script(tmp_path_factory.mktemp("cluster") / "head.py", HEAD)
     try:
         yield head.stdout.readline().strip()
         head.terminate()
@@ -254,7 +254,22 @@ def test_what_cannot_be_sent_to_a_worker_is_named(kit: Any) -> None:
         everything(Ray(), [RunSpec(kit.tiny(), method, "sqrt", 0.1, 0.0, 0, 1)])
 
 
-# Workers that fail
+@pytest.mark.usefixtures("cluster")
+def test_the_command_stores_what_it_stores_without_ray(tmp_path: Path) -> None:
+    small = ["--seeds", "1", "--epochs", "2", "--runs-per-batch", "10", "--json"]
+    for engine in ("batched", "ray"):
+        words = ["run", "matrix-fac1", "--engine", engine, "--out", str(tmp_path / engine), *small]
+        result = CliRunner().invoke(app, words)
+        assert json.loads(result.stdout)[0]["ran"] == 30, result.output
+    for name, key in (("runs", ["run", "epoch"]), ("steps", ["run", "step"])):
+        here, there = (
+            pd.read_parquet(tmp_path / engine / "matrix-fac1" / f"{name}.parquet").sort_values(key, ignore_index=True)
+            for engine in ("batched", "ray")
+        )
+        pd.testing.assert_frame_equal(here, there, check_exact=True)
+
+
+# Workers that fail: the more a test leaves dead the later it comes, as new ones import torch again
 
 
 def network(name: str, loss: Callable[..., Any]) -> Any:
@@ -271,10 +286,20 @@ def noted_loss(file: Path) -> Callable[..., Any]:
     def loss(outputs: Any, targets: Any) -> Any:
         with open(file, "a") as notes:
             notes.write(f"{os.getpid()}\n")
-        time.sleep(0.05)
+        time.sleep(0.02)
         return mse_loss(outputs, targets)
 
     return loss
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_error_on_a_worker_is_raised_here() -> None:
+    def wrong(outputs: Any, targets: Any) -> Any:
+        raise ValueError("These labels are not from here.")
+
+    with pytest.raises(ValueError, match=r"^These labels are not from here\.$") as caught:
+        everything(Ray(), [RunSpec(network("wrong", wrong), "sgd", "sqrt", 0.1, 0.0, 0, 1)])
+    assert "in wrong" in str(caught.value.__cause__)  # with the traceback of the worker
 
 
 @pytest.mark.usefixtures("cluster")
@@ -298,27 +323,6 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_batch_that_kills_its_workers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fatal(outputs: Any, targets: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    monkeypatch.setattr(ray_engine, "RETRIES", 0)
-    with pytest.raises(EngineError, match=r"given up after 1 attempts .*--runs-per-batch") as caught:
-        everything(Ray(), [RunSpec(network("fatal", fatal), "sgd", "sqrt", 0.1, 0.0, 0, 1)])
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.usefixtures("cluster")
-def test_an_error_on_a_worker_is_raised_here() -> None:
-    def wrong(outputs: Any, targets: Any) -> Any:
-        raise ValueError("These labels are not from here.")
-
-    with pytest.raises(ValueError, match=r"^These labels are not from here\.$") as caught:
-        everything(Ray(), [RunSpec(network("wrong", wrong), "sgd", "sqrt", 0.1, 0.0, 0, 1)])
-    assert "in wrong" in str(caught.value.__cause__)  # with the traceback of the worker
-
-
-@pytest.mark.usefixtures("cluster")
 def test_a_sweep_that_is_left_ends_its_tasks(tmp_path: Path) -> None:
     file = tmp_path / "notes"
     problem = network("left", noted_loss(file))
@@ -330,11 +334,22 @@ def test_a_sweep_that_is_left_ends_its_tasks(tmp_path: Path) -> None:
 
     def silent() -> bool:
         before = file.stat().st_size
-        time.sleep(0.5)
+        time.sleep(0.25)
         return file.stat().st_size == before
 
     until(silent, 15)
     assert connected()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_batch_that_kills_its_workers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fatal(outputs: Any, targets: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(ray_engine, "RETRIES", 0)
+    with pytest.raises(EngineError, match=r"given up after 1 attempts .*--runs-per-batch") as caught:
+        everything(Ray(), [RunSpec(network("fatal", fatal), "sgd", "sqrt", 0.1, 0.0, 0, 1)])
+    assert "\n" not in str(caught.value)
 
 
 # What a user can mend
@@ -402,21 +417,6 @@ def test_a_cluster_of_our_own_that_does_not_come_up_gets_one_line(kit: Any, tmp_
 # The command
 
 
-@pytest.mark.usefixtures("cluster")
-def test_the_command_stores_what_it_stores_without_ray(tmp_path: Path) -> None:
-    small = ["--seeds", "1", "--epochs", "2", "--runs-per-batch", "10", "--json"]
-    for engine in ("batched", "ray"):
-        words = ["run", "matrix-fac1", "--engine", engine, "--out", str(tmp_path / engine), *small]
-        result = CliRunner().invoke(app, words)
-        assert json.loads(result.stdout)[0]["ran"] == 30, result.output
-    for name, key in (("runs", ["run", "epoch"]), ("steps", ["run", "step"])):
-        here, there = (
-            pd.read_parquet(tmp_path / engine / "matrix-fac1" / f"{name}.parquet").sort_values(key, ignore_index=True)
-            for engine in ("batched", "ray")
-        )
-        pd.testing.assert_frame_equal(here, there, check_exact=True)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -459,7 +459,7 @@ except KeyboardInterrupt:
 def test_an_interrupt_keeps_what_was_finished_and_ends_the_cluster(kit: Any, tmp_path: Path) -> None:
     """As a terminal interrupts: Ray's processes as well."""
     folder = tmp_path / "store"
-    process = kit.script(tmp_path / "sweep.py", INTERRUPTED, folder)
+    process = kit.script(tmp_path / "sweep.py", INTERRUPTED, folder, RAY_OVERRIDE_RESOURCES='{"CPU": 1}')
     try:
         until(lambda: (folder / "runs.parquet").exists() or process.poll() is not None)
         time.sleep(0.2)  # by now the long run is under way

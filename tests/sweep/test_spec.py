@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxsps.problems import MatrixCompletion, MatrixFactorization, matrix_fac1
+from proxsps.problems import MatrixCompletion, MatrixFactorization
 from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec, grid
 
 OTHER = {"method": "sps", "schedule": "constant", "lr": 2.5, "weight_decay": 0.0, "seed": 1, "epochs": 3}
@@ -25,22 +24,6 @@ OTHER_OPTIONS = {
     "data_seed": 1,
     "dtype": "float32",
 }
-
-IDS = """
-from proxsps.problems import matrix_fac1, matrix_fac2
-from proxsps.sweep.spec import RunSpec
-for problem in (matrix_fac1(), matrix_fac2(N=100)):
-    for method in ("prox-sps", "adamw"):
-        print(RunSpec(problem, method, "sqrt", 0.1, 1e-3, 3, 7).id)
-"""
-
-
-def test_an_id_is_the_same_in_every_process(kit: Any, tmp_path: Path) -> None:
-    processes = [kit.script(tmp_path / f"{seed}.py", IDS, PYTHONHASHSEED=str(seed)) for seed in (1, 2)]
-    first, second = (process.communicate(timeout=60)[0].split() for process in processes)
-    assert first == second
-    assert len(set(first)) == 4
-    assert first[0] == RunSpec(matrix_fac1(), "prox-sps", "sqrt", 0.1, 1e-3, 3, 7).id
 
 
 def test_an_id_is_sixteen_hexadecimal_digits(kit: Any) -> None:

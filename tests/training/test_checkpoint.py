@@ -80,12 +80,12 @@ train(RunSpec(problem, "prox-sps", "sqrt", 1.0, 5e-4, 0, 3), Path(sys.argv[1]), 
 """
 
 
-def test_killed_in_epoch_two(kit, tmp_path):
+def test_killed_in_epoch_two(kit, forked, tmp_path):
     """kill -9 in a process of its own; then the same parameters, bitwise, as without."""
     file = tmp_path / "killed.pt"
     environment = {**os.environ, "PYTHONPATH": str(Path(proxsps.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with forked(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout.readline() == "in epoch 2\n"
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL

@@ -47,21 +47,22 @@ def test_nothing_to_run(kit, tmp_path):
     assert list(Training(tmp_path).run([spec], {spec.id}, lambda epochs: None)) == []
 
 
+TORCHRUN = "from torch.distributed.run import main; main()"
 SCRIPT = "from proxsps.cli import app; app()"
 OPTIONS = "synthetic-resnet8 --width 2 --size 8 --images 80 --validation-images 30 --batch-size 16 --epochs 2"
 
 
-def test_two_processes_train_like_one(kit, tmp_path):
+def test_two_processes_train_like_one(kit, forked, tmp_path):
     """torchrun with gloo: batches are shared, so that the weights are those of one process up to rounding."""
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(Path(proxsps.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-c", TORCHRUN, "--standalone", "--nproc-per-node", "2"]
     words = ["script.py", "train", *OPTIONS.split(), "--device", "cpu", "--checkpoint", "two.pt"]
-    done = subprocess.run(
-        [*torchrun, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("After 2 epochs") == 1, "only one process talks"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with forked([*torchrun, *words], cwd=tmp_path, env=environment, text=True, **pipes) as started:
+        output, errors = started.communicate(timeout=120)
+    assert started.returncode == 0, errors
+    assert output.count("After 2 epochs") == 1, "only one process talks"
     train(kit.spec(epochs=2), tmp_path / "one.pt")
     two, one = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("two", "one"))
     for name, weight in one["model"].items():

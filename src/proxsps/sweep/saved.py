@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 import proxsps
-from proxsps.sweep.files import replace_file
+from proxsps.sweep.files import StoreError, replace_file
 from proxsps.sweep.spec import RunSpec
-from proxsps.sweep.tables import StoreError
 
 FORMAT = 2
 EVERY = 30.0  # seconds between two saves

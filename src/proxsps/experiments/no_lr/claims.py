@@ -58,7 +58,9 @@ def losses(trials: pd.DataFrame) -> pd.DataFrame:
     signed = trials.assign(loss=trials["value"].where(trials["metric"] != "accuracy", -trials["value"]))
     signed["loss"] = signed["loss"].fillna(math.inf)
     groups = signed.groupby(["task", "method", "lr", "metric"], dropna=False, sort=False)["loss"]
-    return groups.agg(loss="mean", spread=_spread).reset_index()
+    rows = groups.agg(loss="mean", low="min", high="max").reset_index()
+    spread = (rows["high"] - rows["low"]).where(rows["high"] < math.inf, 0.0)
+    return rows.assign(spread=spread).drop(columns=["low", "high"])
 
 
 def _spread(values: pd.Series) -> float:
