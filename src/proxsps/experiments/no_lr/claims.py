@@ -63,11 +63,6 @@ def losses(trials: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(spread=spread).drop(columns=["low", "high"])
 
 
-def _spread(values: pd.Series) -> float:
-    low, high = float(values.min()), float(values.max())
-    return high - low if math.isfinite(high) else 0.0
-
-
 def allowance(metric: str, loss: float) -> float:
     """How much more than `loss` counts as level with it."""
     return {"accuracy": POINTS, "gap": PERCENT}.get(metric, PERCENT * abs(loss))
@@ -127,8 +122,8 @@ def same_for_large_lr(method: str, frames: Frames) -> Claim:
         large = group[(group["method"] == method) & ~(group["lr"] < LARGE[method])]
         # Rounding may change a last digit, and one seed has no range: a thousandth of the value is no dependence.
         noise = max(float(large["spread"].max()), 1e-3 * abs(float(large["loss"].median())), 1e-12)
-        apart = _spread(large["loss"])
-        ratio = apart / noise if math.isfinite(large["loss"].max()) else math.inf
+        low, high = large["loss"].min(), large["loss"].max()
+        ratio = (high - low) / noise if math.isfinite(high) else math.inf
         if ratio >= worst:
             worst, where = ratio, str(task)
     return Claim(
