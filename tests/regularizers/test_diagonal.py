@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import cvxpy as cp
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxsps.regularizers import GroupLasso, Regularizer, SparseGroupLasso
+from proxsps.regularizers._support import reading_numbers
 from proxsps.regularizers.base import DIAGONAL
 
 NAMES = set(DIAGONAL.replace(" and ", ", ").split(", "))
@@ -213,3 +217,23 @@ def test_derivatives_of_separable_ones_take_step_sizes(diagonal_case):
     y, h = phi.prox_diagonal(z, alpha), 1e-7
     numeric = (phi.prox_diagonal(z + h * v, alpha) - phi.prox_diagonal(z - h * v, alpha)) / (2 * h)
     np.testing.assert_allclose(phi.prox_jvp(z, y, v, alpha), numeric, atol=1e-6)
+
+
+class CountOperations(TorchDispatchMode):
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.total += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("phi", [GroupLasso.rows(0.7), SparseGroupLasso(0.2, 0.7, dims=(1,))], ids=repr)
+def test_an_iteration_whose_numbers_are_read_ends_early_at_the_same_point(phi):
+    z, alpha = torch.randn(20, 70, dtype=torch.float64), torch.as_tensor(step_sizes((20, 70), 1))
+    points, operations = [], []
+    for reads in (nullcontext(), reading_numbers()):
+        with CountOperations() as counted, reads:
+            points.append(phi.prox_diagonal(z, alpha))
+        operations.append(counted.total)
+    torch.testing.assert_close(*points, rtol=1e-14, atol=0)
+    assert operations[1] < operations[0] / 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from numbers import Real
 from typing import Any, Concatenate, ParamSpec
@@ -12,6 +14,8 @@ from typing import Any, Concatenate, ParamSpec
 from proxsps.core.array import Array, array_namespace
 
 P = ParamSpec("P")
+
+_numbers_are_read: ContextVar[bool] = ContextVar("numbers_are_read", default=False)
 
 
 def working_dtype(x: Array) -> Any:
@@ -81,13 +85,26 @@ def tolerance(x: Array) -> float:
     return float(array_namespace(x).finfo(x.dtype).eps) * (8 + math.sqrt(math.prod(x.shape)))
 
 
+@contextmanager
+def reading_numbers() -> Iterator[None]:
+    """Let iterations end when they have converged: for arrays on the host, where reading a number costs nothing."""
+    token = _numbers_are_read.set(True)
+    try:
+        yield
+    finally:
+        _numbers_are_read.reset(token)
+
+
 def repeat(count: int, body: Callable[[Array], Array], start: Array) -> Array:
-    """The body applied a fixed number of times."""
+    """The body applied a number of times to positive numbers, or until only rounding changes them, if that is read."""
     # A loop for JAX's compiler, which needs seconds for the same operations one after the other.
     if _unseen(start):
         return sys.modules["jax"].lax.fori_loop(0, count, lambda _, x: body(x), start)
+    rounding = 4 * float(array_namespace(start).finfo(start.dtype).eps)
     for _ in range(count):
-        start = body(start)
+        before, start = start, body(start)
+        if _numbers_are_read.get() and bool((abs(start - before) <= rounding * start).all()):
+            break
     return start
 
 

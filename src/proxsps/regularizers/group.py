@@ -78,21 +78,22 @@ def block_soft_threshold_diagonal(z: Array, thresholds: Array | float, *, dims: 
     # Beyond 1 the size of a quotient does not matter, and its square could overflow.
     alive = group_norms(clip(z / guarded(~free, thresholds), -2.0, 2.0), dims=dims) > 1
     alive = alive | xp.any(free & (z != 0), axis=axis, keepdims=True)
-    r = xp.max(xp.abs(z) - thresholds, axis=axis, keepdims=True)
-    start = where_or_zero(r > 0, r)
+    # From here on no quotient z / (r + t) exceeds 1, and no width is 0.
+    tiny = float(xp.finfo(z.dtype).smallest_normal)
+    start = xp.max(xp.abs(z) - thresholds, axis=axis, keepdims=True)
+    start = xp.where(start > tiny, start, xp.full_like(start, tiny))
 
     def climb(r: Array) -> Array:
         width = r + thresholds
-        width = guarded(width > 0, width)
-        ratio = z / width
-        norm = group_norms(ratio, dims=dims)
-        slope = xp.sum(ratio * ratio / width, axis=axis, keepdims=True)
-        newton = r + (norm - 1) * norm * norm / guarded(slope > 0, slope)
+        square = (z / width) ** 2
+        norm_sq = xp.sum(square, axis=axis, keepdims=True)
+        slope = xp.sum(square / width, axis=axis, keepdims=True)
+        newton = r + (xp.sqrt(norm_sq) - 1) * norm_sq / guarded(slope > 0, slope)
         return xp.where(newton > start, newton, start)
 
     r = repeat(ROUNDS, climb, start)
     width = r + thresholds
-    factor = xp.where(free, xp.ones_like(z), r / guarded(width > 0, width))
+    factor = xp.where(free, xp.ones_like(z), r / width)
     return where_or_zero(alive, factor) * z
 
 

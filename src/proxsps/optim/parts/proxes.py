@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from proxsps.optim.parts.base import Curve, masked, relaxed, stepping
 from proxsps.optim.passes import dots, flat, scale_of, widened
 from proxsps.optim.refine import POINTS
 from proxsps.regularizers import Regularizer
+from proxsps.regularizers._support import reading_numbers
 from proxsps.regularizers.base import flatten, unflatten
 
 
@@ -161,7 +163,8 @@ class Proxes(Curve):
     def _along(self, pile: Pile, u: Array, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """x - tau d and its prox; x itself where alpha = 0."""
         z = pile.x - self.numbers.factor(u * alpha * self._scale) * pile.e
-        y = pile.prox(z, stepping(alpha))
+        with nullcontext() if self._device else reading_numbers():
+            y = pile.prox(z, stepping(alpha))
         return z, torch.where(alpha == 0, pile.x, y) if isinstance(alpha, Tensor) else y
 
     def _at(self, u: Array) -> list[Tensor]:
