@@ -8,6 +8,8 @@ TEST_FLAGS ?= --quiet --numprocesses 2
 OUT ?= out
 DEMO_FLAGS ?=
 DEVICE ?= cpu
+# Bytecode is kept: programs and tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench docs clean
