@@ -2,8 +2,8 @@
 
     python benchmarks/step_time.py [--rounds 20] [--device cpu] [--only REGEX] [--json FILE]
 
-Three sets of parameters: the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries), 25 M entries in 50
-matrices, and one matrix of 20 M. All optimizers step in turn from the same point, round after round, so that a busy
+Four sets of parameters: the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries), 25 M entries in 50
+matrices, one matrix of 20 M, and a small network, where Python takes nearly all of the time. All optimizers step in turn from the same point, round after round, so that a busy
 moment of the machine hits all of them; a time is the median over rounds.
 
 "searched" is a step whose dual variable lies inside (0, 1), "capped" one that ends at the cap. GroupLasso has filters
@@ -59,6 +59,7 @@ CASES = {
     "(a) ResNet110": resnet110_shapes(),
     "(b) 25 M in 50": [(1000, 500)] * 50,
     "(c) 20 M in one": [(20_000, 1000)],
+    "(d) 10 k in 4": [(128, 64), (128,), (10, 128), (10,)],
 }
 ALPHA, LAM = 0.1, 0.1
 REGULARIZERS: dict[str, Callable[[int], Regularizer]] = {  # for a number of dims
