@@ -3,8 +3,9 @@
     python benchmarks/step_time.py [--rounds 20] [--device cpu] [--only REGEX] [--json FILE]
 
 Four sets of parameters: the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries), 25 M entries in 50
-matrices, one matrix of 20 M, and a small network, where Python takes nearly all of the time. All optimizers step in turn from the same point, round after round, so that a busy
-moment of the machine hits all of them; a time is the median over rounds.
+matrices, one matrix of 20 M, and a small network, where Python takes nearly all of the time. All optimizers step in
+turn from the same point, round after round, so that a busy moment of the machine hits all of them; a time is the median
+over rounds.
 
 "searched" is a step whose dual variable lies inside (0, 1), "capped" one that ends at the cap. GroupLasso has filters
 in (a), with weight decay on the other tensors, and rows in (b) and (c); "mixed" has L1 on every other tensor and weight
