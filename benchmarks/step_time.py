@@ -136,8 +136,8 @@ def contestants(
         opt = ProxSPS(groups, lr=ALPHA, momentum=0.9, fused=fused)
         return moving(opt, loss_for("searched", groups), reset)
 
-    def adam_l1(lr: float | None, fused: bool | None) -> Callable[[], object]:
-        groups = groups_of("L1", params)
+    def adam_prox(name: str, lr: float | None, fused: bool | None) -> Callable[[], object]:
+        groups = groups_of(name, params)
         loss = loss_for("searched", groups, adam=True)
         opt = ProxSPSAdam(groups, lr=lr, cap="matched" if lr is None else "proximal", fused=fused)
         return moving(opt, loss, reset)
@@ -189,14 +189,15 @@ def contestants(
             makers[f"{name}, {path}"] = partial(decay, method, fused, **options)
         makers[f"L1 with momentum, {path}"] = partial(averaged_prox, "L1", fused)
         makers[f"GroupLasso with momentum, {path}"] = partial(averaged_prox, "GroupLasso", fused)
-        makers[f"L1 in Adam's metric, {path}"] = partial(adam_l1, ALPHA, fused)
-        makers[f"L1 in Adam's metric, no lr, {path}"] = partial(adam_l1, None, fused)
+        makers[f"L1 in Adam's metric, {path}"] = partial(adam_prox, "L1", ALPHA, fused)
+        makers[f"L1 in Adam's metric, no lr, {path}"] = partial(adam_prox, "L1", None, fused)
         for name in [*REGULARIZERS, *(["mixed"] if len(params) > 1 else [])]:
             for branch in ("searched", "capped"):
                 if branch == "searched" or name in ("L1", "GroupLasso"):
                     makers[f"{name}, {branch}, {path}"] = partial(
                         checked, name, branch, groups_of(name, params), fused, reset
                     )
+    makers["GroupLasso in Adam's metric"] = partial(adam_prox, "GroupLasso", ALPHA, None)
     steps = {name: step for name, step in steps.items() if wanted(name)}
     return steps | {name: make() for name, make in makers.items() if wanted(name)}
 

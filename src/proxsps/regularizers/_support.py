@@ -95,6 +95,11 @@ def reading_numbers() -> Iterator[None]:
         _numbers_are_read.reset(token)
 
 
+def numbers_are_read() -> bool:
+    """Whether this is such a place."""
+    return _numbers_are_read.get()
+
+
 def repeat(count: int, body: Callable[[Array], Array], start: Array) -> Array:
     """The body applied a number of times to positive numbers, or until only rounding changes them, if that is read."""
     # A loop for JAX's compiler, which needs seconds for the same operations one after the other.
@@ -103,7 +108,7 @@ def repeat(count: int, body: Callable[[Array], Array], start: Array) -> Array:
     rounding = 4 * float(array_namespace(start).finfo(start.dtype).eps)
     for _ in range(count):
         before, start = start, body(start)
-        if _numbers_are_read.get() and bool((abs(start - before) <= rounding * start).all()):
+        if numbers_are_read() and bool((abs(start - before) <= rounding * start).all()):
             break
     return start
 

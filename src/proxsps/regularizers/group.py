@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.regularizers._support import check_weight, clip, guarded, repeat, sign, where_or_zero, wide, widened
+from proxsps.regularizers._diagonal_rows import threshold_rows
+from proxsps.regularizers._support import (
+    check_weight,
+    clip,
+    guarded,
+    numbers_are_read,
+    repeat,
+    sign,
+    where_or_zero,
+    wide,
+    widened,
+)
 from proxsps.regularizers.base import Regularizer
 from proxsps.regularizers.separable import soft_threshold, soft_threshold_jvp
 from proxsps.regularizers.structure import Rows, Scalar
@@ -74,6 +85,8 @@ def block_soft_threshold_diagonal(z: Array, thresholds: Array | float, *, dims: 
     xp = array_namespace(z)
     axis = tuple(range(z.ndim)) if dims is None else dims
     thresholds = thresholds + xp.zeros_like(z)
+    if numbers_are_read() and (y := threshold_rows(z, thresholds, tuple(d % z.ndim for d in axis))) is not None:
+        return y
     free = thresholds <= 0  # this entry keeps its group nonzero unless it is 0
     # Beyond 1 the size of a quotient does not matter, and its square could overflow.
     alive = group_norms(clip(z / guarded(~free, thresholds), -2.0, 2.0), dims=dims) > 1

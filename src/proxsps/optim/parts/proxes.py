@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.optim.blocks import Block
+from proxsps.optim.blocks import Block, plain, stored
 from proxsps.optim.numbers import Device, Numbers
 from proxsps.optim.parts.base import Curve, masked, relaxed, stepping
 from proxsps.optim.passes import dots, flat, scale_of, widened
@@ -111,6 +111,8 @@ class Proxes(Curve):
         self._device = isinstance(numbers, Device)
         if self._device:
             self.points = POINTS
+        tensors = [x for block in blocks for x in block.params]
+        self._reads = not self._device and plain(tensors) and stored(tensors)
         wide = torch.Tensor.double if exact else widened
         self._piles = [pile for i, block in enumerate(blocks) for pile in piles(block, i, wide)]
         self._scale: Array | float = 1.0
@@ -163,7 +165,7 @@ class Proxes(Curve):
     def _along(self, pile: Pile, u: Array, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """x - tau d and its prox; x itself where alpha = 0."""
         z = pile.x - self.numbers.factor(u * alpha * self._scale) * pile.e
-        with nullcontext() if self._device else reading_numbers():
+        with reading_numbers() if self._reads else nullcontext():
             y = pile.prox(z, stepping(alpha))
         return z, torch.where(alpha == 0, pile.x, y) if isinstance(alpha, Tensor) else y
 
