@@ -78,7 +78,7 @@ def verify(
     as_json: AsJson = False,
     strict: Strict = False,
 ) -> None:
-    """Compare the paper's bounds with runs: a table, figures and a report, in about a minute.
+    """Compare the paper's bounds with runs: a table, figures and a report, in about half a minute.
 
     For rates, ProxSPS runs with the steps of the theorem over many seeds. A rate holds unless the lower 99 % confidence
     limit of the measured mean is above the bound. One-step inequalities are evaluated in exact expectation, over every
