@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proxsps.core.array import Array, array_namespace
+from proxsps.regularizers._support import compiled
 
 ROUNDS = 100  # at most; some five are usual
 Matrix = npt.NDArray[Any]
@@ -56,19 +57,8 @@ def _threshold_rows(z: Any, t: Any, out: Any) -> None:
 
 
 @cache
-def kernel() -> Kernel | None:
-    """The compiled function, None without numba."""
-    try:
-        import numba
-    except ImportError:
-        return None
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
-    compiled: Kernel
-    try:
-        compiled = numba.njit(cache=True, **options)(_threshold_rows)
-    except RuntimeError:  # no directory where compiled code may be kept
-        compiled = numba.njit(**options)(_threshold_rows)
-    return compiled
+def _kernel() -> Kernel | None:
+    return compiled(_threshold_rows, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 
 
 def threshold_rows(z: Array, thresholds: Array, axis: tuple[int, ...]) -> Array | None:
@@ -79,15 +69,15 @@ def threshold_rows(z: Array, thresholds: Array, axis: tuple[int, ...]) -> Array 
         thresholds: t_i >= 0, of the shape and dtype of z.
         axis: the dims that are normed together, as numbers from 0 on.
     """
-    compiled, xp = kernel(), array_namespace(z)
-    if compiled is None:
+    kernel, xp = _kernel(), array_namespace(z)
+    if kernel is None:
         return None
     order = (*[dim for dim in range(z.ndim) if dim not in axis], *axis)
     length = int(np.prod([z.shape[dim] for dim in axis]))
     ordered = [xp.permute_dims(array, order) for array in (z, thresholds)]
     point, sizes = (np.ascontiguousarray(_on_host(array)).reshape(-1, length) for array in ordered)
     out = np.empty_like(point)
-    compiled(point, sizes, out)
+    kernel(point, sizes, out)
     y = xp.reshape(xp.asarray(out), ordered[0].shape)
     return xp.permute_dims(y, tuple(sorted(range(z.ndim), key=order.__getitem__)))
 

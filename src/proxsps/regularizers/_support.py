@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from numbers import Real
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from proxsps.core.array import Array, array_namespace
 
 P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., None])
 
 _numbers_are_read: ContextVar[bool] = ContextVar("numbers_are_read", default=False)
 
@@ -111,6 +112,20 @@ def repeat(count: int, body: Callable[[Array], Array], start: Array) -> Array:
         if numbers_are_read() and bool((abs(start - before) <= rounding * start).all()):
             break
     return start
+
+
+def compiled(loops: F, **options: Any) -> F | None:
+    """A function of loops and scalars, compiled by numba and kept on disk if there is a place; None without numba."""
+    try:
+        import numba
+    except ImportError:
+        return None
+    result: F
+    try:
+        result = numba.njit(cache=True, nogil=True, **options)(loops)
+    except RuntimeError:  # no directory where compiled code may be kept
+        result = numba.njit(nogil=True, **options)(loops)
+    return result
 
 
 def shape_of(constant: Any) -> tuple[int, ...]:

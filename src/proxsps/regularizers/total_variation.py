@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.regularizers._support import check_weight, sign, wide, widened
+from proxsps.regularizers._support import check_weight, compiled, sign, wide, widened
 from proxsps.regularizers.base import Regularizer
 
 Signals = npt.NDArray[np.float64]
@@ -73,16 +73,7 @@ def _denoise_rows(z: Signals, weights: Signals, x: Signals) -> None:
 
 @cache
 def _kernel() -> Callable[[Signals, Signals, Signals], None]:
-    try:
-        import numba
-    except ImportError:
-        return _denoise_rows
-    compiled: Callable[[Signals, Signals, Signals], None]
-    try:
-        compiled = numba.njit(cache=True, nogil=True)(_denoise_rows)
-    except RuntimeError:  # no directory where compiled code may be kept
-        compiled = numba.njit(nogil=True)(_denoise_rows)
-    return compiled
+    return compiled(_denoise_rows) or _denoise_rows
 
 
 def denoise_tv1d(z: Array, threshold: Array | float) -> Array:
