@@ -231,7 +231,7 @@ class CountOperations(TorchDispatchMode):
 @pytest.mark.parametrize("phi", [GroupLasso.rows(0.7), SparseGroupLasso(0.2, 0.7, dims=(1,))], ids=repr)
 def test_an_iteration_whose_numbers_are_read_ends_early_at_the_same_point(phi, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(group, "threshold_rows", lambda *args: None)
+        monkeypatch.setattr(group, "threshold_segments", lambda *args: None)
     z, alpha = torch.randn(20, 70, dtype=torch.float64), torch.as_tensor(step_sizes((20, 70), 1))
     points, operations = [], []
     for reads in (nullcontext(), reading_numbers()):

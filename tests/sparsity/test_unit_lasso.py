@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxsps import SPS, GroupLasso, ProxSGD, ProxSPS
+from proxsps import SPS, GroupLasso, ProxSGD, ProxSPS, ProxSPSAdam
 from proxsps.regularizers import flatten, prox_all, value_all
+from proxsps.regularizers._support import reading_numbers
 from proxsps.regularizers.units import UnitLasso, UnitTensor
 
 
@@ -73,6 +74,88 @@ def test_structures_of_the_test_above_have_zero_units_and_live_ones():
     assert live >= 5
 
 
+# One step size per entry, as in Adam's metric
+
+
+def step_sizes(phi: UnitLasso, seed: int, spread: float = 0.5) -> np.ndarray:
+    return 10 ** np.random.default_rng(seed).uniform(-spread, spread, len(entry_owners(phi)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_prox_in_a_metric_is_the_minimiser_that_cvxpy_finds(seed):
+    phi = random_structure(seed)
+    z, owners, alpha = flatten(draw(phi, seed)), entry_owners(phi), step_sizes(phi, seed)
+    y = cp.Variable(len(z))
+    penalty = sum(w * cp.norm(y[np.flatnonzero(owners == unit)], 2) for unit, w in enumerate(phi.weights))
+    distance = cp.sum_squares(cp.multiply((2 * alpha) ** -0.5, y - z))
+    cp.Problem(cp.Minimize(phi.lam * penalty + distance)).solve(solver=cp.CLARABEL)
+    with reading_numbers():
+        compiled = phi.prox_diagonal(z, alpha)
+    for found in (phi.prox_diagonal(z, alpha), compiled):
+        np.testing.assert_allclose(found, y.value, atol=2e-4)
+        np.testing.assert_array_equal(found[owners < 0], z[owners < 0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_prox_in_a_metric_fulfils_its_optimality_condition(seed, dtype):
+    """y_i (1 + t_i / ||y_g||) = z_i in live units, ||z_g / t_g|| <= 1 in dead ones; compiled or not."""
+    phi = random_structure(seed)
+    z, alpha = (torch.as_tensor(a).to(dtype) for a in (flatten(draw(phi, seed)), step_sizes(phi, seed, 2.0)))
+    owners, limit = entry_owners(phi), 100 * torch.finfo(dtype).eps
+    with reading_numbers():
+        compiled = phi.prox_diagonal(z, alpha)
+    for y in (phi.prox_diagonal(z, alpha), compiled):
+        assert (y.dtype, y.shape) == (z.dtype, z.shape)
+        for unit, weight in enumerate(phi.weights):
+            own = np.flatnonzero(owners == unit)
+            point, start, t = y[own].double(), z[own].double(), phi.lam * weight * alpha[own].double()
+            if point.any():
+                assert (point * (1 + t / point.norm()) - start).abs().max() <= limit * start.abs().max()
+            else:
+                assert (start / t).norm() <= 1 + limit
+
+
+def test_one_number_for_all_entries_is_the_prox():
+    for seed in range(6):
+        phi = random_structure(seed)
+        z = flatten(draw(phi, seed))
+        for alpha in (0.4, np.full(len(z), 0.4)):
+            np.testing.assert_allclose(phi.prox_diagonal(z, alpha), phi.prox(z, 0.4), rtol=1e-13, atol=1e-15)
+    phi = UnitLasso(0.7, (UnitTensor((6, 5), 0, np.arange(6)),))
+    z, alpha = np.random.default_rng(0).standard_normal(30), step_sizes(phi, 1)
+    rows = GroupLasso.rows(0.7, scale_by_size=True).prox_diagonal(z.reshape(6, 5), alpha.reshape(6, 5))
+    np.testing.assert_allclose(phi.prox_diagonal(z, alpha), rows.ravel(), rtol=1e-13)
+
+
+def test_a_tensor_without_entries_changes_nothing():
+    phi, z = UnitLasso(0.7, (UnitTensor((3, 2), 0, [0, 1, 2]),)), np.arange(6.0)
+    wider = UnitLasso(0.7, (*phi.tensors, UnitTensor((3, 0), 0, [0, 1, 2])))
+    alpha = step_sizes(phi, 0)
+    np.testing.assert_array_equal(wider.prox_diagonal(z, alpha), phi.prox_diagonal(z, alpha))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_step_of_adam_is_the_prox_in_its_metric(fused, capturable):
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(6, 13, dtype=torch.float64)), nn.Parameter(torch.randn(6, dtype=torch.float64))]
+    phi = UnitLasso(5.0, tuple(UnitTensor(p.shape, 0, [0, 1, 2, 2, -1, 3]) for p in params))
+    opt = ProxSPSAdam(params, lr=0.2, regularizer=phi, fused=fused, capturable=capturable)
+    for p in params:
+        p.grad = torch.randn_like(p)
+    before = [p.detach().clone() for p in params]
+    opt.step(loss=1e4)
+    assert opt.last_step.branch_name == "capped"
+    # At the first step d = g and v = g^2, so that D = |g| + eps.
+    inverse = flatten([1 / (p.grad.abs() + 1e-8) for p in params])
+    z = flatten(before) - 0.2 * flatten([p.grad for p in params]) * inverse
+    expected = phi.prox_diagonal(z, 0.2 * inverse)
+    torch.testing.assert_close(flatten([p.detach() for p in params]), expected, rtol=1e-10, atol=1e-12)
+    assert (phi.norms(expected) == 0).any()
+    assert (phi.norms(expected) > 0).any()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_derivative_is_that_of_finite_differences(seed):
     phi = random_structure(seed)
@@ -122,13 +205,14 @@ def test_jax_compiles_it_with_the_regulariser_as_a_static_argument():
     def calculate(phi, z, v, alpha):
         traces.append(phi)
         y = phi.prox(z, alpha)
-        return y, phi.value(z), phi.prox_jvp(z, y, v, alpha), phi.subgradient(z)
+        diagonal = phi.prox_diagonal(z, alpha * (1 + v**2))
+        return y, phi.value(z), phi.prox_jvp(z, y, v, alpha), phi.subgradient(z), diagonal
 
     compiled = jax.jit(calculate, static_argnums=0)
     for phi in (random_structure(3), random_structure(3), random_structure(4)):
         z, v = (flatten(draw(phi, seed)) for seed in (3, 4))
         y = phi.prox(z, 0.4)
-        exact = y, phi.value(z), phi.prox_jvp(z, y, v, 0.4), phi.subgradient(z)
+        exact = y, phi.value(z), phi.prox_jvp(z, y, v, 0.4), phi.subgradient(z), phi.prox_diagonal(z, 0.4 * (1 + v**2))
         found = compiled(phi, jax.numpy.asarray(z, "float32"), jax.numpy.asarray(v, "float32"), 0.4)
         for got, expected in zip(found, exact, strict=True):
             np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
@@ -272,3 +356,24 @@ def test_jax_front_end_takes_it():
     expected = prox_all(phi, [params[name] - 0.5 * grads[name] for name in params], 0.5)
     for name, e in zip(params, expected, strict=True):
         np.testing.assert_allclose(found[name], e, rtol=1e-5, atol=1e-6)
+
+
+def test_jax_takes_the_step_of_torch_in_the_metric_of_adam():
+    jax = pytest.importorskip("jax")
+    optax = pytest.importorskip("optax")
+    from proxsps.jax import prox_sps_adam
+
+    phi = UnitLasso(0.5, (UnitTensor((4, 17), 0, np.arange(4)), UnitTensor((4,), 0, [0, 1, 2, -1])))
+    rng = np.random.default_rng(0)
+    params = [rng.standard_normal(shape).astype("float32") for shape in ((4, 17), (4,))]
+    grads = [rng.standard_normal(p.shape).astype("float32") for p in params]
+    method = prox_sps_adam(regularizer=phi)
+    moves, _ = jax.jit(lambda g, s, p: method.update(g, s, p, value=30.0))(grads, method.init(params), params)
+    found = optax.apply_updates(params, moves)
+    ours = [nn.Parameter(torch.tensor(p)) for p in params]
+    for p, g in zip(ours, grads, strict=True):
+        p.grad = torch.tensor(g)
+    ProxSPSAdam(ours, regularizer=phi).step(loss=30.0)
+    for a, b, start in zip(found, ours, params, strict=True):
+        np.testing.assert_allclose(a, b.detach(), rtol=1e-5, atol=1e-6)
+        assert np.abs(a - start).max() > 1e-3

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import array_api_compat
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxsps.core.array import Array, array_namespace
+from proxsps.regularizers._diagonal import Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,18 +129,33 @@ class Layout:
 
     def sums(self, xs: list[Array], ys: list[Array]) -> Array:
         """<x_g, y_g> of each unit."""
+        return self.totals([x * y for x, y in zip(xs, ys, strict=True)])
+
+    def totals(self, xs: list[Array]) -> Array:
+        """The sum of each unit's entries."""
+        return self._reduced(xs, array_namespace(*xs).sum, 0.0)
+
+    def largest(self, xs: list[Array]) -> Array:
+        """The largest entry of each unit."""
+        return self._reduced(xs, array_namespace(*xs).max, -math.inf)
+
+    def _reduced(self, xs: list[Array], reduce: Callable[..., Array], neutral: float) -> Array:
+        """Sums or largest entries of the units: over slices first, then over the slices of each unit."""
         xp = array_namespace(*xs)
-        slices = [
-            xp.sum(x * y, axis=tuple(d for d in range(x.ndim) if d != tensor.dim)) if x.ndim > 1 else x * y
-            for x, y, tensor in zip(xs, ys, self.tensors, strict=True)
-        ]
-        slices = xp.concat([*slices, xp.zeros_like(slices[0][:1])])
+        slices = []
+        for x, tensor in zip(xs, self.tensors, strict=True):
+            others = tuple(d for d in range(x.ndim) if d != tensor.dim)
+            if 0 in x.shape:  # the largest of no entries raises
+                slices.append(xp.full_like(xp.sum(x, axis=others), neutral))
+            else:
+                slices.append(reduce(x, axis=others) if others else x)
+        padded = xp.concat([*slices, xp.full_like(slices[0][:1], neutral)])
         found = []
         for name in self._buckets:
-            index = self.array(name, slices)
-            rows = xp.reshape(xp.take(slices, xp.reshape(index, (-1,)), axis=0), index.shape)
-            found.append(xp.sum(rows, axis=1))
-        return xp.take(xp.concat(found), self.array("places", slices), axis=0)
+            index = self.array(name, padded)
+            rows = xp.reshape(xp.take(padded, xp.reshape(index, (-1,)), axis=0), index.shape)
+            found.append(reduce(rows, axis=1))
+        return xp.take(xp.concat(found), self.array("places", padded), axis=0)
 
     def norms(self, xs: list[Array]) -> Array:
         """||x_g|| of each unit."""
@@ -156,6 +173,19 @@ class Layout:
             out.append(xp.reshape(slices[start:stop], shape))
             start = stop
         return out
+
+    @cached_property
+    def segments(self) -> Segments:
+        """The entries of the joint vector unit by unit; those without a unit are left out."""
+        owners = []
+        for tensor in self.tensors:
+            shape = [n if d == tensor.dim else 1 for d, n in enumerate(tensor.shape)]
+            owners.append(np.broadcast_to(tensor.ids.reshape(shape), tensor.shape).reshape(-1))
+        owner = np.concatenate(owners)
+        order = np.argsort(owner, kind="stable")
+        order = order[np.searchsorted(owner[order], 0) :]
+        counts = np.bincount(owner[order], minlength=len(self._arrays["weights"]))
+        return Segments(np.concatenate([[0], np.cumsum(counts)]), order)
 
 
 def unit_sizes(tensors: tuple[UnitTensor, ...]) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from proxsps.regularizers._identity import Identified
 from proxsps.regularizers._support import with_checked_steps
 from proxsps.regularizers.structure import Entries, Structure, Units
 
-DIAGONAL = "Zero, L2, L1, ElasticNet, GroupLasso, SparseGroupLasso, NonNegative, Box and LInfBall"
+DIAGONAL = "Zero, L2, L1, ElasticNet, GroupLasso, SparseGroupLasso, UnitLasso, NonNegative, Box and LInfBall"
 
 
 class Regularizer(Identified, ABC):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.regularizers._diagonal_rows import threshold_rows
+from proxsps.regularizers._diagonal import Segments, threshold_norms, threshold_segments
 from proxsps.regularizers._support import (
     check_weight,
-    clip,
     guarded,
     numbers_are_read,
-    repeat,
     sign,
     where_or_zero,
     wide,
@@ -26,11 +26,6 @@ from proxsps.regularizers.structure import Rows, Scalar
 
 # The dims of a tensor that are normed together; None stands for all of them.
 Dims = tuple[int, ...] | None
-
-
-# Newton steps for the norm of a group in a diagonal metric. Step sizes over six orders of magnitude take eight to reach
-# the last digit of a double, over thirty orders twenty.
-ROUNDS = 24
 
 
 def group_norms(x: Array, *, dims: Dims = None) -> Array:
@@ -68,13 +63,6 @@ def block_soft_threshold_jvp(z: Array, v: Array, threshold: Array | float, *, di
 def block_soft_threshold_diagonal(z: Array, thresholds: Array | float, *, dims: Dims = None) -> Array:
     """Prox of the sum of the groups' norms in a diagonal metric: argmin_y ||y_g|| + sum_i (y_i - z_i)^2 / (2 t_i).
 
-    A group is 0 where ||z_g / t_g|| <= 1. Elsewhere y_i = z_i r / (r + t_i), with r = ||y_g|| the root of
-
-        1 / ||z_g / (r + t_g)|| = 1.
-
-    The left side is concave and increasing in r, so that Newton's method from a point below the root climbs to it
-    without passing it. No entry of the quotient exceeds 1 at the root, which gives the start max_i |z_i| - t_i.
-
     Args:
         z: the point.
         thresholds: t_i >= 0, in any shape that broadcasts to that of z.
@@ -82,32 +70,40 @@ def block_soft_threshold_diagonal(z: Array, thresholds: Array | float, *, dims: 
     """
     if 0 in z.shape:
         return z
-    xp = array_namespace(z)
-    axis = tuple(range(z.ndim)) if dims is None else dims
-    thresholds = thresholds + xp.zeros_like(z)
-    if numbers_are_read() and (y := threshold_rows(z, thresholds, tuple(d % z.ndim for d in axis))) is not None:
+    thresholds = thresholds + array_namespace(z).zeros_like(z)
+    axis = tuple(range(z.ndim)) if dims is None else tuple(d % z.ndim for d in dims)
+    if numbers_are_read() and (y := _threshold_rows(z, thresholds, axis)) is not None:
         return y
-    free = thresholds <= 0  # this entry keeps its group nonzero unless it is 0
-    # Beyond 1 the size of a quotient does not matter, and its square could overflow.
-    alive = group_norms(clip(z / guarded(~free, thresholds), -2.0, 2.0), dims=dims) > 1
-    alive = alive | xp.any(free & (z != 0), axis=axis, keepdims=True)
-    # From here on no quotient z / (r + t) exceeds 1, and no width is 0.
-    tiny = float(xp.finfo(z.dtype).smallest_normal)
-    start = xp.max(xp.abs(z) - thresholds, axis=axis, keepdims=True)
-    start = xp.where(start > tiny, start, xp.full_like(start, tiny))
+    return threshold_norms(z, thresholds, _Axes(axis))
 
-    def climb(r: Array) -> Array:
-        width = r + thresholds
-        square = (z / width) ** 2
-        norm_sq = xp.sum(square, axis=axis, keepdims=True)
-        slope = xp.sum(square / width, axis=axis, keepdims=True)
-        newton = r + (xp.sqrt(norm_sq) - 1) * norm_sq / guarded(slope > 0, slope)
-        return xp.where(newton > start, newton, start)
 
-    r = repeat(ROUNDS, climb, start)
-    width = r + thresholds
-    factor = xp.where(free, xp.ones_like(z), r / width)
-    return where_or_zero(alive, factor) * z
+class _Axes(NamedTuple):
+    """Groups of entries along some dims of an array."""
+
+    axis: tuple[int, ...]
+
+    def total(self, x: Array) -> Array:
+        return array_namespace(x).sum(x, axis=self.axis, keepdims=True)
+
+    def largest(self, x: Array) -> Array:
+        return array_namespace(x).max(x, axis=self.axis, keepdims=True)
+
+    def spread(self, numbers: Array) -> Array:
+        return numbers
+
+
+def _threshold_rows(z: Array, thresholds: Array, axis: tuple[int, ...]) -> Array | None:
+    """The same by compiled loops over the groups; None without numba."""
+    xp = array_namespace(z)
+    order = (*[dim for dim in range(z.ndim) if dim not in axis], *axis)
+    length = math.prod(z.shape[dim] for dim in axis)
+    ordered = [xp.permute_dims(array, order) for array in (z, thresholds)]
+    starts = np.arange(0, math.prod(z.shape) + 1, length)
+    point, sizes = (xp.reshape(array, (-1,)) for array in ordered)
+    y = threshold_segments(point, sizes, Segments(starts))
+    if y is None:
+        return None
+    return xp.permute_dims(xp.reshape(y, ordered[0].shape), tuple(sorted(range(z.ndim), key=order.__getitem__)))
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxsps.core.array import Array, array_namespace
+from proxsps.regularizers._diagonal import threshold_norms, threshold_segments
 from proxsps.regularizers._layout import Layout, UnitTensor, unit_sizes
-from proxsps.regularizers._support import check_weight, guarded, where_or_zero, wide, widened
+from proxsps.regularizers._support import check_weight, guarded, numbers_are_read, where_or_zero, wide, widened
 from proxsps.regularizers.base import Regularizer
 from proxsps.regularizers.structure import Scalar, Units
 
@@ -106,6 +107,10 @@ class UnitLasso(Regularizer):
         """Block soft thresholding of each unit at alpha lam w_g; entries without a unit stay."""
         return unit_soft_threshold(z, alpha * self.lam, layout=self._layout)
 
+    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
+        """A unit is 0 or z_i r / (r + alpha_i lam w_g), where r is its own norm, found by Newton's method."""
+        return unit_soft_threshold_diagonal(z, alpha * self.lam, layout=self._layout)
+
     def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
         """Derivative of block soft thresholding."""
         return unit_soft_threshold_jvp(z, v, alpha * self.lam, layout=self._layout)
@@ -194,6 +199,34 @@ def unit_soft_threshold(z: Array, threshold: Array | float, *, layout: Layout) -
 
 
 @widened
+def unit_soft_threshold_diagonal(z: Array, thresholds: Array | float, *, layout: Layout) -> Array:
+    """The same in a diagonal metric: argmin_y sum_g w_g ||y_g|| + sum_i (y_i - z_i)^2 / (2 t_i)."""
+    units = _Units(layout)
+    # Entries without a unit have the threshold 0, and stay.
+    limits = thresholds * units.spread(layout.weights(z), 0.0)
+    if numbers_are_read() and (y := threshold_segments(z, limits, layout.segments)) is not None:
+        return y
+    return threshold_norms(z, limits, units)
+
+
+class _Units(NamedTuple):
+    """The units of a joint vector as groups of its entries."""
+
+    layout: Layout
+
+    def total(self, x: Array) -> Array:
+        return self.layout.totals(self.layout.split(x))
+
+    def largest(self, x: Array) -> Array:
+        return self.layout.largest(self.layout.split(x))
+
+    def spread(self, numbers: Array, otherwise: float = 1.0) -> Array:
+        xp = array_namespace(numbers)
+        parts = zip(self.layout.spread(numbers, otherwise), self.layout.tensors, strict=True)
+        return _join([xp.broadcast_to(part, tensor.shape) for part, tensor in parts])
+
+
+@widened
 def unit_soft_threshold_jvp(z: Array, v: Array, threshold: Array | float, *, layout: Layout) -> Array:
     """Derivative of `unit_soft_threshold` at z along v.
 
@@ -218,4 +251,4 @@ def _unit_directions(x: Array, lam: float, *, layout: Layout) -> Array:
     return _join([factor * part for factor, part in zip(layout.spread(factors, 0.0), xs, strict=True)])
 
 
-__all__ = ["UnitLasso", "UnitTensor", "unit_soft_threshold", "unit_soft_threshold_jvp"]
+__all__ = ["UnitLasso", "UnitTensor", "unit_soft_threshold", "unit_soft_threshold_diagonal", "unit_soft_threshold_jvp"]

@@ -90,11 +90,10 @@ def piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterato
 def _metric_piles(block: Block, place: int, wide: Callable[[Tensor], Tensor]) -> Iterator[Pile]:
     """The piles of a block in a metric: all tensors of one dtype as one vector if each entry is independent."""
     phi, parts = block.phi, (block.params, block.slopes, block.along, block.metrics)
-    own = [phi.at(i) for i in block.indices]
-    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    own = [phi if phi.joint else phi.at(i) for i in block.indices]
+    found: dict[object, list[int]] = defaultdict(list)
     for i, x in enumerate(block.params):
-        joins = own[i] is phi and (phi.joint or phi.separable)
-        found[(x.dtype,) if joins else (i,)].append(i)
+        found[0 if phi.joint else x.dtype if phi.separable and own[i] is phi else i].append(i)
     for members in found.values():
         xs = [block.params[i] for i in members]
         joined = len(members) > 1 or phi.joint
