@@ -339,9 +339,28 @@ def test_a_checkpoint_of_another_variant_is_refused_and_nothing_changes(kit):
                 with pytest.raises(ValueError, match="Nothing was changed"):
                     opt.load_state_dict(other.state_dict())
             assert snapshot(opt) == before
+    with pytest.raises(ValueError, match="saved by ProxSPSAdam with an lr, and this one has lr=None: make it with"):
+        made(ProxSPSAdam).load_state_dict(made(ProxSPSAdam, lr=1e-3).state_dict())
     again = made(ProxSPS, momentum=0.5)
     again.load_state_dict(variants[1].state_dict())
     assert again.param_groups[0]["momentum"] == 0.9
+
+
+def test_a_loss_that_stays_below_its_bound_is_said_again(kit):
+    (p,) = kit.drawn((70,))
+    opt = ProxSPSAdam([p])
+    p.grad = torch.ones_like(p)
+
+    def stay(steps):
+        for _ in range(steps):
+            opt.step(loss=-0.3)
+
+    with pytest.warns(RuntimeWarning, match=r"below lower_bound=0; .*never falls below, or to None if there is none"):
+        stay(1)
+    stay(98)
+    with pytest.warns(RuntimeWarning, match="The last 100 steps were all skipped. The loss -0.3 is below") as found:
+        stay(150)
+    assert len(found) == 1
 
 
 def test_a_bound_that_is_too_high_is_said_once(kit):

@@ -42,7 +42,7 @@ from proxsps.optim.search import Gap
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
-LOW = 100  # steps in a row with a model at or below its bound, after which there is a warning
+LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
 
 
 class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
@@ -82,6 +82,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._warned: set[str] = set()
         self._loading: dict[str, Any] | None = None
         self._low = 0  # steps in a row with a model at or below its bound
+        self._skips = 0  # steps in a row that were skipped
         self._leave_join()
 
     # Groups
@@ -235,6 +236,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             self._explain_skip(m if estimate.coupled else f, C, bounded)
             taken = Taken(alpha, False, gap)
         else:
+            self._skips = 0
             known = Known(gap, sums, alpha, lam, bounded, travelled, estimate.g_sq(extras, sums))
             step = self._choose(assembly, caps, known, ok)
             assembly.reach = step.reach
@@ -283,12 +285,15 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
                 "bound",
                 (
                     f"The loss {float(m):.6g} is below lower_bound={float(C):.6g}; set lower_bound to a value "
-                    "that it never falls below"
+                    "that it never falls below, or to None if there is none"
                 ),
             )
         else:
             kind, reason = "gradient", "A gradient or a parameter is not finite"
         self._warn_once(kind, reason, 7)
+        self._skips += 1
+        if self._skips == LOW:
+            self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}", 7)
 
     def _notice_low(self, gap: Array, C: Array) -> None:
         """Warn once if the model stays at or below its bound, so that the loss moves nothing."""

@@ -17,7 +17,14 @@ from proxsps.optim.blocks import Block, gather
 from proxsps.optim.caps import MATCHED, PROXIMAL, Caps, Known, Step
 from proxsps.optim.checks import check_cap
 from proxsps.optim.estimate import Averaged
-from proxsps.optim.hints import check_momentum, shrinkage_hint
+from proxsps.optim.hints import (
+    FIRST_STEPS,
+    SMALL_FACTOR,
+    are_small,
+    check_momentum,
+    factor_hint,
+    shrinkage_hint,
+)
 from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.travel import Distance, packed, unpacked
@@ -32,6 +39,9 @@ class CappedPolyak(PolyakOptimizer):
         process_group: ranks that step together.
         check_replicas: whether to compare replicas after every step.
     """
+
+    _decay_is_l2 = True  # whether weight decay is the squared l2 norm, measured like the distance
+    _small: int | None = 0  # steps so far, all with small factors; None if this cannot be said
 
     def __init__(
         self,
@@ -70,39 +80,67 @@ class CappedPolyak(PolyakOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step.
 
-        Without a learning rate, a group has none either. A group that is added later gets the options of the whole
-        step, such as `lower_bound`, from the others, and measures its distance from its values at that time.
+        Without a learning rate, a group has none either, but may have a `factor` on its step, which becomes its `lr`. A
+        group that is added later gets the options of the whole step, such as `lower_bound`, from the others, and
+        measures its distance from its values at that time.
         """
-        if isinstance(param_group, dict) and "lr" in param_group:
-            self._check_given_lr(param_group)
+        if isinstance(param_group, dict):
+            param_group = self._with_lr(param_group)
         super().add_param_group(param_group)
 
-    def _check_given_lr(self, group: dict[str, Any]) -> None:
-        name, factor = type(self).__name__, self.defaults["lr_is_factor"]
-        if group["lr"] is None:
-            if not factor:
+    def _with_lr(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The group with its factor, or None, as `lr`; an error for an lr beside lr=None, or the other way round."""
+        group, name, is_factor = dict(given), type(self).__name__, self.defaults["lr_is_factor"]
+        if "factor" in group:
+            if not is_factor or "lr" in group:
+                raise ValueError(
+                    f"A parameter group has factor={group['factor']!r}, which is for {name}(lr=None) and stands for "
+                    "the lr of the group: pass one of the two."
+                )
+            group["lr"] = group.pop("factor")
+        elif "lr" in group and group["lr"] is None:
+            if not is_factor:
                 raise ValueError(
                     f"A parameter group has lr=None, but {name}() was given lr={self.defaults['lr']!r}: all groups "
                     f"share one step, so pass lr=None to {name}() itself, and no lr to any group."
                 )
             group["lr"] = 1.0
-        elif factor and not self._complete:
-            raise ValueError(
-                f"A parameter group has lr={group['lr']!r}, but {name}() was given lr=None: all groups share one "
-                "step. Without a learning rate, the lr of a group is a factor on its step that starts at 1; set "
-                "opt.param_groups[i]['lr'] after the optimizer is made, or use a scheduler."
-            )
+        elif "lr" in group and is_factor:
+            lr, meaning = group["lr"], "Without a learning rate, the lr of a group is a factor on its step"
+            if not self._complete:
+                raise ValueError(
+                    f"A parameter group has lr={lr!r}, but {name}() was given lr=None: all groups share one step. "
+                    f'{meaning}. To set it, pass "factor" in place of "lr".'
+                )
+            if not isinstance(lr, Tensor) and lr < SMALL_FACTOR:  # larger ones come from trainers that divide the lr
+                text = (
+                    f'A group with lr={lr!r} was added to {name}(lr=None). {meaning}; leave it out, or pass "factor".'
+                )
+                warnings.warn(text, UserWarning, stacklevel=3)
+        return group
 
     def _check_options(self) -> None:
         options = self.param_groups[0]
         check_momentum(type(self).__name__, options, Averaged.keys)
-        if "options" not in self._warned and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return
+        hint = None
+        if options["lr_is_factor"]:
+            hint = self._hint_on_factors(options["k"])
+        elif "options" not in self._warned and options["cap"] == PROXIMAL and not options["distance_cap"]:
+            hint = shrinkage_hint(self.param_groups, self._decay_is_l2)  # else weight decay follows the step, not lr
+        if hint is not None:
             self._warned.add("options")
-            # Otherwise weight decay follows the step, and not lr.
-            by_lr = options["cap"] == PROXIMAL and not options["distance_cap"]
-            if by_lr and (hint := shrinkage_hint(self.param_groups)) is not None:
-                text = f"{type(self).__name__}: {hint}. This warning is shown once."
-                warnings.warn(text, RuntimeWarning, stacklevel=5)
+            text = f"{type(self).__name__}: {hint}. This warning is shown once."
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
+
+    def _hint_on_factors(self, k: float | Tensor) -> str | None:
+        """Advice if the factors of all steps from the very first on were small; a resumed training gets none."""
+        if self._small is None:
+            return None
+        begun = not isinstance(k, Tensor) and k == self._small
+        self._small = self._small + 1 if begun and are_small(self.param_groups) else None
+        return factor_hint(self.param_groups) if self._small == FIRST_STEPS else None
 
     def _start_state(self) -> None:
         options = self.param_groups[0]

@@ -207,16 +207,22 @@ def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any]
         )
 
 
+_LR = {True: "lr=None", False: "an lr"}
+
+
 def check_variant(owner: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raise an error for a group of a checkpoint whose state and numbers belong to other options."""
-    for key in ("momentum", "cap", "distance_cap", "lr_is_factor"):
+    for key in ("lr_is_factor", "momentum", "cap", "distance_cap"):  # cap and distance_cap follow from the first
         mine, theirs = own.get(key), saved.get(key, own.get(key))
         # Another momentum only changes an option; no momentum is another method.
         if (bool(mine) != bool(theirs)) if key == "momentum" else mine != theirs:
-            meaning = " (True is lr=None)" if key == "lr_is_factor" else ""
+            if key == "lr_is_factor":
+                theirs, mine = (_LR[bool(value)] for value in (theirs, mine))
+            else:
+                theirs, mine = f"{key}={theirs!r}", repr(mine)
             raise ValueError(
-                f"The state_dict was saved by {owner} with {key}={theirs!r}{meaning}, and this one has {mine!r}: make "
-                "it with the options of the saved one. Nothing was changed."
+                f"The state_dict was saved by {owner} with {theirs}, and this one has {mine}: make it with the options "
+                "of the saved one. Nothing was changed."
             )
 
 

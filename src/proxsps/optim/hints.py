@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,10 +12,15 @@ from proxsps.optim.checks import is_fake
 SHRINKAGE = 0.02  # share of the weights that weight decay may remove in one step without a hint
 
 
-def shrinkage_hint(groups: Iterable[dict[str, Any]]) -> str | None:
+SMALL_FACTOR = 0.05  # on the steps without a learning rate: smaller ones are usually meant as learning rates
+FIRST_STEPS = 100  # in which all factors have to be small for a hint
+
+
+def shrinkage_hint(groups: Iterable[dict[str, Any]], decay_is_l2: bool) -> str | None:
     """Advice if `lr` times `weight_decay` removes more than a few percent of a group's weights in every step.
 
-    A group with `regularizer=L2(lam)`, which takes the same step, gets no advice. Tensors are read only on the host.
+    A group with `regularizer=L2(lam)` gets no advice; it takes the same step if `decay_is_l2`. Tensors are read only on
+    the host.
     """
     for group in groups:
         lr, lam = group["lr"], group["weight_decay"]
@@ -24,12 +29,31 @@ def shrinkage_hint(groups: Iterable[dict[str, Any]]) -> str | None:
         product = float(lr) * float(lam)
         share = product / (1 + product)
         if share > SHRINKAGE:
-            return (
+            text = (
                 f"lr={float(lr):g} with weight_decay={float(lam):g} shrinks the weights by {share:.1%} in every step. "
-                "If weight_decay comes from AdamW, multiply it by the lr there and divide it by the lr here. "
-                f"If you want this, pass regularizer=L2({float(lam):g}) instead: the same step, without this warning"
+                "If weight_decay comes from AdamW, multiply it by the lr there and divide it by the lr here"
             )
+            wanted = (
+                f". If you want this, pass regularizer=L2({float(lam):g}) instead: the same step, without this warning"
+            )
+            return text + wanted if decay_is_l2 else text
     return None
+
+
+def factor_hint(groups: Sequence[dict[str, Any]]) -> str:
+    """Advice for a training without a learning rate whose first steps all had small factors."""
+    largest = max(group["lr"] for group in groups)
+    return (
+        f"the lr of no group was above {SMALL_FACTOR:g} in the first {FIRST_STEPS} steps; it is at most {largest:.3g}. "
+        "Without a learning rate, lr is a factor on the step that starts at 1, so these steps are far too short. "
+        "Schedulers that set rates of their own (OneCycleLR, CyclicLR, SWALR) and long warm-ups do this: use CoolDown, "
+        "no scheduler, or max_lr=1"
+    )
+
+
+def are_small(groups: Iterable[dict[str, Any]]) -> bool:
+    """Whether the factors of all groups are so small that they are probably meant as learning rates."""
+    return all([not isinstance(group["lr"], Tensor) and group["lr"] < SMALL_FACTOR for group in groups])
 
 
 def check_momentum(name: str, group: dict[str, Any], averages: Iterable[str]) -> None:

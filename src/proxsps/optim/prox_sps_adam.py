@@ -51,6 +51,8 @@ class ProxSPSAdam(CappedPolyak):
         capturable: as in `ProxSPS`.
     """
 
+    _decay_is_l2 = False
+
     def __init__(
         self,
         params: Iterable[Any],
