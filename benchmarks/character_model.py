@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from proxsps import ProxSPS
+from proxsps import CoolDown, DecSPS, ProxSPS, ProxSPSAdam
+from proxsps.optim import PolyakOptimizer
 
 STEPS, LENGTH, WIDTH = 600, 64, 64
 
@@ -52,19 +53,21 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     return cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
-def train(text: Tensor, make: Callable[[Iterable[Tensor]], Optimizer], cosine: bool) -> tuple[float, float | None]:
+def train(
+    text: Tensor, make: Callable[[Iterable[Tensor]], Optimizer], schedule: type[LRScheduler] | None
+) -> tuple[float, float | None]:
     """Validation loss, and the share of capped steps."""
     torch.manual_seed(0)
     model = Transformer(int(text.max()) + 1)
     opt = make(model.parameters())
-    scheduler = CosineAnnealingLR(opt, STEPS) if cosine else None
+    scheduler = None if schedule is None else schedule(opt, STEPS)
     branches: Counter[str] = Counter()
     cut = int(0.9 * len(text))
     for _, batch in zip(range(STEPS), batches(text[:cut], 16, seed=0), strict=False):
         opt.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()
-        if isinstance(opt, ProxSPS):
+        if isinstance(opt, PolyakOptimizer):
             opt.step(loss=loss)
             branches[opt.last_step.branch_name] += 1
         else:
@@ -83,13 +86,19 @@ def main() -> None:
     text = "".join(topics[name] for name in sorted(topics))
     place = {character: index for index, character in enumerate(sorted(set(text)))}
     encoded = torch.tensor([place[character] for character in text])
-    settings = [(ProxSPS, lr, False) for lr in (0.1, 0.3, 1.0, 3.0, 10.0)]
-    settings += [(ProxSPS, 1.0, True), (ProxSPS, 3.0, True), (AdamW, 1e-3, False), (AdamW, 3e-3, False)]
+    settings: list[tuple[type[Optimizer], float | None, type[LRScheduler] | None]] = [
+        *((ProxSPS, lr, None) for lr in (0.1, 0.3, 1.0, 3.0, 10.0)),
+        *((ProxSPS, lr, CosineAnnealingLR) for lr in (1.0, 3.0)),
+        (DecSPS, 10.0, None),
+        *((AdamW, lr, None) for lr in (1e-3, 3e-3, 1e-2)),
+        *((ProxSPSAdam, None, schedule) for schedule in (None, CoolDown)),
+    ]
     print("| optimizer | lr | validation loss | capped |\n| --- | --- | ---: | ---: |")
-    for kind, lr, cosine in settings:
-        value, capped = train(encoded, lambda params, kind=kind, lr=lr: kind(params, lr=lr), cosine)
+    for kind, lr, schedule in settings:
+        value, capped = train(encoded, lambda params, kind=kind, lr=lr: kind(params, lr=lr), schedule)
+        setting = " ".join(str(part) for part in (lr, getattr(schedule, "__name__", None)) if part is not None)
         share = "" if capped is None else f"{capped:.0%}"
-        print(f"| {kind.__name__} | {lr:g}{', cosine' if cosine else ''} | {value:.2f} | {share} |", flush=True)
+        print(f"| {kind.__name__} | {setting} | {value:.2f} | {share} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Accuracy against size on CIFAR-10: a unit lasso and an l1 norm under ProxSPS, next to pruning and fine-tuning.
+"""Accuracy against size on CIFAR-10: a unit lasso and an l1 norm, next to pruning and fine-tuning.
 
     python benchmarks/sparsity_cifar.py tune   # AdamW's step size and the strength of the group-norm regulariser
     python benchmarks/sparsity_cifar.py run    # all methods, settings and seeds
@@ -17,14 +17,14 @@ import copy
 import json
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from proxsps import L1, ProxSPS
+from proxsps import L1, ProxSPS, ProxSPSAdam
 from proxsps.sparsity import find_units, shrink, sparse_groups, unit_groups
 from proxsps.training.tasks import Task, accuracy, fit, task_named
 
@@ -62,6 +62,7 @@ class Plan(NamedTuple):
 # Methods: each returns a trained model, and how many parameters count as kept (None for all)
 
 Trained = tuple[nn.Module, int | None]
+Optimizer = type[ProxSPS] | type[ProxSPSAdam]  # with its default lr: 1, or none
 
 
 def dense_adamw(plan: Plan, _: float, seed: int) -> Trained:
@@ -71,27 +72,27 @@ def dense_adamw(plan: Plan, _: float, seed: int) -> Trained:
     return model, None
 
 
-def dense_polyak(plan: Plan, _: float, seed: int) -> Trained:
+def dense_polyak(plan: Plan, _: float, seed: int, optimizer: Optimizer = ProxSPS) -> Trained:
     """No regulariser."""
     model = plan.task.network(seed)
-    fit(plan.task, model, ProxSPS(model.parameters()), plan.epochs, seed)
+    fit(plan.task, model, optimizer(model.parameters()), plan.epochs, seed)
     return model, None
 
 
-def unit_lasso(plan: Plan, strength: float, seed: int) -> Trained:
+def unit_lasso(plan: Plan, strength: float, seed: int, optimizer: Optimizer = ProxSPS) -> Trained:
     """Dead units are removed, which does not change the output, and the rest is tuned without the penalty."""
     model, x = plan.task.network(seed), plan.task.example_inputs()
-    fit(plan.task, model, ProxSPS(unit_groups(model, x, strength)), plan.first, seed)
+    fit(plan.task, model, optimizer(unit_groups(model, x, strength)), plan.first, seed)
     small = shrink(model, x, timing_seconds=0).model
-    fit(plan.task, small, ProxSPS(small.parameters()), plan.tuned, seed, first_epoch=plan.first)
+    fit(plan.task, small, optimizer(small.parameters()), plan.tuned, seed, first_epoch=plan.first)
     return small, None
 
 
-def l1(plan: Plan, strength: float, seed: int) -> Trained:
+def l1(plan: Plan, strength: float, seed: int, optimizer: Optimizer = ProxSPS) -> Trained:
     """Single weights become zero, and stay so while the rest is tuned without the penalty."""
     model = plan.task.network(seed)
-    fit(plan.task, model, ProxSPS(sparse_groups(model, L1(strength))), plan.first, seed)
-    return _tuned_around_zeros(plan, model, ProxSPS(model.parameters()), seed)
+    fit(plan.task, model, optimizer(sparse_groups(model, L1(strength))), plan.first, seed)
+    return _tuned_around_zeros(plan, model, optimizer(model.parameters()), seed)
 
 
 def pruned_channels(plan: Plan, ratio: float, seed: int) -> Trained:
@@ -126,8 +127,11 @@ class Method(NamedTuple):
 METHODS = {
     "dense, AdamW": Method(dense_adamw, (0.0,)),
     "dense, ProxSPS": Method(dense_polyak, (0.0,)),
-    "unit lasso": Method(unit_lasso, (7e-4, 1e-3, 1.5e-3, 3e-3)),
-    "l1": Method(l1, (1e-3, 2e-3, 3e-3, 5e-3)),
+    "dense, ProxSPSAdam": Method(partial(dense_polyak, optimizer=ProxSPSAdam), (0.0,)),
+    "unit lasso, ProxSPS": Method(unit_lasso, (7e-4, 1e-3, 1.5e-3, 3e-3)),
+    "unit lasso, ProxSPSAdam": Method(partial(unit_lasso, optimizer=ProxSPSAdam), (1e-3, 2e-3, 3e-3, 5e-3)),
+    "l1, ProxSPS": Method(l1, (1e-3, 2e-3, 3e-3, 5e-3)),
+    "l1, ProxSPSAdam": Method(partial(l1, optimizer=ProxSPSAdam), (2e-3, 3e-3, 5e-3, 8e-3)),
     "magnitude of channels": Method(pruned_channels, (0.3, 0.5, 0.7, 0.85)),
     "magnitude of weights": Method(pruned_weights, (0.5, 0.7, 0.85, 0.95)),
     "group norm and AdamW": Method(group_norm, (0.3, 0.5, 0.7, 0.85)),

@@ -20,13 +20,13 @@ TASKS = {
 }
 BEST = object()  # the lr of the grid with the best result
 COLUMNS = {
+    "ProxSPSAdam, no lr": ("prox-sps-adam", None),
+    "ProxSPS, momentum, no lr": ("prox-sps-momentum", None),
     "SGD with momentum, best lr": ("sgd-momentum", BEST),
     "AdamW, lr=1e-3": ("adamw", 1e-3),
     "AdamW, best lr": ("adamw", BEST),
     "ProxSPS, lr=1": ("prox-sps", 1.0),
     "ProxSPS, best lr": ("prox-sps", BEST),
-    "ProxSPS, momentum, no lr": ("prox-sps-momentum", None),
-    "ProxSPSAdam, no lr": ("prox-sps-adam", None),
 }
 
 
