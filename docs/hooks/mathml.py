@@ -59,6 +59,10 @@ def _mathml(match: re.Match[str]) -> str:
     display = match[1] == "div"
     latex = html.unescape(match[2]).strip()
     math = convert(_prepared(latex), display="block" if display else "inline")
+    # Browsers put wide spaces around a slash, as around a relation.
+    math = math.replace(
+        "<mo>&#x0002F;</mo>", '<mo lspace="0" rspace="0">&#x0002F;</mo>'
+    )
     if "\\" in math:
         log.warning(
             "A formula uses a command that latex2mathml does not know: %s", latex

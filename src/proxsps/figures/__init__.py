@@ -12,8 +12,8 @@ from proxsps._lazy import attach as _attach
 
 if TYPE_CHECKING:
     from proxsps.figures.export import picture, save, to_svg
+    from proxsps.figures.first_page import overview
     from proxsps.figures.illustrations import flow, interpolation, model_compare
-    from proxsps.figures.overview import overview
     from proxsps.figures.paths import lambda_path, per_lambda
     from proxsps.figures.schedules import stability
     from proxsps.figures.steps import step_sizes
@@ -49,7 +49,7 @@ __getattr__, __dir__ = _attach(
         **dict.fromkeys(("lambda_path", "per_lambda"), "paths"),
         **dict.fromkeys(("floor", "rates", "robustness", "tightness"), "theory"),
         "over_lr": "trials",
-        "overview": "overview",
+        "overview": "first_page",
         "stability": "schedules",
         "step_sizes": "steps",
     },

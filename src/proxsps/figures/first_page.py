@@ -11,7 +11,7 @@ from proxsps.figures import frames, style
 
 
 @style.styled
-def overview(stability: pd.DataFrame, path: pd.DataFrame, *, last: int = 10) -> Figure:
+def overview(stability: pd.DataFrame, path: pd.DataFrame, *, last: int = 10, stacked: bool = False) -> Figure:
     """How much the result depends on alpha_0 (left: objective gap) and on lambda (right: validation error).
 
     Every point is the median over the last epochs, averaged over the runs.
@@ -20,6 +20,7 @@ def overview(stability: pd.DataFrame, path: pd.DataFrame, *, last: int = 10) -> 
         stability: runs at one lambda with constant steps, over alpha_0; runs with other schedules are left out.
         path: runs over lambda; of each method, those with the largest alpha_0 are drawn.
         last: number of epochs that the median is taken over.
+        stacked: one panel above the other, for narrow screens.
     """
     frames.require_runs(stability, "objective")
     frames.require_runs(path, "val_error")
@@ -28,8 +29,8 @@ def overview(stability: pd.DataFrame, path: pd.DataFrame, *, last: int = 10) -> 
     longest = path[path["lr"] == path.groupby("method")["lr"].transform("max")]
     frames.require_one_schedule(longest, "overview")
 
-    figure = style.new_figure(style.WIDTH, 3.6)
-    left, right = figure.subplots(1, 2)
+    figure = style.new_figure(*((4.2, 6.9) if stacked else (style.WIDTH, 3.6)))
+    left, right = figure.subplots(2, 1) if stacked else figure.subplots(1, 2)
     best = float(constant["objective"].min())
     gap = {name: values - best for name, values in _finals(constant, "objective", "lr", last)}
     _draw(left, gap)
@@ -47,7 +48,8 @@ def overview(stability: pd.DataFrame, path: pd.DataFrame, *, last: int = 10) -> 
     handles, labels = left.get_legend_handles_labels()
     if any(values.isna().any() for values in gap.values()):
         handles, labels = [*handles, style.cross_handle()], [*labels, "diverged"]
-    figure.legend(handles, labels, loc="outside right center")
+    place = {"loc": "outside upper center", "ncols": 2} if stacked else {"loc": "outside right center"}
+    figure.legend(handles, labels, **place)
     return figure
 
 
