@@ -44,7 +44,7 @@ bench: .venv/.test ## time steps, sweeps and training; count launches and prox e
 
 docs: .venv/.test ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "Built site/index.html"
+	@echo "Built site/index.html. To search in it: $(BIN)/python -m http.server --directory site"
 
 clean: ## remove .venv and everything built
 	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
