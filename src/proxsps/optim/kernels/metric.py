@@ -145,7 +145,7 @@ def _change_sq(x, d, r, s, psi):
 
 
 @numba.njit(fastmath=ENTRYWISE, error_model="numpy")
-def _slopes(g, d, v, weights, eps, least, one, slope, inverse):
+def slopes(g, d, v, weights, eps, least, one, slope, inverse):
     """The new d and r of a run."""
     old, new, old_v, new_v = weights
     for k in range(len(g)):
@@ -155,7 +155,7 @@ def _slopes(g, d, v, weights, eps, least, one, slope, inverse):
 
 
 @numba.njit(fastmath=ENTRYWISE, error_model="numpy")
-def _store_slopes(g, d, v, weights, eps, least, one, inverse):
+def store_metric(g, d, v, weights, eps, least, one, inverse):
     """The same, with d and v stored."""
     old, new, old_v, new_v = weights
     for k in range(len(g)):
@@ -178,7 +178,8 @@ def _further(x, g, d, r, zero):
 
 
 @numba.njit
-def _weights(like, weights, j):
+def new_weights(like, weights, j):
+    """The weights of old and new values of a tensor, in the type of the entries."""
     of = like.dtype.type
     return of(weights[0, j]), of(weights[1, j]), of(weights[2, j]), of(weights[3, j])
 
@@ -197,12 +198,12 @@ def reduce_metric(
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
         v = numba.carray(pointer(v_at[j], like), start[i] + n)[start[i] :]
-        own = _weights(like, weights, j)
+        own = new_weights(like, weights, j)
         partial[i, :] = 0
         for low in range(0, n, RUN):
             end = low + RUN
             xs, gs = x[low:end], g[low:end]
-            ds, rs = _slopes(gs, d[low:end], v[low:end], own, of(eps), of(least), of(1), slope, inverse)
+            ds, rs = slopes(gs, d[low:end], v[low:end], own, of(eps), of(least), of(1), slope, inverse)
             for c in range(len(steps)):
                 psi, s, out = _typed(like, constants[c], b), steps[c, b], partial[i, c * width : (c + 1) * width]
                 if kinds[b] == SOFT:
@@ -236,11 +237,11 @@ def move_sq_metric(
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
         v = numba.carray(pointer(v_at[j], like), start[i] + n)[start[i] :]
-        psi, s, own = _typed(like, constants, b), of(steps[b]), _weights(like, weights, j)
+        psi, s, own = _typed(like, constants, b), of(steps[b]), new_weights(like, weights, j)
         partial[0, i] = 0
         for low in range(0, n, RUN):
             end = low + RUN
-            ds, rs = _slopes(g[low:end], d[low:end], v[low:end], own, of(eps), of(least), of(1), slope, inverse)
+            ds, rs = slopes(g[low:end], d[low:end], v[low:end], own, of(eps), of(least), of(1), slope, inverse)
             partial[0, i] += _change_sq(x[low:end], ds, rs, s, psi)
 
 
@@ -259,10 +260,10 @@ def write_metric(
         d = numba.carray(pointer(d_at[j], like), start[i] + n)[start[i] :]
         v = numba.carray(pointer(v_at[j], like), start[i] + n)[start[i] :]
         threshold, _, curvature, lower, upper, _, _ = _typed(like, constants, b)
-        s, own = of(steps[b]), _weights(like, weights, j)
+        s, own = of(steps[b]), new_weights(like, weights, j)
         for low in range(0, n, RUN):
             xs, ds = x[low : low + RUN], d[low : low + RUN]
-            _store_slopes(g[low : low + RUN], ds, v[low : low + RUN], own, of(eps), of(least), one, inverse)
+            store_metric(g[low : low + RUN], ds, v[low : low + RUN], own, of(eps), of(least), one, inverse)
             for k in range(len(xs)):
                 r = inverse[k]
                 z, shrink = xs[k] - s * (r * ds[k]), one if curvature == 0 else one / (one + r * curvature)
@@ -270,4 +271,4 @@ def write_metric(
                 xs[k] = y if relax == 1 else xs[k] + part * (y - xs[k])
 
 
-__all__ = ["move_sq_metric", "reduce_metric", "write_metric"]
+__all__ = ["move_sq_metric", "new_weights", "reduce_metric", "slopes", "store_metric", "write_metric"]

@@ -20,7 +20,7 @@ from proxsps.optim.parts.compiled import (
     load_kernels,
     memory_of,
 )
-from proxsps.optim.parts.compiled_rows import compiled_rows, compiled_units
+from proxsps.optim.parts.compiled_rows import compiled_metric_rows, compiled_rows, compiled_units
 from proxsps.optim.parts.device import DeviceEntries
 from proxsps.optim.parts.device_rows import DeviceRows
 from proxsps.optim.parts.entries import EntriesOfTensors
@@ -102,9 +102,13 @@ def _make_averaging_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None
 ) -> Curve | None:
     """A part that updates averages in its passes, or None if there is none for these blocks."""
-    if kind == PROXES or not isinstance(numbers, Host) or any(block.moments is None for block in blocks):
+    if not isinstance(numbers, Host) or any(block.moments is None for block in blocks):
+        return None
+    if kind == PROXES and not all(block.in_metric for block in blocks):
         return None
     memory = averages_of(blocks) if fused is not False else None
+    if kind == PROXES:
+        return None if memory is None else compiled_metric_rows(numbers, blocks, places, memory)
     if kind == ENTRIES:
         own = [block.entries for block in blocks]
         if memory is not None and all(isinstance(s.psi, Scalar) for s in own):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -12,9 +13,9 @@ from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heigh
 from proxsps.optim.blocks import UNITS, Block
 from proxsps.optim.numbers import Numbers
 from proxsps.optim.parts.base import Curve
-from proxsps.optim.parts.compiled import known_kernels, load_kernels
+from proxsps.optim.parts.compiled import known_kernels, load_kernels, start_of
 from proxsps.optim.parts.rows import row_constants, row_points, row_stretches
-from proxsps.regularizers.structure import Rows, Scalar
+from proxsps.regularizers.structure import Rows, Scalar, Structure
 
 
 class CompiledRows(Curve):
@@ -90,6 +91,97 @@ class CompiledAveragedRows(CompiledRows):
         super().write(u, s, ok)
         for block in self.blocks if ok else ():
             block.known_moments.written = True
+
+
+class CompiledMetricRows(Curve):
+    """Rows in Adam's metric by the kernels, whose passes update the averages.
+
+    Args:
+        numbers: the numbers of the step.
+        blocks: the blocks.
+        places: their positions among all blocks.
+        memory: where the rows and their averages lie.
+        alpha: caps, one per row.
+        l1: the weights of the rows' norms.
+    """
+
+    def __init__(
+        self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], memory: Any, alpha: Array, l1: Array
+    ) -> None:
+        super().__init__(numbers, blocks, places)
+        self._memory, self._alpha, self._l1 = memory, alpha, l1
+
+    def sums(self, points: bool) -> Array:
+        """One pass, which computes `extras` too."""
+        start = start_of(self.blocks, self._memory.averages)
+        if start is not None:
+            self._memory = self._memory._replace(averages=self._memory.averages._replace(start=start))
+        found, _ = self._pass(np.empty((0, len(self._alpha))), np.empty(0), summing=True)
+        owners = np.repeat(np.arange(len(self.blocks)), [len(block.params) for block in self.blocks])
+        d_sq, d_dot_x, products, *self._further, moved_sq = (
+            np.bincount(owners, row, len(self.blocks)) for row in found
+        )
+        self._products, self.moved_sq = products.sum(), None if start is None else moved_sq
+        return np.stack([d_sq, d_dot_x, np.zeros(len(self.blocks))])
+
+    def _pass(self, caps: Array, u: Array, **options: bool) -> tuple[Array, Array]:
+        found: tuple[Array, Array] = known_kernels().metric_rows.reduce(self._memory, self._l1, caps, u, **options)
+        return found
+
+    def _caps(self, points: int) -> Array:
+        return np.broadcast_to(self.scaled(self._alpha), (points, len(self._alpha)))
+
+    def _heights(self, u: Array) -> tuple[Array, Array]:
+        return self._pass(self._caps(len(u)), u)[1], np.full(len(u), math.nan)
+
+    def ray_heights(self, s: Array, every: int = 1) -> Array:
+        """One pass for all points."""
+        return self._pass(np.multiply.outer(s, self._alpha), np.ones(len(s)))[1]
+
+    def products_sq(self) -> Array:
+        """From the first pass."""
+        return self._products
+
+    def moves_sq(self, u: Array) -> Array:
+        """One pass."""
+        return self._pass(self._caps(1), np.array([float(u)]), moves=True)[1][0]
+
+    def extras(self) -> list[list[Array]]:
+        """From the pass that makes the sums, which are doubles."""
+        return [[*pair, *np.zeros(3)] for pair in zip(*self._further, strict=True)]
+
+    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+        """One pass, which stores the new averages too."""
+        if not ok:
+            return
+        known_kernels().metric_rows.write(self._memory, self._l1, self._caps(1)[0].copy(), float(u), float(s))
+        for block in self.blocks:
+            block.known_moments.written = True
+
+
+def compiled_metric_rows(
+    numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], averages: Any
+) -> CompiledMetricRows | None:
+    """Rows in Adam's metric whose norm is penalised; None if the kernels do not apply."""
+    structures = [block.structures for block in blocks]
+    rows = [[one for one in own if _only_norms(one)] for own in structures]
+    if rows != structures or not all(own and len({one.dims for one in own}) == 1 for own in rows):
+        return None
+    memory = known_kernels().metric_rows.memory(
+        averages, [block.params for block in blocks], [own[0].dims for own in rows]
+    )
+    if memory is None:
+        return None
+    stretches = row_stretches(blocks, rows)
+    count = sum(own[-1] for own in stretches)
+    alpha, psi = row_constants([own[1:] for own in stretches], np.zeros(count))
+    alpha, l1 = (np.ascontiguousarray(np.broadcast_to(np.float64(c), (count,))) for c in (alpha, psi.l1))
+    return CompiledMetricRows(numbers, blocks, places, memory, alpha, l1)
+
+
+def _only_norms(structure: Structure | None) -> TypeGuard[Rows]:
+    """Whether the regulariser is a multiple of the norm of each row."""
+    return isinstance(structure, Rows) and structure.psi == Scalar(l1=structure.psi.l1)
 
 
 def compiled_rows(
