@@ -15,6 +15,7 @@ from typing import Any
 # The methods of this package have the colours of Okabe and Ito; these can be distinguished from them.
 SPARE_COLOURS = ("#FF4FD8", "#8C5A2B", "#B22A5B", "#3E7F86", "#A3A82B", "#1F2A6B", "#F08A8A", "#4F8F2F")
 SPARE_MARKERS = ("X", "*", "h", "<", ">", "d", "8", "H")
+LOOKS = ("label", "colour", "marker", "dashes")  # fields of a method that no result depends on
 
 
 @dataclass(frozen=True)
