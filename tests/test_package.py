@@ -173,3 +173,18 @@ def test_constraints_pin_every_direct_dependency():
     ]
     assert {re.match(r"[\w.-]+", item)[0].lower() for item in wanted} <= pins.keys()
     assert not [version for version in pins.values() if "+" in version]
+
+
+OWN_NAMES = ("experiments/no_lr", "figures", "integrations", "problems", "sparsity", "sweep", "training")
+
+
+@pytest.mark.parametrize("folder", OWN_NAMES)
+def test_no_two_classes_of_a_folder_share_a_name(folder):
+    """A name that stands for two things is read as the wrong one."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src/proxsps" / folder).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(path.name)
+    assert homes
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

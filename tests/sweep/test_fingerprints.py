@@ -250,7 +250,7 @@ def test_all_fields_of_a_method_count_except_its_looks() -> None:
     ids = {name: run(matrix_fac1(), method=replace(base, **{name: other})).id for name, other in OTHER_FIELDS.items()}
     plain = run(matrix_fac1(), method=base).id
     assert len({plain, *ids.values()}) == 1 + len(OTHER_FIELDS)
-    assert {field.name for field in fields(Method)} == {"name", *OTHER_FIELDS, *LOOKS}
+    assert {field.name for field in fields(Method)} == {"name", "swept", *OTHER_FIELDS, *LOOKS}
     painted = replace(base, label="Mine", colour="#123456", marker="x", dashes=(0.0, (1.0, 1.0)))
     assert run(matrix_fac1(), method=painted).id == plain
 

@@ -114,14 +114,16 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _own_facts(self) -> dict[str, str]:
-        """Digests of the method and the regulariser, if they are your own."""
-        if self.own is None and self.regularizer is None:
+        """Digests of the method and the regulariser, if they are your own; options of a method of this package."""
+        if self.own is None and self.regularizer is None and not self.definition.options:
             return {}
         from proxsps.problems.fingerprint import fingerprint
 
         facts = {}
         if self.own is not None:
             facts["own method"] = method_digest(self.own)
+        elif self.definition.options:
+            facts["options"] = fingerprint(self.definition.options)
         if self.regularizer is not None:
             facts["regularizer"] = fingerprint(self.phi)
         return facts
