@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import pandas as pd
 
 from proxsps import figures
+from proxsps._files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,14 +116,8 @@ def write_report(
         speed: rows of the speed table.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     text = render(sections, title=title, environment=environment, speed=speed)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    replace_file(target, text.encode())
     return target
 
 
