@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from proxsps import ProxSPS
-from proxsps.sparsity import PathError, TraceError, shrink, strength_path
+from proxsps.sparsity import PathError, TraceError, shrink, strength_path, unit_groups
 from proxsps.sparsity.path import DEFAULT_STEPS
 
 X = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
@@ -178,6 +178,22 @@ def test_an_interrupted_path_goes_on_and_ends_the_same(tmp_path):
     assert not third.trained
 
 
+def halved(factor):
+    return lambda model, strength: unit_groups(model, X[:4], factor * strength)
+
+
+def test_a_function_as_kind_counts_by_its_content(tmp_path):
+    """Lambdas share a name."""
+    first, same, other = Job(), Job(), Job()
+    options = {"strengths": [1e-3], "max_drop": 1.0, "folder": tmp_path}
+    first.run(kind=halved(0.5), **options)
+    same.run(kind=halved(0.5), **options)
+    assert len(first.trained) == 2
+    assert not same.trained
+    with pytest.raises(PathError, match="it has content of kind"):
+        other.run(kind=halved(0.25), **options)
+
+
 def test_folders_of_others_are_refused(tmp_path):
     Job().run(strengths=[1e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
@@ -187,6 +203,11 @@ def test_folders_of_others_are_refused(tmp_path):
         Job().run(strengths=[2e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})
     with pytest.raises(PathError, match="kind 'units' instead of 'weights'"):
         Job().run(kind="weights", folder=tmp_path, settings={"epochs": 12})
+    other = Job()
+    other.model[0].bias.data[0] += 1e-3
+    with pytest.raises(PathError, match="it has starting weights '[0-9a-f]{16}' instead of "):
+        other.run(strengths=[1e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})
+    assert not other.trained
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     (tmp_path / "point-000.pt").write_bytes(b"damaged")
     with pytest.raises(PathError, match="is not a point of a path, or is damaged"):
