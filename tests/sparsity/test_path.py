@@ -205,7 +205,7 @@ def test_folders_of_others_are_refused(tmp_path):
         Job().run(kind="weights", folder=tmp_path, settings={"epochs": 12})
     other = Job()
     other.model[0].bias.data[0] += 1e-3
-    with pytest.raises(PathError, match="it has starting weights '[0-9a-f]{16}' instead of "):
+    with pytest.raises(PathError, match=r"it has starting weights '[0-9a-f]{16}' instead of "):
         other.run(strengths=[1e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})
     assert not other.trained
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
