@@ -81,7 +81,18 @@ def test_public_names_of_the_parts_are_public_names_of_the_package():
 
     functions = {"check_loss", "polynomial_avg_fn", "polynomial_multi_avg_fn"}
     classes = {name for part in (optim, regularizers) for name in part.__all__ if isinstance(getattr(part, name), type)}
-    assert classes - {"PolyakOptimizer"} == set(proxsps.__all__) - {"__version__", *functions}
+    assert classes | {"UnitLasso"} == set(proxsps.__all__) - {"__version__", *functions}
+
+
+def test_modules_are_attributes_that_are_loaded_on_first_use():
+    found = {path.stem for path in (ROOT / "src/proxsps").iterdir() if path.suffix == ".py" or path.is_dir()}
+    public = {name for name in found if not name.startswith("_")}
+    assert public <= set(dir(proxsps))
+    code = (
+        f"import sys, proxsps; assert {public!r} <= set(dir(proxsps)); assert 'torch' not in sys.modules; "
+        f"print(*(getattr(proxsps, name).__name__ for name in sorted({public!r})))"
+    )
+    assert run(code) == " ".join(f"proxsps.{name}" for name in sorted(public))
 
 
 def test_unknown_name_is_an_attribute_error():
