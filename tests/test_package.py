@@ -95,6 +95,31 @@ def test_modules_are_attributes_that_are_loaded_on_first_use():
     assert run(code) == " ".join(f"proxsps.{name}" for name in sorted(public))
 
 
+WITHOUT_EXTRAS = """
+import importlib, sys
+sys.modules.update(dict.fromkeys(sys.argv[2].split(",")))
+try:
+    importlib.import_module(sys.argv[1])
+except ImportError as error:
+    print(error)
+"""
+EXTRAS = {
+    "proxsps.report": "experiments",
+    "proxsps.figures": "experiments",
+    "proxsps.sweep": "experiments",
+    "proxsps.training": "experiments",
+    "proxsps.integrations.lightning": "lightning",
+    "proxsps.sparsity.callbacks.lightning": "lightning",
+    "proxsps.sparsity.callbacks.transformers": "transformers",
+}
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_a_module_without_its_packages_names_itself_and_the_extra(module):
+    text = run(WITHOUT_EXTRAS, module, "filelock,lightning,matplotlib,pandas,pyarrow,transformers")
+    assert re.fullmatch(rf"{re.escape(module)} needs the packages? .*\[{EXTRAS[module]}\].*", text), text
+
+
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="NoSuchOptimizer"):
         _ = proxsps.NoSuchOptimizer

@@ -18,10 +18,14 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import pandas as pd
-
-from proxsps import figures
 from proxsps._files import replace_file
+from proxsps._install import require
+
+require("proxsps.report", "experiments", "matplotlib", "pandas")
+
+import pandas as pd  # noqa: E402
+
+from proxsps import figures  # noqa: E402
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

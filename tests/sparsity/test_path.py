@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from proxsps import ProxSPS
-from proxsps.sparsity import PathError, TraceError, shrink, strength_path, unit_groups
+from proxsps.sparsity import PathError, StrengthPath, TraceError, shrink, sparsity_report, strength_path, unit_groups
 from proxsps.sparsity.path import DEFAULT_STEPS
+from proxsps.sparsity.tables import Table
 
 X = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
 LABELS = (X[:, 0] * X[:, 1] > 0).long()
@@ -258,3 +261,14 @@ def test_a_model_that_cannot_be_traced_is_not_trained(tmp_path):
 def test_a_model_without_units_says_so():
     with pytest.raises(ValueError, match="has no units that could be removed"):
         strength_path(nn.Linear(8, 2), lambda *_: None, lambda _: 1.0, X[:4])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [lambda: StrengthPath().frame, lambda: Table(["a"], [[1]]).frame(), lambda: sparsity_report(nn.Linear(2, 2)).frame],
+    ids=["path", "table", "report"],
+)
+def test_a_frame_without_pandas_names_the_extra(frame, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs the package pandas, which is not installed: .*\[sparsity\]"):
+        frame()

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from proxsps._install import require
 from proxsps.problems.fingerprint import fingerprint
 from proxsps.sparsity.path_run import Evaluate, Kind, Run, Train
 from proxsps.sparsity.points import Folder, PathError, Point
@@ -60,6 +61,7 @@ class StrengthPath:
     @property
     def frame(self) -> Any:
         """One row for each point, as a pandas DataFrame."""
+        require("StrengthPath.frame", "sparsity", "pandas")
         import pandas
 
         return pandas.DataFrame([{**asdict(p), "chosen": i == self.chosen} for i, p in enumerate(self.points)])
