@@ -164,8 +164,8 @@ _TABLE = (
     Method(
         "prox-sps-momentum",
         label="ProxSPS, momentum, three caps",
-        colour="#D55E00",
-        marker="s",
+        colour="#A80000",
+        marker="<",
         coupled=False,
         bounded=True,
         guarded=True,
@@ -214,7 +214,7 @@ _TABLE = (
     Method(
         "prodigy",
         label="Prodigy",
-        colour="#CC79A7",
+        colour="#B8860B",
         marker="D",
         coupled=False,
         schedule="constant",
