@@ -81,7 +81,43 @@ def test_public_names_of_the_parts_are_public_names_of_the_package():
 
     functions = {"check_loss", "polynomial_avg_fn", "polynomial_multi_avg_fn"}
     classes = {name for part in (optim, regularizers) for name in part.__all__ if isinstance(getattr(part, name), type)}
-    assert classes - {"PolyakOptimizer"} == set(proxsps.__all__) - {"__version__", *functions}
+    assert classes | {"UnitLasso"} == set(proxsps.__all__) - {"__version__", *functions}
+
+
+def test_modules_are_attributes_that_are_loaded_on_first_use():
+    found = {path.stem for path in (ROOT / "src/proxsps").iterdir() if path.suffix == ".py" or path.is_dir()}
+    public = {name for name in found if not name.startswith("_")}
+    assert public <= set(dir(proxsps))
+    code = (
+        f"import sys, proxsps; assert {public!r} <= set(dir(proxsps)); assert 'torch' not in sys.modules; "
+        f"print(*(getattr(proxsps, name).__name__ for name in sorted({public!r})))"
+    )
+    assert run(code) == " ".join(f"proxsps.{name}" for name in sorted(public))
+
+
+WITHOUT_EXTRAS = """
+import importlib, sys
+sys.modules.update(dict.fromkeys(sys.argv[2].split(",")))
+try:
+    importlib.import_module(sys.argv[1])
+except ImportError as error:
+    print(error)
+"""
+EXTRAS = {
+    "proxsps.report": "experiments",
+    "proxsps.figures": "experiments",
+    "proxsps.sweep": "experiments",
+    "proxsps.training": "experiments",
+    "proxsps.integrations.lightning": "lightning",
+    "proxsps.sparsity.callbacks.lightning": "lightning",
+    "proxsps.sparsity.callbacks.transformers": "transformers",
+}
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_a_module_without_its_packages_names_itself_and_the_extra(module):
+    text = run(WITHOUT_EXTRAS, module, "filelock,lightning,matplotlib,pandas,pyarrow,transformers")
+    assert re.fullmatch(rf"{re.escape(module)} needs the packages? .*\[{EXTRAS[module]}\].*", text), text
 
 
 def test_unknown_name_is_an_attribute_error():
@@ -173,3 +209,18 @@ def test_constraints_pin_every_direct_dependency():
     ]
     assert {re.match(r"[\w.-]+", item)[0].lower() for item in wanted} <= pins.keys()
     assert not [version for version in pins.values() if "+" in version]
+
+
+OWN_NAMES = ("experiments/no_lr", "figures", "integrations", "problems", "sparsity", "sweep", "training")
+
+
+@pytest.mark.parametrize("folder", OWN_NAMES)
+def test_no_two_classes_of_a_folder_share_a_name(folder):
+    """A name that stands for two things is read as the wrong one."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src/proxsps" / folder).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(path.name)
+    assert homes
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

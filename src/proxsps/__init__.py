@@ -1,18 +1,20 @@
 """Stochastic proximal Polyak step sizes.
 
-Names are loaded when they are first used, so that importing the package costs nothing and brings in no framework.
+Names and modules are loaded when they are first used, so that importing the package costs nothing and brings in no
+framework.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from proxsps._lazy import attach as _attach
 
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(["SPS", "DecSPS", "ProxSGD", "ProxSPS", "ProxSPSAdam"], "proxsps.optim"),
-    **dict.fromkeys(["LastStep", "LossCheck", "check_loss"], "proxsps.optim"),
-    **dict.fromkeys(["AdaptiveLR", "CoolDown", "HorizonLR", "SqrtLR", "StronglyConvexLR"], "proxsps.optim"),
-    **dict.fromkeys(["polynomial_avg_fn", "polynomial_multi_avg_fn"], "proxsps.optim"),
+    **dict.fromkeys(["SPS", "DecSPS", "PolyakOptimizer", "ProxSGD", "ProxSPS", "ProxSPSAdam"], "optim"),
+    **dict.fromkeys(["LastStep", "LossCheck", "check_loss"], "optim"),
+    **dict.fromkeys(["AdaptiveLR", "CoolDown", "HorizonLR", "SqrtLR", "StronglyConvexLR"], "optim"),
+    **dict.fromkeys(["polynomial_avg_fn", "polynomial_multi_avg_fn"], "optim"),
     **dict.fromkeys(
         [
             "Box",
@@ -31,22 +33,20 @@ _HOME = {
             "TotalVariation1D",
             "Zero",
         ],
-        "proxsps.regularizers",
+        "regularizers",
     ),
+    "UnitLasso": "regularizers.units",
 }
+_MODULES = (
+    *("cli", "core", "experiments", "figures", "integrations", "jax", "methods", "optim", "problems"),
+    *("regularizers", "report", "runs", "sparsity", "sweep", "theory", "training"),
+)
 
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from proxsps.optim import *  # noqa: F403
     from proxsps.regularizers import *  # noqa: F403
+    from proxsps.regularizers.units import UnitLasso as UnitLasso
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'proxsps' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = _attach(__name__, _HOME, _MODULES)

@@ -15,6 +15,7 @@ from typing import Any
 # The methods of this package have the colours of Okabe and Ito; these can be distinguished from them.
 SPARE_COLOURS = ("#FF4FD8", "#8C5A2B", "#B22A5B", "#3E7F86", "#A3A82B", "#1F2A6B", "#F08A8A", "#4F8F2F")
 SPARE_MARKERS = ("X", "*", "h", "<", ">", "d", "8", "H")
+LOOKS = ("label", "colour", "marker", "dashes")  # fields of a method that no result depends on
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Method:
         options: further arguments of this class, as pairs of name and value.
         optax: the function for JAX, as "module:name".
         dashes: the dashes of its lines, as in matplotlib; none for a solid line.
+        swept: whether a sweep can run it, if it has an optimizer; the experiment `no-lr` has methods of its own.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Method:
     options: tuple[tuple[str, Any], ...] = ()
     optax: str = ""
     dashes: tuple[float, tuple[float, ...]] | None = None
+    swept: bool = True
 
     def __post_init__(self) -> None:
         if not self.name or not all(letter.isalnum() or letter in "-_." for letter in self.name):
@@ -75,8 +78,14 @@ class Method:
 
     @property
     def runs(self) -> bool:
-        """Whether there is an optimizer for it; some methods are only drawn."""
-        return bool(self.optimizer or self.make)
+        """Whether a sweep can run it."""
+        return self.swept and bool(self.optimizer or self.make)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The package of its optimizer, if it is not installed with this one."""
+        package = self.optimizer.partition(":")[0].partition(".")[0]
+        return () if package in ("", "proxsps", "torch") else (package,)
 
     @property
     def home(self) -> str:
@@ -155,8 +164,8 @@ _TABLE = (
     Method(
         "prox-sps-momentum",
         label="ProxSPS, momentum, three caps",
-        colour="#D55E00",
-        marker="s",
+        colour="#A80000",
+        marker="<",
         coupled=False,
         bounded=True,
         guarded=True,
@@ -180,10 +189,51 @@ _TABLE = (
         optax=f"{JAX}prox_sps_adam",
     ),
     Method("prox-sps-adaptive", label="ProxSPS, adaptive cap", colour="#56B4E9", marker="P", coupled=False),
-    Method("sgd-momentum", label="SGD with momentum", colour="#4DB38F", marker="v"),
-    Method("schedule-free", label="schedule-free AdamW", colour="#A9ADB3", marker="h", coupled=False),
-    Method("prodigy", label="Prodigy", colour="#CC79A7", marker="D", coupled=False),
-    Method("prox-sps-adam-l2", label="ProxSPSAdam, Euclidean l2", colour="#7A4FBF", marker="X", coupled=False),
+    Method(
+        "sgd-momentum",
+        label="SGD with momentum",
+        colour="#4DB38F",
+        marker="v",
+        lr=1e-3,
+        schedule="constant",
+        optimizer="torch.optim:SGD",
+        options=(("momentum", 0.9),),
+        swept=False,
+    ),
+    Method(
+        "schedule-free",
+        label="schedule-free AdamW",
+        colour="#A9ADB3",
+        marker="h",
+        coupled=False,
+        lr=2.5e-3,
+        schedule="constant",
+        optimizer="schedulefree:AdamWScheduleFree",
+        swept=False,
+    ),
+    Method(
+        "prodigy",
+        label="Prodigy",
+        colour="#B8860B",
+        marker="D",
+        coupled=False,
+        schedule="constant",
+        optimizer="prodigyopt:Prodigy",
+        swept=False,
+    ),
+    Method(
+        "prox-sps-adam-l2",
+        label="ProxSPSAdam, Euclidean l2",
+        colour="#7A4FBF",
+        marker="X",
+        coupled=False,
+        bounded=True,
+        guarded=True,
+        rateless=True,
+        schedule="constant",
+        optimizer=f"{OURS}ProxSPSAdam",
+        swept=False,
+    ),
     Method("prox-point", label="proximal point", colour="#E69F00", marker="D", coupled=False),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}  # with those that were added

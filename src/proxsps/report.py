@@ -18,9 +18,14 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import pandas as pd
+from proxsps._files import replace_file
+from proxsps._install import require
 
-from proxsps import figures
+require("proxsps.report", "experiments", "matplotlib", "pandas")
+
+import pandas as pd  # noqa: E402
+
+from proxsps import figures  # noqa: E402
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,14 +120,8 @@ def write_report(
         speed: rows of the speed table.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     text = render(sections, title=title, environment=environment, speed=speed)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    replace_file(target, text.encode())
     return target
 
 

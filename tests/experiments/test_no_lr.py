@@ -24,7 +24,7 @@ from proxsps.experiments import EXPERIMENTS
 from proxsps.experiments.base import Frames
 from proxsps.experiments.no_lr import OPTIONAL, TASKS
 from proxsps.experiments.no_lr.claims import TASK_NAMES, good_range, losses, plain
-from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, METHODS, RIVALS
+from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, LRS, METHODS, RIVALS
 from proxsps.experiments.no_lr.tasks import DigitsTask, SparseTask, smallest_objective
 from proxsps.experiments.no_lr.text import LETTERS, TextTask, language_reference
 from proxsps.sweep.tables import write_table
@@ -38,7 +38,7 @@ BAD = {"accuracy": 0.1, "loss": 20.0, "gap": 2.0}
 
 def right(method: str, lr: float | None, metric: str) -> float:
     """Each baseline is good at the lr in the middle of its grid; ours from the middle on, and without lr."""
-    lrs = [value for value in METHODS[method].lrs if value is not None]
+    lrs = [value for value in LRS[method] if value is not None]
     middle = len(lrs) // 2
     if method in (*RIVALS, ADAM_L2):
         return GOOD[metric] if lr is None or lrs.index(lr) >= middle - 1 else BAD[metric]
@@ -64,7 +64,7 @@ def matched_lr(method: str, lr: float | None, source: str) -> float | None:
     """The lr of another method that stands where an lr stands in a method's own grid; None is the largest."""
     if method == ADAM_L2:
         return None
-    own, other = ([value for value in METHODS[name].lrs if value is not None] for name in (method, source))
+    own, other = ([value for value in LRS[name] if value is not None] for name in (method, source))
     place = len(own) - 1 if lr is None else own.index(lr)
     if lr is None and source in RIVALS:
         return None

@@ -121,13 +121,14 @@ def test_save_refuses_other_suffixes(tmp_path):
         figures.save(simple(), tmp_path / "figure.bmp")
 
 
-@pytest.mark.parametrize(("suffix", "owner", "name"), [("svg", Path, "write_text"), ("pdf", Figure, "savefig")])
+@pytest.mark.parametrize(("suffix", "owner", "name"), [("svg", Path, "write_bytes"), ("pdf", Figure, "savefig")])
 def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch, suffix, owner, name):
     path = figures.save(simple(), tmp_path / f"figure.{suffix}")
     old = path.read_bytes()
 
     def fail(self, target, **_):
-        (self if isinstance(self, Path) else target).write_bytes(b"half")
+        with open(self if isinstance(self, Path) else target, "wb") as file:
+            file.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(owner, name, fail)

@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from proxsps.figures import frames, lambda_path, per_lambda, stability, style
-from proxsps.methods import SPARE_COLOURS
+from proxsps.methods import METHODS, OWN_TABLE, SPARE_COLOURS
 
 
 def crosses(axes):
@@ -175,6 +175,12 @@ def test_curves_that_coincide_are_both_seen(stability_data, draw):
     for name in ("prox-sps", "sps"):
         colour = 255 * np.array(to_rgb(style.method(name).colour))
         assert (np.abs(pixels - colour).max(axis=1) < 12).sum() > 250, name
+
+
+def test_no_two_methods_of_the_table_look_the_same():
+    """Dashes do not count: legends and single points do not show them."""
+    looks = [(entry.colour, entry.marker) for entry in METHODS.values() if entry.name in OWN_TABLE]
+    assert len(set(looks)) == len(looks) == len(OWN_TABLE)
 
 
 def test_a_method_without_an_entry_has_looks_of_its_own(stability_data, table):

@@ -185,3 +185,16 @@ def test_a_step_without_a_learning_rate(kit: Any) -> None:
     assert seen == by_hand
     assert torch.equal(kit.weights(trained), kit.weights(net))
     assert seen[-1] < seen[0]
+
+
+def test_losses_of_bf16_are_added_in_single_precision() -> None:
+    """Half of the losses are 256, half are 258; next to 256, bf16 has steps of two."""
+    from proxsps.integrations.accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=64)
+    param = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    opt = accelerator.prepare(ProxSPS([param], lr=1e-6)).optimizer
+    for k in range(64):
+        accelerator.backward((param + 256 + 2 * (k % 2)).sum())
+    ((total, _),) = opt._watched
+    assert (total.dtype, float(total)) == (torch.float32, 257)

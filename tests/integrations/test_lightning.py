@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,8 +104,45 @@ def test_without_accumulation_the_closure_is_enough(kit: Any, precision: str) ->
 def test_with_accumulation_the_closure_is_not(kit: Any) -> None:
     """Its loss is that of the last micro-batch, divided."""
     trained = module(kit.network(), watch=False)
-    fit(trained, kit.loader(), accumulate_grad_batches=2)
+    with pytest.warns(RuntimeWarning, match=r"gradients of 2 batches, .* divided by 2.*WatchLoss\(\)") as seen:
+        fit(trained, kit.loader(), accumulate_grad_batches=2)
+    assert sum(found.category is RuntimeWarning for found in seen) == 1
     assert not torch.allclose(kit.weights(trained.net), kit.weights(by_hand(kit, "32-true", 2)[0]), rtol=0.01)
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_clipping_without_the_callback_is_warned_of(kit: Any, watch: bool) -> None:
+    with pytest.warns(RuntimeWarning, match=r"gradient_clip_val=0\.1 .*limit the move with max_move=") as seen:
+        fit(module(kit.network(), watch=watch), kit.loader(), gradient_clip_val=0.1)
+    assert sum(found.category is RuntimeWarning for found in seen) == 1
+
+
+@pytest.mark.parametrize("make", [ProxSGD, torch.optim.SGD])
+def test_optimizers_without_a_loss_are_not_warned_of(kit: Any, make: Any) -> None:
+    trained = module(kit.network(), watch=False, make=lambda net: make(net.parameters(), lr=0.05))
+    fit(trained, kit.loader(), accumulate_grad_batches=2, gradient_clip_val=1.0)
+
+
+@pytest.mark.parametrize("way", ["watch", "loss"])
+def test_a_module_that_optimizes_by_itself_passes_the_loss(kit: Any, way: str) -> None:
+    """Lightning adds a closure to such a step."""
+    trained = module(kit.network(), watch=False)
+
+    class Manual(type(trained)):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            opt = self.optimizers()
+            opt.zero_grad()
+            loss = super().training_step(batch, batch_idx)
+            self.manual_backward(opt.watch(loss) if way == "watch" else loss)
+            opt.step() if way == "watch" else opt.step(loss=loss)
+            if self.trainer.is_last_batch:
+                self.lr_schedulers().step()
+
+    trained.__class__ = Manual
+    fit(trained, kit.loader())
+    assert torch.equal(kit.weights(trained.net), kit.weights(by_hand(kit, "32-true", 1)[0]))
 
 
 def test_a_scaled_loss_has_to_be_watched(kit: Any) -> None:
@@ -196,3 +234,19 @@ def test_a_step_without_a_learning_rate(kit: Any, precision: str) -> None:
     assert trained.seen == seen
     assert torch.equal(kit.weights(trained.net), kit.weights(net))
     assert not torch.equal(kit.weights(net), kit.weights(kit.network()))
+
+
+def test_the_callback_adds_losses_of_bf16_in_single_precision() -> None:
+    """As Lightning calls it: half of the losses are 256/64, half are 258/64."""
+    pytest.importorskip("lightning")
+    from proxsps.integrations.lightning import WatchLoss
+
+    opt = ProxSPS([nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))], lr=1e-6)
+    trainer: Any = SimpleNamespace(precision_plugin=None)
+    callback = WatchLoss()
+    for k in range(64):
+        share = torch.tensor(256 + 2 * (k % 2), dtype=torch.bfloat16) / 64
+        callback.on_before_backward(trainer, None, share)
+    callback.on_before_optimizer_step(trainer, None, opt)
+    ((total, _),) = opt._watched
+    assert (total.dtype, float(total)) == (torch.float32, 257)

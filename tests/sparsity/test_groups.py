@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from proxsps import L1, SPS, Box, GroupLasso, ProxSGD, ProxSPS, SparseGroupLasso
+from proxsps import L1, L2, SPS, Box, GroupLasso, ProxSGD, ProxSPS, SparseGroupLasso
 from proxsps.sparsity import rows, sparse_groups
 
 
@@ -198,3 +198,11 @@ def test_the_table_of_groups_that_torch_has_filled_in():
     before = str(groups)
     torch.optim.SGD(groups, lr=0.1)  # replaces pairs of names and tensors by tensors
     assert str(groups) == before
+
+
+def test_equal_centres_share_a_group_and_others_do_not():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    zeros = sparse_groups(model, lambda param: L2(0.1, center=torch.zeros_like(param)))
+    assert [len(group["params"]) for group in zeros] == [3, 3]
+    own = sparse_groups(model, lambda param: L2(0.1, center=param.detach().clone()))
+    assert [len(group["params"]) for group in own] == [1, 1, 1, 3]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from proxsps import ProxSPS
-from proxsps.sparsity import PathError, TraceError, shrink, strength_path
+from proxsps.sparsity import PathError, StrengthPath, TraceError, shrink, sparsity_report, strength_path, unit_groups
 from proxsps.sparsity.path import DEFAULT_STEPS
+from proxsps.sparsity.tables import Table
 
 X = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
 LABELS = (X[:, 0] * X[:, 1] > 0).long()
@@ -178,6 +181,22 @@ def test_an_interrupted_path_goes_on_and_ends_the_same(tmp_path):
     assert not third.trained
 
 
+def halved(factor):
+    return lambda model, strength: unit_groups(model, X[:4], factor * strength)
+
+
+def test_a_function_as_kind_counts_by_its_content(tmp_path):
+    """Lambdas share a name."""
+    first, same, other = Job(), Job(), Job()
+    options = {"strengths": [1e-3], "max_drop": 1.0, "folder": tmp_path}
+    first.run(kind=halved(0.5), **options)
+    same.run(kind=halved(0.5), **options)
+    assert len(first.trained) == 2
+    assert not same.trained
+    with pytest.raises(PathError, match="it has content of kind"):
+        other.run(kind=halved(0.25), **options)
+
+
 def test_folders_of_others_are_refused(tmp_path):
     Job().run(strengths=[1e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
@@ -187,6 +206,11 @@ def test_folders_of_others_are_refused(tmp_path):
         Job().run(strengths=[2e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})
     with pytest.raises(PathError, match="kind 'units' instead of 'weights'"):
         Job().run(kind="weights", folder=tmp_path, settings={"epochs": 12})
+    other = Job()
+    other.model[0].bias.data[0] += 1e-3
+    with pytest.raises(PathError, match=r"it has starting weights '[0-9a-f]{16}' instead of "):
+        other.run(strengths=[1e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})
+    assert not other.trained
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     (tmp_path / "point-000.pt").write_bytes(b"damaged")
     with pytest.raises(PathError, match="is not a point of a path, or is damaged"):
@@ -237,3 +261,14 @@ def test_a_model_that_cannot_be_traced_is_not_trained(tmp_path):
 def test_a_model_without_units_says_so():
     with pytest.raises(ValueError, match="has no units that could be removed"):
         strength_path(nn.Linear(8, 2), lambda *_: None, lambda _: 1.0, X[:4])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [lambda: StrengthPath().frame, lambda: Table(["a"], [[1]]).frame(), lambda: sparsity_report(nn.Linear(2, 2)).frame],
+    ids=["path", "table", "report"],
+)
+def test_a_frame_without_pandas_names_the_extra(frame, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs the package pandas, which is not installed: .*\[sparsity\]"):
+        frame()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from proxsps.methods import LOOKS, Method
 from proxsps.problems import LogisticRegression, MatrixCompletion, from_module, matrix_fac1, matrix_fac2
 from proxsps.problems.base import Problem
 from proxsps.problems.fingerprint import fingerprint
@@ -151,6 +154,119 @@ def test_where_a_function_is_written_does_not_count() -> None:
         lambda o, t: (o - t).square().mean(),
     )
     assert run(problem(loss=one)).id == run(problem(loss=other)).id
+
+
+HELPER = (
+    "import torch\nfrom torch import nn\ndef build(params):\n    return torch.optim.SGD(params, 0.1, momentum={})\n"
+)
+RECIPES = {
+    "at the top": "import own_pack.own_helper\ndef make(params, run):\n    return own_pack.own_helper.build(params)\n",
+    "renamed": "import own_pack.own_helper as own\ndef make(params, run):\n    return own.build(params)\n",
+    "in the function": "def make(params, run):\n    from own_pack.own_helper import build\n    return build(params)\n",
+    "in a closure": """
+def outer():
+    from own_pack import own_helper
+    return lambda params, run: own_helper.build(params)
+make = outer()
+""",
+    "as an object": """
+import functools
+from own_pack import own_helper
+def call(module, params, run):
+    return getattr(module, "build")(params)
+make = functools.partial(call, own_helper)
+""",
+}
+
+
+@pytest.fixture
+def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Any]:
+    """A function that writes a helper and a recipe, as own modules, and returns the recipe as imported afresh."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "own_pack").mkdir()
+    names = ("own_pack", "own_pack.own_helper", "own_recipe")
+
+    def written(helper: str, recipe: str) -> Any:
+        for name, text in zip(names, ("", helper, recipe), strict=True):
+            file = tmp_path / name.replace(".", "/")
+            (file / "__init__.py" if file.is_dir() else file.with_suffix(".py")).write_text(text)
+        for name in names:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        return importlib.import_module("own_recipe")
+
+    return written
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_helper_in_an_own_module_counts(recipe: str, own_modules: Callable[[str, str], Any]) -> None:
+    ids = []
+    for value in (0.9, 0.1, 0.9):
+        make = own_modules(HELPER.format(value), RECIPES[recipe]).make
+        ids.append(run(matrix_fac1(), method=Method("mine", make)).id)
+    assert ids[0] == ids[2] != ids[1]
+
+
+def test_a_helper_that_is_not_used_does_not_count(own_modules: Callable[[str, str], Any]) -> None:
+    other = "\n\ndef other():\n    return {}\n"
+    ids = []
+    for value in (1, 2):
+        make = own_modules(HELPER.format(0.9) + other.format(value), RECIPES["renamed"]).make
+        ids.append(run(matrix_fac1(), method=Method("mine", make)).id)
+    assert ids[0] == ids[1]
+
+
+def test_modules_that_hold_each_other_have_a_digest(own_modules: Callable[[str, str], Any]) -> None:
+    recipe = "from own_pack import own_helper\ndef make(params, run):\n    return own_helper.own_recipe.own_helper\n"
+    ids = [run(matrix_fac1(), method=Method("mine", own_modules("import own_recipe\n", recipe).make)).id for _ in "ab"]
+    assert ids[0] == ids[1]
+
+
+def test_a_global_with_the_name_of_a_builtin_counts(own_modules: Callable[[str, str], Any]) -> None:
+    recipe = "def sum(x):\n    return {}\ndef make(params, run):\n    return sum(params)\n"
+    ids = [run(matrix_fac1(), method=Method("mine", own_modules("", recipe.format(x)).make)).id for x in (1, 2)]
+    assert ids[0] != ids[1]
+
+
+OTHER_FIELDS = {
+    "rule": "proxsps.core.rules:linear",
+    "coupled": False,
+    "bounded": True,
+    "guarded": True,
+    "followed": True,
+    "rateless": True,
+    "lr": 2.0,
+    "schedule": "constant",
+    "optimizer": "proxsps.optim:SPS",
+    "options": (("momentum", 0.1),),
+    "optax": "proxsps.jax:sps",
+    "make": lambda params, run: None,
+}
+
+
+def test_all_fields_of_a_method_count_except_its_looks() -> None:
+    base = Method("mine", optimizer="proxsps.optim:ProxSPS", options=(("momentum", 0.9),))
+    ids = {name: run(matrix_fac1(), method=replace(base, **{name: other})).id for name, other in OTHER_FIELDS.items()}
+    plain = run(matrix_fac1(), method=base).id
+    assert len({plain, *ids.values()}) == 1 + len(OTHER_FIELDS)
+    assert {field.name for field in fields(Method)} == {"name", "swept", *OTHER_FIELDS, *LOOKS}
+    painted = replace(base, label="Mine", colour="#123456", marker="x", dashes=(0.0, (1.0, 1.0)))
+    assert run(matrix_fac1(), method=painted).id == plain
+
+
+KIND = "import torch\nclass Mine(torch.optim.SGD):\n    factor = {}\ndef rule(model):\n    return {}\n"
+
+
+@pytest.mark.parametrize("field", [{"optimizer": "own_recipe:Mine"}, {"make": print, "rule": "own_recipe:rule"}])
+def test_an_own_class_or_rule_that_a_method_names_counts(
+    field: dict[str, Any], own_modules: Callable[[str, str], Any]
+) -> None:
+    ids = []
+    for value in (1, 2, 1):
+        own_modules("", KIND.format(value, value))
+        ids.append(run(matrix_fac1(), method=Method("mine", **field)).id)
+    assert ids[0] == ids[2] != ids[1]
 
 
 ELSEWHERE = """

@@ -108,6 +108,16 @@ def test_an_own_rule_is_batched_and_agrees_with_its_optimizer(kit: Any) -> None:
         np.testing.assert_allclose(result.zetas, single.zetas, rtol=3e-7)
 
 
+def test_a_batch_with_one_name_for_two_methods_is_an_error(kit: Any) -> None:
+    """Runs are told apart by the names of their methods: one rule would be taken for both."""
+    other = Method("half", make_sps, rule=partial(sps_max, c=4.0), bounded=True, guarded=True)
+    same = Method("half", make_sps, rule=partial(sps_max, c=2.0), bounded=True, guarded=True)
+    specs = {method: RunSpec(kit.tiny(), method, "sqrt", 2.0, 1e-2, 0, 2) for method in (HALF, same, other)}
+    assert len(run_batched([specs[HALF], specs[same]])) == 2
+    with pytest.raises(ValueError, match="Different methods have the name 'half': give each a name of its own"):
+        run_batched([specs[HALF], specs[other]])
+
+
 def test_a_batch_leaves_out_what_cannot_share_a_program(kit: Any) -> None:
     specs = grid(kit.tiny(), {SIGN: [0.01], "prox-sps": [2.0], HALF: [2.0]}, [1e-3, 1e-2], ["sqrt"], 2, 2)
     batches = list(Batched().batches(specs))

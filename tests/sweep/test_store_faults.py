@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from proxsps._files import replace_file
 from proxsps.cli import app
 from proxsps.experiments import EXPERIMENTS
 from proxsps.sweep import lock as module
 from proxsps.sweep import tables
-from proxsps.sweep.files import replace_file
 from proxsps.sweep.result import METRICS, RunResult
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store, StoreError

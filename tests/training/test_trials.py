@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from proxsps.methods import METHODS, Method
 from proxsps.optim import ProxSPS
 from proxsps.regularizers import L1, Regularizer
 from proxsps.sweep.files import StoreError
 from proxsps.training.trial_store import TrialStore
-from proxsps.training.trials import Method, Task, Trial, run_trial
+from proxsps.training.trials import Trial, TrialTask, run_trial
 
 
 @dataclass(frozen=True)
-class Line(Task):
+class Line(TrialTask):
     """Least squares for a line with noise; the loss of all points counts."""
 
     name: str = "line"
@@ -57,21 +58,21 @@ class Line(Task):
         return L1(self.lam) if self.lam else None
 
 
-def sgd(params: Any, lr: float | None, task: Task) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr)
+def sgd(params: Any, trial: Trial) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, trial.lr)
 
 
-def schedule_free(params: Any, lr: float | None, task: Task) -> torch.optim.Optimizer:
-    return pytest.importorskip("schedulefree").AdamWScheduleFree(params, lr=lr)
+def schedule_free(params: Any, trial: Trial) -> torch.optim.Optimizer:
+    return pytest.importorskip("schedulefree").AdamWScheduleFree(params, lr=trial.lr)
 
 
-def prox_sps(params: Any, lr: float | None, task: Task) -> torch.optim.Optimizer:
-    return ProxSPS(params, lr, regularizer=task.regularizer())
+def prox_sps(params: Any, trial: Trial) -> torch.optim.Optimizer:
+    return ProxSPS(params, trial.lr, regularizer=trial.task.regularizer())
 
 
-SGD = Method("sgd", sgd, (0.1,))
-PROX_SPS = Method("prox-sps", prox_sps, (1.0,), has_prox=True)
-FREE = Method("schedule-free", schedule_free, (0.1,))
+SGD = Method("own-sgd", sgd)
+PROX_SPS = Method("own-prox-sps", prox_sps, coupled=False)
+FREE = Method("own-schedule-free", schedule_free)
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def test_a_row_tells_which_cap_was_active():
     tiny, none = (run_trial(Trial(Line(), method, 1e-6, 0)) for method in (PROX_SPS, SGD))
     assert [tiny[name] for name in shares] == [0, 0, 1]
     assert all(math.isnan(none[name]) for name in shares)
-    free = replace(PROX_SPS, make=lambda params, lr, task: ProxSPS(params, lr=None))
+    free = replace(PROX_SPS, make=lambda params, trial: ProxSPS(params, lr=None))
     row = run_trial(Trial(Line(), free, None, 0))
     assert row["share_polyak"] + row["share_distance"] == 1
     assert row["share_distance"] > 0
@@ -117,15 +118,15 @@ def test_optimizers_that_keep_two_kinds_of_weights_are_measured_with_the_right_o
     pytest.importorskip("schedulefree")
     kept = {}
 
-    def make(params, lr, task):
-        kept["optimizer"] = schedule_free(params, lr, task)
+    def make(params, trial):
+        kept["optimizer"] = schedule_free(params, trial)
         return kept["optimizer"]
 
     run_trial(Trial(Line(), replace(FREE, make=make), 0.3, 0))
     assert not kept["optimizer"].param_groups[0]["train_mode"]
 
 
-@pytest.mark.parametrize("method", [SGD, PROX_SPS], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [SGD, PROX_SPS, METHODS["sgd"], METHODS["prox-sps"]], ids=lambda method: method.name)
 def test_a_regulariser_reaches_methods_with_a_prox_and_without(method):
     """min (w - 2)^2 / 3 + (b - 1)^2 + lam (|w| + |b|) with lam = 1: w = 0.5 (mean of x^2 is about 1/3), b = 0.5."""
     found: dict[str, list[float]] = {}
@@ -169,6 +170,28 @@ def test_ids_tell_trials_apart_by_everything_that_matters():
     ]
     assert len({trial.id for trial in [base, *others]}) == 8
     assert Trial(Line(), SGD, 0.1, 0).id == base.id
+
+
+class SteepLine(Line):
+    """Another slope; its name and options are those of a line."""
+
+    def points(self) -> tuple[Tensor, Tensor]:
+        x, y = super().points()
+        return x, 3 * y
+
+
+def test_an_id_covers_options_of_the_method_and_own_code():
+    """What is stored for other constants, another optimizer or another loss is not taken for the same trial."""
+    known = METHODS["sgd-momentum"]
+    methods = [known, replace(known, options=(("momentum", 0.8),)), replace(known, optimizer="torch.optim:AdamW")]
+    methods += [
+        replace(known, make=sgd),
+        replace(known, make=lambda params, trial: torch.optim.SGD(params, 2 * trial.lr)),
+    ]
+    ids = {Trial(Line(), method, 0.1, 0).id for method in methods}
+    steep = type("Line", (SteepLine,), {})()
+    assert len(ids | {Trial(steep, known, 0.1, 0).id}) == 6
+    assert Trial(Line(), replace(known, colour="#123456"), 0.1, 0).id in ids
 
 
 # The store

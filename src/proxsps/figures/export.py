@@ -18,6 +18,8 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from proxsps._files import replace_file, replacing
+
 DPI = 110  # of the parts that are drawn as pixels
 SUFFIXES = (".svg", ".png", ".pdf")
 _UNDATED: dict[str, dict[str, None]] = {".png": {}, ".pdf": {"CreationDate": None}}
@@ -41,8 +43,7 @@ class Picture:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write an SVG file."""
         target = Path(path)
-        with _complete(target) as partial:
-            partial.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{self.svg}', encoding="utf-8")
+        replace_file(target, f'<?xml version="1.0" encoding="utf-8"?>\n{self.svg}'.encode())
         return target
 
 
@@ -68,7 +69,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"cannot write {target.name!r}: the suffix must be one of {', '.join(SUFFIXES)}")
     if target.suffix == ".svg":
         return picture(figure).save(target)
-    with _complete(target) as partial:
+    with replacing(target) as partial:
         figure.savefig(partial, format=target.suffix[1:], dpi=DPI, metadata=_UNDATED[target.suffix])
     return target
 
@@ -95,15 +96,3 @@ def _short(svg: str) -> str:
     """The same picture in fewer bytes: no comments, and positions to a hundredth of a point."""
     svg = re.sub(r"\n *<!--.*?-->", "", svg, flags=re.DOTALL)
     return _LONG.sub(lambda found: found[1] or found[0], svg)
-
-
-@contextmanager
-def _complete(target: Path) -> Iterator[Path]:
-    """A place to write to, which replaces the target when all was written."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        yield partial
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)

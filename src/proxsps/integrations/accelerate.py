@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from proxsps.integrations.requirements import framework
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import check_loss
+from proxsps.optim.watching import widened
 
 if TYPE_CHECKING:
     import accelerate
@@ -42,7 +43,7 @@ class Accelerator(accelerate.Accelerator):
                 opt._watched.clear()  # their gradients are gone
             earlier = sum(value for value, _ in opt._watched)
             opt._watched.clear()
-            opt.watch(loss.detach() / self.gradient_accumulation_steps + earlier)
+            opt.watch(widened(loss.detach()) / self.gradient_accumulation_steps + earlier)
         super().backward(loss, **kwargs)
 
     def check_loss(self, closure: Callable[[], Tensor], model: nn.Module | None = None) -> None:

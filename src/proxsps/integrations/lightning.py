@@ -17,6 +17,7 @@ from proxsps._install import extra
 from proxsps.integrations.requirements import framework
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import check_loss
+from proxsps.optim.watching import widened
 
 if TYPE_CHECKING:
     import lightning.pytorch
@@ -76,7 +77,8 @@ class WatchLoss(lightning.pytorch.Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Add the loss of a backward pass, without the scale of mixed precision."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        share = loss.detach() if scaler is None else loss.detach() / scaler.get_scale()
+        share = widened(loss.detach())
+        share = share if scaler is None else share / scaler.get_scale()
         self._sum = share if self._sum is None else self._sum + share
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:

@@ -16,6 +16,7 @@ from proxsps._install import extra
 from proxsps.integrations.requirements import framework
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import check_loss
+from proxsps.optim.watching import widened
 
 if TYPE_CHECKING:
     import transformers
@@ -49,7 +50,7 @@ class WatchesLoss:
         share = super().training_step(*args, **kwargs)
         if self.check_first_step:
             self._check_once(opt, share, *args, **kwargs)
-        opt.watch(share * self.current_gradient_accumulation_steps)  # the step uses their mean
+        opt.watch(widened(share) * self.current_gradient_accumulation_steps)  # the step uses their mean
         return share
 
     def _check_once(

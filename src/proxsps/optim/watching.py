@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,11 +13,14 @@ from torch.optim import Optimizer
 from proxsps.optim.backward import LastBackward
 from proxsps.optim.checks import check_loss, check_positive, loss_value
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 class WatchesLosses(Optimizer):
     """The part of an optimizer that finds the loss of a step."""
 
     needs_loss = True
+    _warned: set[str]
 
     def _forget_losses(self) -> None:
         """Nothing was watched yet."""
@@ -34,10 +38,10 @@ class WatchesLosses(Optimizer):
         check_loss(loss)
         check_positive("weight", weight)
         if isinstance(loss, Tensor) and loss.requires_grad:
-            value = loss.detach()
+            value = widened(loss.detach())
             loss.register_hook(lambda _: self._record(value, weight))
         else:
-            self._watched.append((loss, weight))
+            self._watched.append((widened(loss), weight))
         return loss
 
     def _record(self, value: Tensor, weight: float) -> None:
@@ -69,16 +73,23 @@ class WatchesLosses(Optimizer):
     ) -> tuple[Any, float, Any]:
         """The loss to step with, None for no step; its weight among the ranks; and what `step` returns."""
         name = type(self).__name__
-        if closure is not None and loss is not None:
-            raise ValueError(f"{name}.step() got both a closure and a loss, or two losses: pass one of them.")
+        trainer = None if closure is None else _lightning_trainer(closure)
+        if closure is not None and loss is not None and trainer is None:
+            raise ValueError(_TWO_LOSSES.format(name))
         if closure is not None and not callable(closure):  # step(loss)
             closure, loss = None, closure
         returned = loss
         if closure is not None:
             with torch.enable_grad():
                 returned = closure()
+        if trainer is not None and loss is not None:  # step(loss=...) of a module that optimizes by itself
+            if returned is not None:
+                raise ValueError(_TWO_LOSSES.format(name))
+            returned = loss
         # Watched losses cover all micro-batches, a closure's loss only the last one.
         watched, weight = self._watched_mean()
+        if trainer is not None and self.needs_loss:
+            self._check_trainer(trainer, watched is not None)
         if watched is not None and loss is not None:
             raise ValueError(
                 f"{name}.step() got a loss, and another was watched: use watch() or step(loss=...), not both."
@@ -94,3 +105,48 @@ class WatchesLosses(Optimizer):
             f"{name}.step() needs the loss value: call opt.step(loss=loss) after loss.backward(), opt.step(closure), "
             "or loss = opt.watch(loss) before loss.backward(). Got none of them."
         )
+
+    def _check_trainer(self, trainer: Any, watched: bool) -> None:
+        """Warn if Lightning's options make the loss and the gradients of a step differ."""
+        batches, clip = getattr(trainer, "accumulate_grad_batches", 1), getattr(trainer, "gradient_clip_val", None)
+        if batches > 1 and not watched:
+            reason = (
+                f"Lightning accumulates the gradients of {batches} batches, but passes only the loss of the last one, "
+                f"divided by {batches}. Steps are too short: add proxsps.integrations.lightning.WatchLoss() to the "
+                "callbacks of the Trainer"
+            )
+            self._warn_of_trainer("accumulation", reason)
+        if clip:
+            reason = (
+                f"gradient_clip_val={clip} of Lightning's Trainer clips gradients, which makes a Polyak step too long: "
+                "leave it out, and limit the move with max_move= of the optimizer"
+            )
+            self._warn_of_trainer("clipping", reason)
+
+    def _warn_of_trainer(self, kind: str, reason: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            text = f"{type(self).__name__}: {reason}. This warning is shown once."
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
+
+
+_TWO_LOSSES = "{}.step() got both a closure and a loss, or two losses: pass one of them."
+
+
+def widened(loss: Any) -> Any:
+    """A loss of half precision in single precision, without reading it; any other loss as it is.
+
+    Sums of losses with weights overflow in f16, and round in bf16.
+    """
+    return loss.float() if isinstance(loss, Tensor) and loss.dtype in HALF else loss
+
+
+def _lightning_trainer(closure: Any) -> Any:
+    """Lightning's trainer, if it made this closure; else None.
+
+    The closure is then a partial function of Lightning's, whose first argument is the module. So nothing is imported.
+    """
+    maker = getattr(getattr(closure, "func", None), "__module__", None) or ""
+    if not maker.startswith(("lightning.", "pytorch_lightning.")) or not closure.args:
+        return None
+    return getattr(closure.args[0], "trainer", None)

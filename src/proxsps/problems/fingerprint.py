@@ -1,19 +1,24 @@
 """Digests of models, data and functions by their content: equal digests mean equal results, in any process.
 
 Arrays count by their type, shape and bytes, functions by their bytecode, defaults, closure and the globals that they
-use, objects by their class and state. Objects of Python, torch or another installed package count by their names.
-Bytecode is that of the running Python: another minor version gives other digests.
+use, objects by their class and state. Of your own modules, those attributes count that a function names, wherever it
+imports the module; all other uses of a module count by its whole file. Objects of Python, torch or another installed
+package count by their names. Bytecode is that of the running Python: another minor version gives other digests.
 """
 
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import hashlib
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,11 +35,18 @@ def fingerprint(*parts: Any) -> str:
     return _Walk().digest(parts).hex()[:16]
 
 
+def own_code(name: str) -> Any:
+    """What "module:name" stands for if this is your own code; None if it is that of an installed package."""
+    home, _, attribute = name.partition(":")
+    module = _own_module(home, None)
+    return None if module is None else getattr(module, attribute)
+
+
 class _Walk:
     """Digests of objects, each computed once; an object inside itself counts as a mark."""
 
     def __init__(self) -> None:
-        self.known: dict[int, bytes] = {}
+        self.known: dict[int | tuple[str, frozenset[str]], bytes] = {}
         self.alive: list[Any] = []  # so that no id is used twice
 
     def digest(self, value: Any) -> bytes:
@@ -62,7 +74,7 @@ class _Walk:
             case dict():
                 return self.all("dict", (part for item in value.items() for part in item))
             case types.ModuleType():
-                return _hash("module", value.__name__)
+                return _hash("module", value.__name__, *_source(value))
             case types.CodeType():
                 return self._code(value)
             case types.FunctionType():
@@ -87,12 +99,28 @@ class _Walk:
     def _function(self, function: Any) -> bytes:
         if getattr(function, "hooked", False):  # torch wraps `step` of a class when its first optimizer is made
             return self.digest(function.__wrapped__)
+        code, known = function.__code__, function.__globals__
         closure = [_content(cell) for cell in function.__closure__ or ()]
-        if _is_installed(function, function.__code__.co_filename):
+        if _is_installed(function, code.co_filename):
             return _hash(_name(function), self.digest(closure))  # a decorator's closure holds what it decorates
-        used = {name: function.__globals__.get(name) for name in sorted(_global_names(function.__code__))}
-        used = {name: value for name, value in used.items() if name in function.__globals__}
-        return self.all("function", (function.__code__, function.__defaults__, function.__kwdefaults__, closure, used))
+        names = frozenset(_names(code))
+        imported = [self._seen(module, names) for module in _imported(code, known.get("__package__"))]
+        closure = [self._seen(value, names) for value in closure]
+        used = {name: self._seen(known[name], names) for name in sorted(names) if name in known}
+        parts = (code, function.__defaults__, function.__kwdefaults__, closure, used)
+        return self.all("function", (*parts, imported) if imported else parts)
+
+    def _seen(self, value: Any, names: frozenset[str]) -> Any:
+        """What a function with these names sees of a value: of your own modules, the attributes that it names."""
+        if not isinstance(value, types.ModuleType) or not _is_own(value):
+            return value
+        key = value.__name__, names
+        if key not in self.known:
+            self.known[key] = _hash("itself")
+            found = {name: getattr(value, name) for name in sorted(names) if hasattr(value, name)}
+            seen = {name: self._seen(part, names) for name, part in found.items()}
+            self.known[key] = self.all("own module", (value.__name__, seen))
+        return self.known[key]
 
     def _class(self, kind: type) -> bytes:
         file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
@@ -145,10 +173,49 @@ def _module_state(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _global_names(code: types.CodeType) -> set[str]:
-    """Names that a function and functions inside it may look up; some are attributes, which do no harm."""
-    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return {name for name in code.co_names if not hasattr(builtins, name)}.union(*map(_global_names, inner))
+def _names(code: types.CodeType) -> set[str]:
+    """Names that a function and functions inside it may look up, as globals or as attributes.
+
+    Names that every module has, such as `__name__`, say where a function is written, which does not count.
+    """
+    own = {name for name in code.co_names if not (name.startswith("__") and hasattr(builtins, name))}
+    return own.union(*map(_names, _inner(code)))
+
+
+def _inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    return (const for const in code.co_consts if isinstance(const, types.CodeType))
+
+
+def _imported(code: types.CodeType, package: str | None) -> list[types.ModuleType]:
+    """Your own modules that a function, or one inside it, imports when it is called."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    # Before an import come two constants: the number of dots, and what is taken from the module.
+    names = ["." * steps[place - 2].argval + s.argval for place, s in enumerate(steps) if s.opname == "IMPORT_NAME"]
+    found = [module for name in names if (module := _own_module(name, package)) is not None]
+    return found + [module for inner in _inner(code) for module in _imported(inner, package)]
+
+
+def _own_module(name: str, package: str | None) -> types.ModuleType | None:
+    """Your own module of this name; None if it is not yours or not there. Installed modules are not imported."""
+    try:
+        name = resolve_name(name, package)
+        home = None if name in sys.modules else find_spec(name.partition(".")[0])
+        if home is not None and is_installed(name, home.origin or ""):
+            return None
+        module = import_module(name)
+    except (ImportError, ValueError):
+        return None
+    return module if _is_own(module) else None
+
+
+def _is_own(module: types.ModuleType) -> bool:
+    return not is_installed(module.__name__, getattr(module, "__file__", None) or "")
+
+
+def _source(module: types.ModuleType) -> list[bytes]:
+    """The file of your own module."""
+    file = getattr(module, "__file__", None)
+    return [Path(file).read_bytes()] if file and _is_own(module) and Path(file).is_file() else []
 
 
 def _content(cell: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from proxsps._install import require
 from proxsps.sparsity.tables import Table
 from proxsps.sparsity.units import Units
 
@@ -70,6 +71,7 @@ class SparsityReport:
     @property
     def frame(self) -> Any:
         """One row for each layer, as a pandas DataFrame of counts."""
+        require("SparsityReport.frame", "sparsity", "pandas")
         import pandas
 
         return pandas.DataFrame(list(self.layers), columns=list(LayerSparsity._fields))

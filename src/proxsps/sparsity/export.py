@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from proxsps import _install
+from proxsps._files import replacing
 
 FORMAT = "proxsps-sparse-1"
 
@@ -66,12 +66,8 @@ def save_sparse(model: nn.Module, path: str | Path) -> Size:
         about[name] = list(tensor.shape)
         tensors |= {f"{name}:{key}": part for key, part in parts.items()}
     path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        safetensors.save_file(tensors, beside, metadata={"format": FORMAT, "sparse": json.dumps(about)})
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as partial:
+        safetensors.save_file(tensors, partial, metadata={"format": FORMAT, "sparse": json.dumps(about)})
     return Size(dense, path.stat().st_size, nonzero / max(entries, 1))
 
 

@@ -16,6 +16,7 @@ from proxsps import _install
 from proxsps.sparsity.guard import EndlessError, Guard
 from proxsps.sparsity.inputs import TraceError, call, first_line, tensors_of
 
+SHOWN = 3  # names of layers in a line
 READING = (nn.Linear, nn.modules.conv._ConvNd)
 VECTOR_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 # Operations that mix channels, so that a zero channel cannot be removed, and the text for reports.
@@ -66,9 +67,9 @@ class Left:
         return f"{shortened(self.layers)}: {self.reason}"
 
 
-def shortened(names: Sequence[str], count: int = 3) -> str:
+def shortened(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def load_torch_pruning() -> ModuleType:

@@ -89,17 +89,15 @@ def sparse_groups(
     """
     entries = list(_entries(model))
     chosen = _chosen(entries, include, exclude)
-    groups: dict[Any, tuple[Regularizer, list[tuple[str, Tensor]]]] = {}
+    groups: dict[Regularizer, list[tuple[str, Tensor]]] = {}
     rest = []
     for name, param, _ in entries:
         if id(param) not in chosen:
             rest.append((name, param))
             continue
         phi = _scaled(_regularizer_for(regularizer, name, param), scale, name, param)
-        # Centres are arrays, which equality ignores.
-        key = phi if getattr(phi, "center", None) is None else id(phi)
-        groups.setdefault(key, (phi, []))[1].append((name, param))
-    out = ParameterGroups({"params": params, "regularizer": phi} for phi, params in groups.values())
+        groups.setdefault(phi, []).append((name, param))
+    out = ParameterGroups({"params": params, "regularizer": phi} for phi, params in groups.items())
     if rest:
         out.append({"params": rest, "regularizer": None})
     return out

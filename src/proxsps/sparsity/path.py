@@ -15,12 +15,14 @@ from typing import Any
 
 from torch import nn
 
+from proxsps._install import require
+from proxsps.problems.fingerprint import fingerprint
 from proxsps.sparsity.path_run import Evaluate, Kind, Run, Train
 from proxsps.sparsity.points import Folder, PathError, Point
 from proxsps.sparsity.tables import Table
 from proxsps.sparsity.units import find_units
 
-FORMAT = 1
+FORMAT = 2
 # Times the strength at which the penalty of the dense weights is 1. Steps of a factor of two are too coarse: units die
 # slowly, and a network that has time to lose them at a lower strength is both smaller and better.
 DEFAULT_STEPS = tuple(0.8 * 2 ** (step / 2) for step in range(11))
@@ -59,6 +61,7 @@ class StrengthPath:
     @property
     def frame(self) -> Any:
         """One row for each point, as a pandas DataFrame."""
+        require("StrengthPath.frame", "sparsity", "pandas")
         import pandas
 
         return pandas.DataFrame([{**asdict(p), "chosen": i == self.chosen} for i, p in enumerate(self.points)])
@@ -104,7 +107,8 @@ def strength_path(
         patience: the path ends after this many strengths in a row that lost too much accuracy. An accuracy on few
             samples is noisy, so a single one says little.
         refine: how many strengths to try between the last good one and the next that lost too much accuracy.
-        folder: where to keep a checkpoint of each point, and to continue from.
+        folder: where to keep a checkpoint of each point, and to continue from. A folder that was written with other
+            starting weights or another `kind` gives an error.
         settings: plain data that the training depends on, such as epochs and seed: a folder with
             other settings gives an error.
         watch: called with each finished point.
@@ -117,7 +121,7 @@ def strength_path(
     _check(strengths, keep, max_drop, patience, refine)
     units = find_units(model, example_inputs)
     run = Run(model, train, evaluate, example_inputs, units, kind)
-    store = Folder(folder, _facts(model, kind, settings))
+    store = Folder(folder, {} if folder is None else _facts(model, kind, settings))
     walk = _Walk(run, store, keep, max_drop, watch)
     walk.start()
     wanted = [factor * run.reference() for factor in DEFAULT_STEPS] if strengths is None else list(strengths)
@@ -219,9 +223,13 @@ class _Walk:
 
 def _facts(model: nn.Module, kind: Kind, settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """What a folder and a path must have in common."""
-    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    state = model.state_dict()
+    shapes = {name: list(tensor.shape) for name, tensor in state.items()}
     name = kind if isinstance(kind, str) else getattr(kind, "__qualname__", type(kind).__name__)
-    return {"format": FORMAT, "kind": name, "tensors": shapes, **dict(settings or {})}
+    facts = {"format": FORMAT, "kind": name, "tensors": shapes, "starting weights": fingerprint(state)}
+    if not isinstance(kind, str):
+        facts["content of kind"] = fingerprint(kind)
+    return {**facts, **dict(settings or {})}
 
 
 def _check(strengths: Sequence[float] | None, keep: float | None, max_drop: float, patience: int, refine: int) -> None:

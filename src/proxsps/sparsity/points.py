@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from proxsps._files import replacing
 from proxsps.sparsity.inputs import first_line
 
 
@@ -63,18 +63,15 @@ class Folder:
         return content
 
     def save(self, index: int, strength: float, point: Point, state: dict[str, Any]) -> None:
-        """Write a point to a temporary file and rename it: a kill leaves no incomplete file."""
+        """Write a point; a kill leaves no incomplete file."""
         if self.folder is None:
             return
         file = self._file(index)
-        beside = file.with_name(f".{file.name}.{os.getpid()}.part")
         try:
-            torch.save({"point": asdict(point), "facts": self.facts, "model": state}, beside)
-            os.replace(beside, file)
+            with replacing(file) as partial:
+                torch.save({"point": asdict(point), "facts": self.facts, "model": state}, partial)
         except (OSError, RuntimeError) as error:
             raise PathError(f"{file} cannot be written ({first_line(error)}). Choose another folder.") from None
-        finally:
-            beside.unlink(missing_ok=True)
 
     def _file(self, index: int) -> Path:
         return self.folder / f"point-{index:03d}.pt"

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxsps._install import require
+
 
 @dataclass(frozen=True)
 class Table:
@@ -50,6 +52,7 @@ class Table:
 
     def frame(self) -> Any:
         """The same as a pandas DataFrame."""
+        require("A table as a data frame", "sparsity", "pandas")
         import pandas
 
         return pandas.DataFrame([list(row) for row in self.rows], columns=list(self.columns))

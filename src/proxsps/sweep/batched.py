@@ -25,7 +25,7 @@ from proxsps.sweep.penalties import Penalties
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.saved import SavedBatch, State
 from proxsps.sweep.single import extra_columns, finished
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import RunSpec, method_digest
 
 SAMPLES = 32_768  # samples of all runs that are evaluated at a time: intermediate arrays stay in the cache
 LARGE = 200_000  # entries of all runs together from which several threads share the work of an operation
@@ -48,6 +48,7 @@ def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) ->
         raise ValueError("Runs of one batch must share their problem and number of epochs.")
     if free := sorted({spec.method for spec in specs if spec.definition.rateless}):
         raise ValueError(f"Runs of {' and '.join(free)} cannot be batched: use the engine single or processes.")
+    _check_names(specs)
     program = _Program(specs)
     first, step = program.restore(saved.load() if saved else None)
     if first:
@@ -231,6 +232,15 @@ class _Program:
             RunResult(spec, self.metrics[:, i, :-1], self.zetas[:, :, i], extra_columns(spec, self.metrics[:, i, -1]))
             for i, spec in enumerate(self.specs)
         ]
+
+
+def _check_names(specs: Sequence[RunSpec]) -> None:
+    """Raise an error if a name stands for two methods: in a batch, as in tables, methods are told apart by names."""
+    own = list({id(spec.own): spec.own for spec in specs if spec.own is not None}.values())
+    if len(own) > len({method.name for method in own}):
+        names = [name for name, _ in {(method.name, method_digest(method)) for method in own}]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"Different methods have the name {twice[0]!r}: give each a name of its own.")
 
 
 def _has_method(name: str, spec: RunSpec) -> bool:

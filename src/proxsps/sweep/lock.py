@@ -8,7 +8,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from proxsps.sweep.files import PARTIAL, StoreError
+from proxsps._files import PARTIAL
+from proxsps.sweep.files import StoreError
 
 PATIENCE = 60.0  # seconds to wait for another command that is writing
 

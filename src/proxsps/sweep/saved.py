@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 import proxsps
-from proxsps.sweep.files import StoreError, replace_file
+from proxsps._files import replace_file
+from proxsps.sweep.files import StoreError
 from proxsps.sweep.spec import RunSpec
 
 FORMAT = 2

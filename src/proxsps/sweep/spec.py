@@ -114,15 +114,16 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _own_facts(self) -> dict[str, str]:
-        """Digests of the method and the regulariser, if they are your own."""
-        if self.own is None and self.regularizer is None:
+        """Digests of the method and the regulariser, if they are your own; options of a method of this package."""
+        if self.own is None and self.regularizer is None and not self.definition.options:
             return {}
         from proxsps.problems.fingerprint import fingerprint
 
         facts = {}
         if self.own is not None:
-            flags = (self.own.coupled, self.own.bounded, self.own.guarded)
-            facts["own method"] = fingerprint(self.own.make, self.own.rule, flags)
+            facts["own method"] = method_digest(self.own)
+        elif self.definition.options:
+            facts["options"] = fingerprint(self.definition.options)
         if self.regularizer is not None:
             facts["regularizer"] = fingerprint(self.phi)
         return facts
@@ -162,6 +163,15 @@ def _definition(method: str | Method, own: Method | None) -> Method:
     if not given.runs:
         raise ValueError(f"The method {given.name!r} has no optimizer: pass `make`, a function of parameters and run.")
     return given
+
+
+def method_digest(method: Method) -> str:
+    """Sixteen digits for all that a run gets from a method: its fields except its looks, and your own code."""
+    from proxsps.problems.fingerprint import fingerprint, own_code
+
+    decisive = {field.name: getattr(method, field.name) for field in fields(method) if field.name not in methods.LOOKS}
+    named = [own_code(part) for part in (method.rule, method.optimizer) if isinstance(part, str)]
+    return fingerprint(decisive, named)
 
 
 def describe(problem: Problem) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from proxsps._files import replace_file
 from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
-from proxsps.sweep.files import replace_file
 
 VERSION = b"2"
 READABLE = (b"1", VERSION)  # the first version had no digest

@@ -1,7 +1,11 @@
 """Training networks on images: one run (`loop`), its checkpoints, several processes or devices, and `proxsps train`."""
 
-from proxsps.training.checkpoint import CheckpointError
-from proxsps.training.engine import Training
-from proxsps.training.loop import Watch, train
+from proxsps._install import require as _require
+
+_require("proxsps.training", "experiments", "filelock", "pandas", "pyarrow")
+
+from proxsps.training.checkpoint import CheckpointError  # noqa: E402
+from proxsps.training.engine import Training  # noqa: E402
+from proxsps.training.loop import Watch, train  # noqa: E402
 
 __all__ = ["CheckpointError", "Training", "Watch", "train"]

@@ -1,9 +1,8 @@
 """A run on disk: weights, optimizer and measurements after its last complete epoch.
 
-Random numbers are drawn from the seed and the epoch, so that no state of a generator is needed to continue. A file is
-written under another name and then renamed: a kill leaves the last complete one. `torch.save` writes a zip archive;
-its comment holds the sha256 of all bytes before it. The sha256 is checked first, and then only tensors and plain data
-are read.
+Random numbers are drawn from the seed and the epoch, so that no state of a generator is needed to continue. A kill
+leaves the last complete file. `torch.save` writes a zip archive; its comment holds the sha256 of all bytes before it.
+The sha256 is checked first, and then only tensors and plain data are read.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import hashlib
 import io
 import os
 import struct
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from proxsps._files import replace_file
 from proxsps.training.identity import TrainingSpec
 
 FORMAT = 2
@@ -33,13 +32,10 @@ class CheckpointError(ValueError):
 
 def prepare(path: Path) -> None:
     """Create the folder of a checkpoint and write a file there, so that a run fails at once if this is not possible."""
-    beside = _beside(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.test")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _write(beside, bytes(4096))
-        finally:
-            beside.unlink(missing_ok=True)
+        replace_file(beside, bytes(4096))
+        beside.unlink()
     except OSError as error:
         raise _unwritable(path, error) from None
     if path.exists() and not path.is_file():
@@ -57,15 +53,10 @@ def save(path: Path, spec: TrainingSpec, model: nn.Module, optimizer: Optimizer,
     }
     stream = io.BytesIO()
     torch.save(content, stream)
-    beside = _beside(path)
     try:
-        _write(beside, sealed(stream.getvalue()))
-        os.replace(beside, path)
+        replace_file(path, sealed(stream.getvalue()))
     except OSError as error:
         raise _unwritable(path, error) from None
-    finally:
-        with suppress(OSError):
-            beside.unlink()
 
 
 def sealed(archive: bytes) -> bytes:
@@ -125,18 +116,6 @@ def _read(path: Path, data: bytes, device: torch.device) -> dict[str, Any]:
 
 def _seal(body: bytes) -> bytes:
     return MARK + hashlib.sha256(body).hexdigest().encode()
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Write a file to the disk, not only to the system's memory: a power cut must not leave a renamed, empty file."""
-    with file.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _unwritable(path: Path, error: OSError) -> CheckpointError:

@@ -1,7 +1,8 @@
 """Trials: one task, one optimizer with its constants, one seed, and one number at the end.
 
 A sweep compares methods on one problem over epochs. Trials are for comparisons over several tasks of any kind, with any
-torch optimizer: a task says what is trained and measured, a method makes the optimizer, and a result is one row.
+torch optimizer: a task says what is trained and measured, a method of `proxsps.methods` or your own is the optimizer,
+and a result is one row.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -24,20 +25,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from proxsps.methods import Method, load
 from proxsps.optim import CoolDown, polynomial_multi_avg_fn
 from proxsps.optim.base import PolyakOptimizer
+from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
 from proxsps.sweep.pool import Tell, run_tasks
+from proxsps.sweep.spec import method_digest
 
 ENDINGS = ("none", "cool-down", "average")
 METRICS = ("accuracy", "loss", "gap")  # "gap": an objective over its smallest value, minus 1
 LOOKS = 10  # steps between two readings of the active cap
+RENEWED = 20  # batches for new running statistics
 
 Batch = tuple[Tensor, ...]
 Params = list[nn.Parameter]
 
 
-class Task(ABC):
+class TrialTask(ABC):
     """What is trained, for how many steps, and what is measured at the end.
 
     Subclasses are frozen dataclasses of plain options; `data_digest` covers everything else that they depend on.
@@ -80,33 +85,15 @@ class Task(ABC):
 
 
 @dataclass(frozen=True)
-class Method:
-    """An optimizer under a name.
-
-    Args:
-        name: the name of the method in tables and stores.
-        make: returns an optimizer for these parameters, with this lr (None: not set), on this task.
-        lrs: the learning rates; None stands for "not set".
-        has_prox: whether the optimizer takes the task's regulariser; others get its subgradient with the gradient.
-        needs: packages that it is imported from.
-    """
-
-    name: str
-    make: Callable[[Params, float | None, Task], Optimizer]
-    lrs: tuple[float | None, ...]
-    has_prox: bool = False
-    needs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Trial:
     """One run: a task, a method with an lr, a seed, and what is done at the end of training.
 
-    `ending` is "none", "cool-down" (the lr falls to 0 over the last quarter) or "average" (the polynomial average of
-    the weights is measured).
+    `lr` is None if it is not set. `make` of a method is called with the parameters and the trial. `ending` is "none",
+    "cool-down" (the lr falls to 0 over the last quarter) or "average" (the polynomial average of the weights is
+    measured).
     """
 
-    task: Task
+    task: TrialTask
     method: Method
     lr: float | None
     seed: int
@@ -118,8 +105,8 @@ class Trial:
 
     @cached_property
     def id(self) -> str:
-        """Sixteen digits that stand for all of the above, and for the task's data."""
-        text = json.dumps([_settings(self.task), *self.setting()], sort_keys=True)
+        """Sixteen digits that stand for all of the above, for the task's data, and for your own code in both."""
+        text = json.dumps([_settings(self.task), *self.setting(), method_digest(self.method)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def setting(self) -> tuple[str, str, float | None, int, str]:
@@ -133,9 +120,26 @@ class Trial:
 
 
 @lru_cache(maxsize=64)
-def _settings(task: Task) -> dict[str, Any]:
-    """The settings of a task, for which its data is read."""
-    return task.settings()
+def _settings(task: TrialTask) -> dict[str, Any]:
+    """The settings of a task, for which its data is read, and its code if it is your own."""
+    return {**task.settings(), "code": fingerprint(type(task))}
+
+
+def make_optimizer(params: Params, trial: Trial) -> Optimizer:
+    """The optimizer of a trial. Optimizers of this package take the task's regulariser."""
+    method, task = trial.method, trial.task
+    if method.make is not None:
+        return method.make(params, trial)
+    kind, options = load(method.optimizer), dict(method.options)
+    if issubclass(kind, PolyakOptimizer):
+        options |= {"regularizer": task.regularizer()}
+        options |= {"lower_bound": task.lower_bound} if method.bounded else {}
+    return kind(params, lr=trial.lr, weight_decay=task.weight_decay, **options)
+
+
+def takes_regularizer(method: Method, optimizer: Optimizer) -> bool:
+    """Whether the optimizer has the task's regulariser; others get its subgradient with the gradient."""
+    return isinstance(optimizer, PolyakOptimizer) if method.optimizer else not method.coupled
 
 
 def run_trial(trial: Trial) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def run_trial(trial: Trial) -> dict[str, Any]:
     began = time.process_time()
     task = trial.task
     model = task.model(trial.seed)
-    optimizer = trial.method.make(list(model.parameters()), trial.lr, task)
+    optimizer = make_optimizer(list(model.parameters()), trial)
     scheduler = CoolDown(optimizer, task.steps) if trial.ending == "cool-down" else None
     averaged = AveragedModel(model, multi_avg_fn=polynomial_multi_avg_fn()) if trial.ending == "average" else None
     caps: list[str] = []
@@ -187,7 +191,7 @@ def _step(trial: Trial, model: nn.Module, optimizer: Optimizer, batch: Batch) ->
     loss = trial.task.loss(model, batch)
     loss.backward()
     phi = trial.task.regularizer()
-    if phi is not None and not trial.method.has_prox:
+    if phi is not None and not takes_regularizer(trial.method, optimizer):
         with torch.no_grad():
             for param in model.parameters():
                 param.grad += phi.subgradient(param)
@@ -210,14 +214,14 @@ def _measured(trial: Trial, model: nn.Module, optimizer: Optimizer) -> float:
     return trial.task.measure(inner)
 
 
-def _renew_statistics(model: nn.Module, task: Task, seed: int, batches: int = 20) -> None:
+def _renew_statistics(model: nn.Module, task: TrialTask, seed: int) -> None:
     """Running statistics of batch normalisation as plain means over some training batches."""
     norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # torch's way to say "plain mean"
     inner = model.module if isinstance(model, AveragedModel) else model
-    for batch in _first(task.batches(seed), batches):
+    for batch in _first(task.batches(seed), RENEWED):
         task.loss(inner, batch)
 
 

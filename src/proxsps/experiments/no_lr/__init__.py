@@ -12,14 +12,14 @@ from functools import partial
 from proxsps import figures
 from proxsps.experiments.base import Drawing, Experiment
 from proxsps.experiments.no_lr.claims import CLAIMS, level_over_long_run
-from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, METHODS
+from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, LRS, METHODS
 from proxsps.experiments.no_lr.tables import endings_table, no_lr_table, task_table
 from proxsps.experiments.no_lr.tasks import DigitsTask, ImagesTask, MatrixTask, SparseTask
 from proxsps.experiments.no_lr.text import TextTask
-from proxsps.training.trials import ENDINGS, Task, Trial
+from proxsps.training.trials import ENDINGS, Trial, TrialTask
 
 # From the quickest to the slowest.
-TASKS: tuple[Task, ...] = (
+TASKS: tuple[TrialTask, ...] = (
     DigitsTask("digits", "digits, no weight decay: accuracy"),
     DigitsTask("digits-1e-4", "digits, weight decay 1e-4: objective", weight_decay=1e-4),
     DigitsTask("digits-1e-3", "digits, weight decay 1e-3: objective", weight_decay=1e-3),
@@ -36,13 +36,13 @@ LONG_TEXT = TextTask("transformer-10000", "transformer, 10,000 steps: validation
 LONG_LRS = (3e-4, 1e-3, 3e-3, 1e-2)  # AdamW's, for the run of 10,000 steps
 
 
-def trials(tasks: tuple[Task, ...], seeds: int) -> list[Trial]:
+def trials(tasks: tuple[TrialTask, ...], seeds: int) -> list[Trial]:
     """Every method with each lr and seed on every task; the endings for our methods without an lr."""
     found = []
     for task in tasks:
         for method in METHODS.values():
             if method.name != ADAM_L2 or task.weight_decay:
-                found += [Trial(task, method, lr, seed) for lr in method.lrs for seed in range(seeds)]
+                found += [Trial(task, method, lr, seed) for lr in LRS[method.name] for seed in range(seeds)]
         for name in (IDENTITY, ADAM):
             endings = [(ending, seed) for ending in ("cool-down", "average") for seed in range(seeds)]
             found += [Trial(task, METHODS[name], None, seed, ending) for ending, seed in endings]

@@ -1,21 +1,25 @@
-"""The optimizers that are compared, and the learning rates of each.
+"""The methods that are compared, with what is special here: their learning rates, and options of their optimizers.
 
-Baselines get a finer grid where their best lr is: "the best tuned baseline" has to be a strong one.
+Labels, colours and classes are those of `proxsps.methods`. Baselines get a finer grid where their best lr is: "the best
+tuned baseline" has to be a strong one. All constants are options, so that the ids of trials depend on them.
 """
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
+from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
+from proxsps import methods
 from proxsps._install import extra
-from proxsps.optim import ProxSPS, ProxSPSAdam
+from proxsps.methods import Method, load
 from proxsps.problems.errors import DataError
 from proxsps.regularizers import L2
-from proxsps.training.trials import Method, Params, Task
+from proxsps.training.trials import Params, Trial
 
 SGD_LRS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 MOMENTUM_LRS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0, 100.0)
@@ -26,89 +30,69 @@ CAPS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3)
 OUR_LRS = (None, 1e-2, 0.1, 1.0, 10.0, 1e4, 1e6)
 OUR_ADAM_LRS = (None, 1e-4, 1e-3, 1e-2, 0.1, 10.0, 1e6)
 
-DEFAULTS = {"sgd": 1e-3, "sgd-momentum": 1e-3, "adamw": 1e-3, "schedule-free": 2.5e-3, "prodigy": 1.0, "prox-sps": 1.0}
 IDENTITY, ADAM = "prox-sps-momentum", "prox-sps-adam"
 ADAM_L2 = "prox-sps-adam-l2"  # on tasks with weight decay: lam/2 ||x||^2 itself instead of decoupled decay
 RIVALS = {IDENTITY: "sgd-momentum", ADAM: "adamw"}  # the baseline of the same family
 
-
-def _sgd(params: Params, lr: float | None, task: Task) -> Optimizer:
-    return torch.optim.SGD(params, lr, weight_decay=task.weight_decay)
-
-
-def _momentum(params: Params, lr: float | None, task: Task) -> Optimizer:
-    return torch.optim.SGD(params, lr, momentum=0.9, weight_decay=task.weight_decay)
-
-
-def _adamw(params: Params, lr: float | None, task: Task) -> Optimizer:
-    return torch.optim.AdamW(params, lr, weight_decay=task.weight_decay)
-
-
-def _schedule_free(params: Params, lr: float | None, task: Task) -> Optimizer:
-    try:
-        from schedulefree import AdamWScheduleFree
-    except ImportError:
-        raise _lacking("schedulefree") from None
-    warmup = task.steps // 20  # as its authors advise
-    return AdamWScheduleFree(params, lr=lr, weight_decay=task.weight_decay, warmup_steps=warmup)
+LRS: dict[str, tuple[float | None, ...]] = {  # None: not set
+    "sgd": SGD_LRS,
+    "sgd-momentum": MOMENTUM_LRS,
+    "adamw": ADAM_LRS,
+    "schedule-free": FREE_LRS,
+    "prodigy": PRODIGY_LRS,
+    "prox-sps": CAPS,
+    IDENTITY: OUR_LRS,
+    ADAM: OUR_ADAM_LRS,
+    ADAM_L2: (None,),
+}
+# What counts as "lr not set" for methods that need one; sweeps have another default for SGD than torch.
+DEFAULTS = {name: methods.METHODS[name].lr for name, lrs in LRS.items() if None not in lrs} | {"sgd": 1e-3}
 
 
-def _prodigy(params: Params, lr: float | None, task: Task) -> Optimizer:
-    try:
-        from prodigyopt import Prodigy
-    except ImportError:
-        raise _lacking("prodigyopt") from None
+def _schedule_free(params: Params, trial: Trial) -> Optimizer:
+    options = dict(trial.method.options)
+    warmup = trial.task.steps // options.pop("steps_per_warmup_step")
+    return _baseline(params, trial, warmup_steps=warmup, **options)
+
+
+def _prodigy(params: Params, trial: Trial) -> Optimizer:
     with redirect_stdout(io.StringIO()):  # it prints which weight decay it uses
-        return Prodigy(params, lr=lr, weight_decay=task.weight_decay)
+        return _baseline(params, trial, **dict(trial.method.options))
 
 
-def _prox_sps(params: Params, lr: float | None, task: Task) -> Optimizer:
-    return ProxSPS(params, lr, task.weight_decay, task.regularizer(), task.lower_bound)
+def _baseline(params: Params, trial: Trial, **options: Any) -> Optimizer:
+    try:
+        kind = load(trial.method.optimizer)
+    except ImportError:
+        package = " and ".join(trial.method.needs)
+        raise DataError(
+            f"The experiment compares with {package}, which is not installed: {extra('baselines')}."
+        ) from None
+    return kind(params, lr=trial.lr, weight_decay=trial.task.weight_decay, **options)
 
 
-def _ours(params: Params, lr: float | None, task: Task) -> Optimizer:
-    return ProxSPS(
-        params,
-        lr,
-        task.weight_decay,
-        task.regularizer(),
-        task.lower_bound,
-        momentum=0.9,
-        cap="matched",
-        distance_cap=True,
-    )
+def _euclidean(params: Params, trial: Trial) -> Optimizer:
+    phi, kind = L2(trial.task.weight_decay), load(trial.method.optimizer)
+    return kind(params, trial.lr, regularizer=phi, lower_bound=trial.task.lower_bound, **dict(trial.method.options))
 
 
-def _ours_adam(params: Params, lr: float | None, task: Task) -> Optimizer:
-    return ProxSPSAdam(
-        params,
-        lr,
-        weight_decay=task.weight_decay,
-        regularizer=task.regularizer(),
-        lower_bound=task.lower_bound,
-        distance_cap=True,
-    )
-
-
-def _ours_adam_l2(params: Params, lr: float | None, task: Task) -> Optimizer:
-    return ProxSPSAdam(params, lr, regularizer=L2(task.weight_decay), lower_bound=task.lower_bound, distance_cap=True)
-
-
-def _lacking(package: str) -> DataError:
-    return DataError(f"The experiment compares with {package}, which is not installed: {extra('baselines')}.")
+def _method(name: str, make: Callable[[Params, Trial], Optimizer] | None = None, **options: Any) -> Method:
+    """A method of the table with further options."""
+    known = methods.METHODS[name]
+    return replace(known, make=make, options=(*known.options, *options.items()))
 
 
 METHODS = {
     method.name: method
     for method in (
-        Method("sgd", _sgd, SGD_LRS),
-        Method("sgd-momentum", _momentum, MOMENTUM_LRS),
-        Method("adamw", _adamw, ADAM_LRS),
-        Method("schedule-free", _schedule_free, FREE_LRS, needs=("schedulefree",)),
-        Method("prodigy", _prodigy, PRODIGY_LRS, needs=("prodigyopt",)),
-        Method("prox-sps", _prox_sps, CAPS, has_prox=True),
-        Method(IDENTITY, _ours, OUR_LRS, has_prox=True),
-        Method(ADAM, _ours_adam, OUR_ADAM_LRS, has_prox=True),
-        Method(ADAM_L2, _ours_adam_l2, (None,), has_prox=True),
+        _method("sgd"),
+        _method("sgd-momentum"),
+        _method("adamw"),
+        _method("schedule-free", _schedule_free, steps_per_warmup_step=20),  # as its authors advise
+        _method("prodigy", _prodigy),
+        _method("prox-sps"),
+        _method(IDENTITY, cap="matched", distance_cap=True),
+        _method(ADAM, distance_cap=True),
+        _method(ADAM_L2, _euclidean, distance_cap=True),
     )
 }

@@ -21,7 +21,7 @@ from proxsps.problems.vision import ImageClassification
 from proxsps.regularizers import L1, Regularizer
 from proxsps.training.loader import prepared
 from proxsps.training.tasks import Digits, digits
-from proxsps.training.trials import Batch, Task
+from proxsps.training.trials import Batch, TrialTask
 
 HALF = 5  # classes of CIFAR-10 that a network is trained on before it is fine-tuned on the others
 EVALUATED = 500  # images in a batch of an evaluation
@@ -49,7 +49,7 @@ def _digits() -> tuple[Batch, Batch]:
 
 
 @dataclass(frozen=True)
-class DigitsTask(Task):
+class DigitsTask(TrialTask):
     """Handwritten digits and a perceptron. With weight decay the objective on the training set counts, else accuracy.
 
     The loss of this network can reach its bound, and with weight decay the optimum is a compromise: a step that shrinks
@@ -94,7 +94,7 @@ class DigitsTask(Task):
 
 
 @dataclass(frozen=True)
-class ImagesTask(Task):
+class ImagesTask(TrialTask):
     """CIFAR-10 in 16 x 16 pixels by a small residual network; the accuracy on 2,500 images counts.
 
     Args:
@@ -176,7 +176,7 @@ def _trained(task: ImagesTask, seed: int) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class MatrixTask(Task):
+class MatrixTask(TrialTask):
     """The paper's first matrix factorisation; its objective on the training set."""
 
     metric: ClassVar[str] = "loss"
@@ -209,7 +209,7 @@ class MatrixTask(Task):
 
 
 @dataclass(frozen=True)
-class SparseTask(Task):
+class SparseTask(TrialTask):
     """Logistic regression with an l1 penalty: how far the objective is above its smallest value, relative to that.
 
     Optimizers without a prox get a subgradient of the penalty.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-
+from proxsps._install import require
 from proxsps.sparsity.callbacks import Journal
 from proxsps.sparsity.units import Units
+
+require("proxsps.sparsity.callbacks.lightning", "lightning", "lightning")
+
+from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 
 
 class SparsityCallback(Callback):

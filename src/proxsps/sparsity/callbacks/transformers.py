@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
-
+from proxsps._install import require
 from proxsps.sparsity.callbacks import Journal
 from proxsps.sparsity.units import Units
+
+require("proxsps.sparsity.callbacks.transformers", "transformers", "transformers")
+
+from transformers import Trainer, TrainerCallback  # noqa: E402
 
 
 class SparsityCallback(TrainerCallback):
