@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from proxsps import CoolDown, DecSPS, ProxSPS, ProxSPSAdam
-from proxsps.optim import PolyakOptimizer
+from proxsps import CoolDown, DecSPS, PolyakOptimizer, ProxSPS, ProxSPSAdam
 
 STEPS, LENGTH, WIDTH = 600, 64, 64
 
