@@ -410,7 +410,7 @@ RESNETS = {
     **dict.fromkeys(("stagnates", "leaves-chance", "tiny-steps"), "adamw"),
     **dict.fromkeys(("zeta-below-alpha", "adaptive-helps"), "sps adamw"),
 }
-SILENT |= {name: RESNETS for name in ("cifar10-resnet56", "cifar10-resnet110", TWIN56, TWIN110, LONG)}
+SILENT |= dict.fromkeys(("cifar10-resnet56", "cifar10-resnet110", TWIN56, TWIN110, LONG), RESNETS)
 
 
 @pytest.mark.parametrize("name", SOURCES)

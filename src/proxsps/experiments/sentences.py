@@ -64,7 +64,6 @@ def states(
                 measured, holds = cannot_be_checked(error), False
             return Claim(name, gist, quantity, rule, measured, bool(holds))
 
-        claim.sentence = (name, gist)  # type: ignore[attr-defined]
         return claim
 
     return decorate
