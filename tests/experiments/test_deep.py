@@ -272,7 +272,7 @@ def test_adaptive_helps(made: Made) -> None:
     def with_cap(error: float, otherwise: float) -> Frames:
         return made(name, val_error=lambda spec: error if spec.schedule == "adaptive" else otherwise)
 
-    judged(claim, with_cap(0.25, 0.5), True, "+25.0 points, surely +25.0 (75.0% against 50.0%", "2 runs of each")
+    judged(claim, with_cap(0.25, 0.5), True, "+25.0 points, surely +25.0 (75.0% against 50.0%")
     judged(claim, with_cap(0.495, 0.5), False, "+0.5 points")
     judged(claim, with_cap(0.85, 0.9), False, "+5.0 points, surely +5.0 (15.0%")  # neither has been trained
     judged(claim, with_cap(0.5, 0.5), False, "+0.0 points")

@@ -96,6 +96,13 @@ def test_a_lead_within_the_spread_of_the_seeds_does_not_count(made: Made) -> Non
     judged(sensor.smaller_norm, made("sensor", model_norm=norms), False, "largest 0.750")
 
 
+def test_with_one_seed_nothing_is_sure(errors: Callable[..., Frames]) -> None:
+    frames = errors({("prox-sps", 5.0, 1e-4): 0.25})
+    one = {name: frame[frame["seed"] == 0] for name, frame in frames.items()}
+    judged(sensor.best_overall, one, True, "; one seed, so that nothing is sure")
+    assert "one seed" not in sensor.best_overall(frames).measured
+
+
 def test_no_verdict_with_runs_that_diverged(errors: Callable[..., Frames]) -> None:
     values = {("sgd", 1.0, 5e-4): math.nan, ("sgd", 5.0, 5e-4): 0.5, ("prox-sps", 5.0, 1e-4): 0.25}
     judged(sensor.sgd_best_at_large_strength, errors(values), False, "SGD diverged in 2 of 12 runs")

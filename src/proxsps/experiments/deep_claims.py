@@ -362,12 +362,6 @@ def adaptive_helps(frames: Frames) -> tuple[str, bool]:
     gain = least(errors["prox-sps"] - errors[FOLLOWED])
     return (
         f"{100 * (table[FOLLOWED] - table['prox-sps']):+.1f} points, surely {100 * gain:+.1f} ({table[FOLLOWED]:.1%} "
-        f"against {table['prox-sps']:.1%}; norm {norms[FOLLOWED]:.3g} against {norms['prox-sps']:.3g}; "
-        f"{_count(runs)} of each)",
+        f"against {table['prox-sps']:.1%}; norm {norms[FOLLOWED]:.3g} against {norms['prox-sps']:.3g})",
         gain >= APART - 1e-12 and table.min() > CHANCE,
     )
-
-
-def _count(runs: pd.DataFrame) -> str:
-    seeds = runs["seed"].nunique()
-    return "one run" if seeds == 1 else f"{seeds} runs"
