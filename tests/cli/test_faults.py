@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from proxsps.cli import app
 from proxsps.cli.checks import PROBE, check_folder
-from proxsps.cli.console import printable
+from proxsps.cli.console import one_line_errors, printable
 
 resource = pytest.importorskip("resource", reason="limits the size of files, as a full disk does")
 
@@ -188,3 +189,19 @@ def test_version(call):
 
     result = call("--version")
     assert (result.exit_code, result.stdout) == (0, f"proxsps {__version__}\n")
+
+
+def test_an_interrupt_before_anything_was_finished_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+
+    def interrupted() -> str:
+        with pytest.raises(typer.Exit), one_line_errors(out):
+            raise KeyboardInterrupt
+        return capsys.readouterr().err
+
+    assert interrupted() == "Interrupted. Nothing was finished yet.\n"
+    (out / "matrix-fac1" / "batches").mkdir(parents=True)
+    (out / "matrix-fac1" / ".lock").touch()
+    assert "Nothing was finished yet" in interrupted()
+    (out / "matrix-fac1" / "batches" / "state.pt").touch()
+    assert "the same command continues from there" in interrupted()

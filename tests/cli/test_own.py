@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ def test_a_grid_is_run_drawn_and_reported(tmp_path: Path) -> None:
     ours = {("prox-sps", lr, 1e-3, "sqrt") for lr in (0.5, 1.0)}
     assert found == ours | {("prox-sgd", 0.1, 1e-3, "sqrt")}
     assert {path.name for path in (place / "figures").iterdir()} >= {"objective.svg", "step-sizes.svg"}
-    assert "0 of 0 claims" in result.output
+    assert "There are no claims to check." in result.output
+    assert "verdict" not in result.output
     assert "lr = 0.5, 1" in (tmp_path / "report.html").read_text()
     again = call("run", *words, "--json")
     assert json.loads(again.stdout)[0]["ran"] == 0
@@ -131,7 +133,10 @@ def test_long_settings_have_a_short_folder(tmp_path: Path) -> None:
         (["lr"], "--set needs KEY=VALUE"),
         (["lr="], "--set needs KEY=VALUE"),
         (["lr=1", "lr=2"], "was given twice"),
-        (["lr=-1"], "takes numbers >= 0 with commas between them; got '-1'"),
+        (["lr=-1"], "takes numbers > 0 with commas between them; got '-1'"),
+        (["lr=0"], "takes numbers > 0 with commas between them; got '0'"),
+        (["sgd.lr=0"], "takes numbers > 0"),
+        (["lam=-1"], "takes numbers >= 0 with commas between them; got '-1'"),
         (["lr=nan"], "got 'nan'"),
         (["lm=1"], "--set has no key 'lm'. Did you mean 'lam'?"),
         (["method=proxsps"], "Did you mean 'prox-sps'?"),
@@ -149,6 +154,8 @@ def test_settings_that_are_wrong(settings: list[str], said: str) -> None:
     ("words", "said"),
     [
         (["flow", "--set", "lr=1"], "flow has none"),
+        (["no-lr", "--set", "lr=1"], "no-lr has none"),
+        (["matrix-fac1", "no-lr", "--set", "lr=1"], "no-lr has none"),
         (["matrix-fac1", "--set", "sgd.lr=1"], "is for a method that is not run"),
         (["matrix-fac1", "--set", "regularizer=l1,l2"], "takes one name"),
         (["matrix-fac1", "--set", "method=adamw", "--set", "regularizer=l1"], "AdamW has weight decay"),
@@ -174,6 +181,40 @@ def test_an_experiment_in_a_file(mine: Any, tmp_path: Path) -> None:
     assert "Run it first: proxsps run mine_of_a_test.py --out elsewhere" in " ".join(other.output.split())
     call("run", file, "--out", "results", "--set", "adagrad.lr=1", "--epochs", "1")
     assert (tmp_path / "results" / "adagrad-adagrad.lr_1" / "runs.parquet").exists()
+
+
+def test_settings_may_name_the_methods_of_the_file(mine: Any, tmp_path: Path) -> None:
+    """The file is loaded before the options are checked, in a process that does not know its methods yet."""
+    file = mine(MINE)
+    words = ["run", file, "--set", "method=adagrad", "--set", "adagrad.lr=0.5", "--epochs", "1", "--seeds", "1"]
+    code = "import sys; from proxsps.cli import app; app(sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (store,) = (tmp_path / "out").glob("*/runs.parquet")
+    assert set(pd.read_parquet(store)["method"]) == {"adagrad"}
+
+
+def test_the_file_of_the_documentation_is_complete(mine: Any, tmp_path: Path) -> None:
+    """The block that the page says to save, and nothing else."""
+    page = (Path(__file__).parents[2] / "docs" / "your-own-experiment.md").read_text()
+    (block,) = re.findall(r"Save this as `mine.py`:\n\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    mine(block, "mine.py")
+    words = ["reproduce", "mine.py", "--seeds", "1", "--epochs", "1"]
+    code = "import sys; from proxsps.cli import app; app(sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "of 1 claims hold." in done.stdout
+    assert "adagrad: 1 of 5 seeds, 1 of 50 epochs: not the full experiment." in done.stdout
+
+
+def test_a_claim_that_raises_an_error_does_not_hold_and_says_where(mine: Any) -> None:
+    file = mine(MINE.replace('means["adagrad"].min()', 'means["adagard"].min()'))
+    result = call("reproduce", file)
+    line = MINE[: MINE.index('means["adagrad"].min()')].count("\n") + 1
+    text = " ".join(result.output.split())
+    assert "0 of 1 claims hold" in text
+    assert "cannot be checked: KeyError: 'adagard'" in text
+    assert str(line) in text
 
 
 def test_changed_code_is_another_experiment(mine: Any, tmp_path: Path) -> None:

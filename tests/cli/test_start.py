@@ -99,7 +99,7 @@ def without(
         (["train", "cifar10-resnet56", "--method", "proxsp"], 2, "Did you mean 'prox-sps'?"),
         (["sparsify", "digit-mlp"], 2, "Or 'digits-mlp'"),
         (["run", "matrix-fac1", "--convention", "txt"], 2, "published or text, got 'txt'"),
-        (["reproduce", "flow", "--sensors", "month.csv"], 2, "none of them was named"),
+        (["reproduce", "flow", "--sensors", "month.csv"], 2, "sensor was not named"),
         (["theory", "--help"], 0, "verify"),
         (["no-such-command"], 2, "No such command"),
         (["run"], 2, "Missing argument"),

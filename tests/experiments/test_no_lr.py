@@ -18,7 +18,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from proxsps import figures
+from proxsps import figures, methods
 from proxsps.cli import app
 from proxsps.experiments import EXPERIMENTS
 from proxsps.experiments.base import Frames
@@ -154,7 +154,7 @@ def test_good_ranges_are_decades_around_the_best_lr():
 def test_the_table_has_one_row_per_task_and_method_with_endings_of_ours():
     table = NO_LR.table(made("right"))
     assert len(table) == ROWS
-    ours = table[(table["task"] == "digits") & (table["method"] == "ours, Adam's metric")].iloc[0]
+    ours = table[(table["task"] == "digits") & (table["method"] == methods.METHODS[ADAM].label)].iloc[0]
     assert ours["lr not set"].startswith("90.")
     assert ours["cool-down"].startswith("90.")
     assert table[table["method"] == "AdamW"]["cool-down"].tolist() == [""] * len(TASKS)

@@ -92,7 +92,10 @@ def test_claims_on_tables_can_fail() -> None:
     assert not ridge.judge({"interpolation": pd.DataFrame({"lam": lam, "sigma_sq": 1.0 + lam})})[0].holds
     (claim,) = ridge.judge({"interpolation": pd.DataFrame({"lam": lam, "sigma_sq": lam})})
     assert claim.holds
-    assert "1e+04" in claim.measured
+    assert "1e+05; 5 of 5 steps upwards" in claim.measured
+    fallen = pd.DataFrame({"lam": lam, "sigma_sq": np.minimum(lam, 0.1 / lam)})
+    (claim,) = ridge.judge({"interpolation": fallen})
+    assert not claim.holds
 
 
 # Grids

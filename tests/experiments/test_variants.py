@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +55,7 @@ def test_options_that_no_experiment_has_are_told() -> None:
     with pytest.raises(ValueError, match=r"--convention text is for matrix-fac1, .* none of them was named"):
         variants([flow], Options("text"))
     assert [experiment.name for experiment in variants([flow, matrix], Options("text"))] == ["flow", "matrix-fac1-text"]
-    with pytest.raises(ValueError, match=r"--sensors month2.csv is for sensor; none of them was named"):
+    with pytest.raises(ValueError, match=r"--sensors month2.csv is for sensor; sensor was not named"):
         variants([matrix], Options(sensors="month2.csv"))
     with pytest.raises(ValueError, match="The convention is published or text, got 'txt'"):
         variants([matrix], Options("txt"))
@@ -95,9 +97,9 @@ def test_a_month_from_the_command_line(call: Callable[..., Result], tmp_path: Pa
     assert "nowhere.csv cannot be read" in nowhere.stderr
 
 
-def test_the_sensors_name_their_seeds_and_what_the_paper_says() -> None:
+def test_the_sensors_say_how_many_runs_there_are_and_what_the_paper_says() -> None:
     experiment = EXPERIMENTS["sensor"]
-    assert "Seeds 0, 1, 2" in experiment.description
+    assert "three are the default" in experiment.description
     assert "ten runs" in experiment.description
     assert {spec.seed for spec in experiment.specs(experiment.seeds, 1)} == {0, 1, 2}
 
@@ -110,7 +112,9 @@ def test_captions_say_how_many_runs(made: Callable[..., Frames], name: str) -> N
         caption = drawing.caption_for(frames)
         assert "{" not in caption
         assert "2 runs" in caption or "of one run" in caption
-        assert "one run" in drawing.caption_for(one)
+        single = drawing.caption_for(one)
+        assert "one run" in single
+        assert not any(word in single for word in ("mean", "deviation", "range"))
 
 
 def test_reproduce_draws_the_variant_in_its_own_folder(call: Callable[..., Result], tmp_path: Path) -> None:
@@ -120,6 +124,29 @@ def test_reproduce_draws_the_variant_in_its_own_folder(call: Callable[..., Resul
     assert drawn == {drawing.name for drawing in EXPERIMENTS["matrix-fac1"].drawings}
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Matrix factorisation 1 (text)" in page
-    assert "mean over one run" in page
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert captions
+    assert not any("mean" in caption for caption in captions)
+    assert "1 of 10 seeds, 1 of 50 epochs: not the full experiment." in page
+    assert "matrix-fac1-text: 1 of 10 seeds, 1 of 50 epochs: not the full experiment." in result.output
     assert "{runs}" not in page
     assert not (tmp_path / "out" / "matrix-fac1").exists()
+
+
+@pytest.mark.parametrize("words", [["all", "--sensors", "a"], ["sensor", "--sensors", "nowhere.csv"]])
+def test_a_month_is_checked_before_anything_is_run(
+    call: Callable[..., Result], tmp_path: Path, words: list[str]
+) -> None:
+    result = call("run", *words, *SMALL)
+    assert result.exit_code == 2
+    assert "--sensors" in result.stderr
+    assert "data must be" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_of_fewer_seeds_or_epochs_are_told(made: Callable[..., Frames]) -> None:
+    experiment, frames = EXPERIMENTS["sensor"], made("sensor")
+    assert experiment.shortened(frames) == "2 of 3 seeds, 12 of 100 epochs: not the full experiment."
+    assert replace(experiment, seeds=2).shortened(frames) == "12 of 100 epochs: not the full experiment."
+    assert replace(experiment, seeds=1, epochs=12).shortened(frames) == ""
+    assert EXPERIMENTS["flow"].shortened({}) == ""

@@ -198,3 +198,20 @@ def test_colours_run_out_with_an_error_that_says_what_to_do(table):
         style.method(f"own-{i}")
     with pytest.raises(ValueError, match=r"no spare colour for the method 'own-8'.*colour='#1133AA'"):
         style.method("own-8")
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 7])
+def test_epochs_are_whole(stability_data, epochs):
+    short = stability_data[stability_data["epoch"] <= epochs]
+    sqrt = short[short["schedule"] == "sqrt"]
+    for figure in (stability(short, "objective"), per_lambda(sqrt, "objective")):
+        for axes in figure.axes:
+            if axes.lines:
+                ticks = axes.get_xticks()
+                assert np.allclose(ticks, np.round(ticks))
+
+
+def test_labels_have_all_digits_of_a_step_size():
+    assert style.alpha_label(0.26875) == "α₀ = 0.26875"
+    assert style.alpha_label(0.4125) == "α₀ = 0.4125"
+    assert style.alpha_label(10.0) == "α₀ = 10"

@@ -82,9 +82,18 @@ def one_line_errors(folder: Path | None = None) -> Iterator[None]:
         _complain(MemoryError(error))
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        kept = f" What was finished is in {folder}; the same command continues from there." if folder else ""
-        say(f"Interrupted.{kept}")
+        say(f"Interrupted.{_kept(folder)}")
         raise typer.Exit(130) from None
+
+
+def _kept(folder: Path | None) -> str:
+    """What an interrupt leaves: finished runs, the saved state of a batch, or a checkpoint."""
+    if folder is None:
+        return ""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    if any(not path.name.startswith(".") and path.suffix != ".lock" for path in files):
+        return f" What was finished is in {folder}; the same command continues from there."
+    return " Nothing was finished yet."
 
 
 class Commands(TyperGroup):
@@ -145,13 +154,20 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def show_claims(judged: dict[str, list[Claim]], as_json: bool) -> None:
-    """The claims of each experiment as a table, or as JSON."""
+def show_claims(judged: dict[str, list[Claim]], as_json: bool, notes: dict[str, str] | None = None) -> None:
+    """The claims of each experiment as a table, or as JSON. `notes` say which experiments were shortened."""
+    notes = notes or {}
     if as_json:
-        rows = [{"experiment": name, **vars(claim)} for name, found in judged.items() for claim in found]
+        rows = [
+            {"experiment": name, **vars(claim), "shortened": notes.get(name, "")}
+            for name, found in judged.items()
+            for claim in found
+        ]
         print_json(rows)
         return
     for name, found in judged.items():
+        if not found:
+            continue
         table = Table("claim", "measured", "verdict", title=name, title_justify="left", box=box.SIMPLE_HEAD)
         for claim in found:
             verdict = "[green]holds[/green]" if claim.holds else "[bold red]does not hold[/bold red]"
@@ -160,7 +176,12 @@ def show_claims(judged: dict[str, list[Claim]], as_json: bool) -> None:
             )
         out.print(table)
     total = [claim.holds for found in judged.values() for claim in found]
-    out.print(f"{sum(total)} of {len(total)} claims hold.", highlight=False)
+    out.print(
+        f"{sum(total)} of {len(total)} claims hold." if total else "There are no claims to check.", highlight=False
+    )
+    for name, note in notes.items():
+        if note:
+            out.print(f"{name}: {note}", style="bold", highlight=False, soft_wrap=True)
 
 
 def show_table(name: str, frame: pd.DataFrame) -> None:

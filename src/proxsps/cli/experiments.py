@@ -185,8 +185,11 @@ def claims(
     options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
         chosen = [_loaded(name, options) for name in _chosen(names, options)]
-        judged = {experiment.name: experiment.judge(experiment.frames(folder)) for experiment in chosen}
-    show_claims(judged, as_json)
+        judged, notes = {}, {}
+        for experiment in chosen:
+            frames = experiment.frames(folder)
+            judged[experiment.name], notes[experiment.name] = experiment.judge(frames), experiment.shortened(frames)
+    show_claims(judged, as_json, notes)
     _exit_if_failing(judged, strict)
 
 
@@ -200,7 +203,10 @@ def report(
     sensors: Sensors = "",
     settings: Settings = None,
 ) -> None:
-    """Write one HTML file with claims and figures of experiments that were run, and the figures as files."""
+    """Write one HTML file with claims and figures of the named experiments, and the figures as files.
+
+    The experiments must have been run. The file replaces an older report in the folder: name all that it should show.
+    """
     options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
         chosen = _chosen(names, options)
@@ -230,7 +236,10 @@ def reproduce(
     kind: Kind = DEFAULT_FORMAT,
     strict: Strict = False,
 ) -> None:
-    """Run, draw, check and report in one go; `all` skips what has no data, and what needs a GPU or hours."""
+    """Run, draw, check and report in one go; `all` skips what has no data, and what needs a GPU or hours.
+
+    The report is about the named experiments, and replaces an older one in the folder.
+    """
     options = Options(convention, sensors, tuple(settings or ()))
     with one_line_errors(folder):
         chosen = _chosen(names, options)
@@ -281,9 +290,11 @@ def _chosen(names: list[str], options: Options) -> list[str]:
     for name in names:
         if name != "all" and not is_file(name):
             EXPERIMENTS.check(name)
+    files = {name: _of_file(name) for name in names if is_file(name)}  # first: options may name their methods
     light = [name for name in EXPERIMENTS if (CATALOGUE.get(name) or EXPERIMENTS[name]).hardware == CORES]
-    check_options([name for name in names if name != "all"] + light * ("all" in names), options)
-    groups = [light if name == "all" else _of_file(name) if is_file(name) else [name] for name in names]
+    named = [own for name in names if name != "all" for own in files.get(name, [name])]
+    check_options(named, options, everything="all" in names)
+    groups = [light if name == "all" else files.get(name, [name]) for name in names]
     return list(dict.fromkeys(name for group in groups for name in group))
 
 

@@ -40,6 +40,12 @@ class _Part:
     claims: list[Claim]
     pictures: Callable[[], Pictures]
     table: pd.DataFrame | None
+    note: str = ""  # on an experiment with fewer seeds or epochs
+
+    @property
+    def description(self) -> str:
+        """What the experiment is, and that it was shortened."""
+        return "\n\n".join(text for text in (self.note, self.experiment.description) if text)
 
 
 class Report:
@@ -77,18 +83,19 @@ class Report:
             drawn = draw(experiment.drawings, frames, place, self.kinds)
             pictures = lambda: drawn  # noqa: E731
         table = None if experiment.table is None else experiment.table(frames)
-        self._parts.append(_Part(experiment, experiment.judge(frames), pictures, table))
+        note = experiment.shortened(frames)
+        self._parts.append(_Part(experiment, experiment.judge(frames), pictures, table, note))
         if summary is not None and summary["ran"]:
             self._speed[experiment.title] = f"{summary['ran']} runs in {summary['seconds']:.1f} s"
 
     def write(self, path: Path) -> dict[str, list[Claim]]:
         """Show the claims and write the page."""
         judged = {part.experiment.name: part.claims for part in self._parts}
-        show_claims(judged, as_json=False)
+        show_claims(judged, as_json=False, notes={part.experiment.name: part.note for part in self._parts})
         from proxsps.report import Section, describe_environment, write_report
 
         sections = [
-            Section(part.experiment.title, part.experiment.description, part.claims, part.pictures(), part.table)
+            Section(part.experiment.title, part.description, part.claims, part.pictures(), part.table)
             for part in self._parts
         ]
         write_report(path, sections, title=TITLE, environment=describe_environment(), speed=self._speed)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -43,10 +46,13 @@ class Drawing:
     draw: Callable[[Frames], Figure]
 
     def caption_for(self, frames: Frames) -> str:
-        """The caption, with the number of runs that the figure is drawn from."""
+        """The caption, with the number of runs that the figure is drawn from; one run has no mean and no deviation."""
         rows = frames.get("runs", frames.get("trials"))
         count = 0 if rows is None else rows["seed"].nunique()
-        return self.caption.replace("{runs}", "one run" if count == 1 else f"{count} runs")
+        if count != 1:
+            return self.caption.replace("{runs}", f"{count} runs")
+        single = re.sub(r",? shaded (one|two) standard deviations?", "", self.caption)
+        return re.sub(r"(mean over |mean and range of )?\{runs\}", "one run", single)
 
 
 @dataclass(frozen=True)
@@ -121,9 +127,41 @@ class Experiment:
         return shlex.join(words + (["--out", str(folder)] if folder != Path("out") else []))
 
     def judge(self, frames: Frames) -> list[Claim]:
-        """All claims, checked on these results."""
-        judged = (claim(frames) for claim in self.claims)
+        """All claims, checked on these results. One that cannot be checked does not hold, and says why."""
+        judged = (_checked(claim, frames) for claim in self.claims)
         return [claim for claim in judged if claim is not None]
+
+    def shortened(self, frames: Frames) -> str:
+        """A line for results of fewer seeds or epochs than the experiment has; empty for all of them."""
+        rows = frames.get("runs", frames.get("trials"))
+        if rows is None or rows.empty:
+            return ""
+        seeds, epochs = rows["seed"].nunique(), int(rows["epoch"].max()) if "epoch" in rows else self.epochs
+        parts = [f"{seeds} of {self.seeds} seeds"] if seeds < self.seeds else []
+        parts += [f"{epochs} of {self.epochs} epochs"] if epochs < self.epochs else []
+        return f"{', '.join(parts)}: not the full experiment." if parts else ""
+
+
+def _checked(claim: Callable[[Frames], Claim | None], frames: Frames) -> Claim | None:
+    try:
+        return claim(frames)
+    except (LookupError, ValueError, ArithmeticError, TypeError, AttributeError) as error:
+        inner: Any = claim
+        while isinstance(inner, partial):
+            inner = inner.func
+        name = getattr(inner, "__name__", type(inner).__name__).replace("_", "-")
+        gist = (getattr(inner, "__doc__", None) or name).strip().splitlines()[0]
+        return Claim(name, gist, "", "", cannot_be_checked(error), False)
+
+
+def cannot_be_checked(error: Exception) -> str:
+    """Why a claim has no verdict, with the place in the code where the numbers were missing."""
+    if type(error) is ValueError:
+        return f"cannot be checked: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"cannot be checked: {type(error).__name__}: {error}{place}"
 
 
 def last_medians(runs: pd.DataFrame, metric: str, last: int = 10) -> pd.Series:

@@ -15,6 +15,7 @@ from functools import partial
 from proxsps import figures
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
 from proxsps.experiments.deep_claims import (
+    CHANCE,
     adaptive_helps,
     both_work,
     capped_far_above,
@@ -29,7 +30,7 @@ from proxsps.experiments.deep_claims import (
     stagnates,
     tiny_steps,
 )
-from proxsps.experiments.imagenet_claims import CHANCE as IMAGENET_CHANCE
+from proxsps.experiments.imagenet_claims import WORKS as IMAGENET_WORKS
 from proxsps.experiments.imagenet_claims import (
     active_early,
     different_norm,
@@ -116,8 +117,10 @@ def _steps_of(schedule: str, text: str) -> Drawing:
 
 
 PUBLISHED_DRAWINGS = (*drawings(5, 2), STEP_SIZES)
-RESNET56_CLAIMS = (both_work, competitive, smaller_norm)
-RESNET110_CLAIMS = (tiny_steps, faster_than_adamw, competitive, partial(smaller_norm, largest_only=True))
+RESNET56_CLAIMS = (both_work(), competitive(), smaller_norm())
+RESNET110_CLAIMS = (tiny_steps, faster_than_adamw, competitive(), smaller_norm(largest_only=True))
+TWIN56_CLAIMS = (both_work(CHANCE), competitive(CHANCE), smaller_norm(CHANCE))
+TWIN110_CLAIMS = (tiny_steps, faster_than_adamw, competitive(CHANCE), smaller_norm(CHANCE, largest_only=True))
 # On a GPU: 1.5 GFLOP to train a ResNet110 on an image, half of it for a ResNet56, at 5 TFLOP/s. Not measured.
 HOUR, GPU = 3600.0, "a GPU, estimated"
 
@@ -166,7 +169,7 @@ IMAGENET32 = Experiment(
     (
         equally_well,
         similar_accuracies,
-        partial(less_sensitive, chance=IMAGENET_CHANCE),
+        less_sensitive(IMAGENET_WORKS),
         different_norm,
         active_early,
         faster_start,
@@ -205,7 +208,7 @@ LONG_TWIN = Experiment(
         Drawing(STEP_SIZES.name, STEP_SIZES.caption, lambda f: STEP_SIZES.draw(published_caps(f))),
         _steps_of("adaptive", "the cap that follows the epoch before"),
     ),
-    (*map(on_published_caps, (*RESNET56_CLAIMS, stagnates, capped_far_above)), adaptive_helps),
+    (*map(on_published_caps, (*TWIN56_CLAIMS, stagnates(CHANCE), capped_far_above)), adaptive_helps),
     long_specs,
     seeds=1,
     epochs=60,
@@ -213,11 +216,11 @@ LONG_TWIN = Experiment(
     engine=Training,
 )
 EXPERIMENTS = (
-    _published(56, (*RESNET56_CLAIMS, less_sensitive, stagnates, capped_far_above), hours=6),
-    _published(110, (partial(leaves_chance, sps_after=50), *RESNET110_CLAIMS), hours=12),
+    _published(56, (*RESNET56_CLAIMS, less_sensitive(), stagnates(), capped_far_above), hours=6),
+    _published(110, (leaves_chance(sps_after=50), *RESNET110_CLAIMS), hours=12),
     IMAGENET32,
-    _twin(56, RESNET56_CLAIMS, seeds=3, epochs=12, seconds=1570),
-    _twin(110, (leaves_chance, *RESNET110_CLAIMS), seeds=1, epochs=14, seconds=1420),
+    _twin(56, TWIN56_CLAIMS, seeds=3, epochs=12, seconds=1570),
+    _twin(110, (leaves_chance(), *TWIN110_CLAIMS), seeds=1, epochs=14, seconds=1420),
     ADAPTIVE,
     LONG_TWIN,
 )

@@ -8,8 +8,8 @@
 | schedule | the schedules: constant, sqrt, adaptive |
 | regularizer | the regulariser as a function of lambda: one of `REGULARIZERS` |
 
-Everything else stays as published. The sentences of the paper are about the published grid, so an experiment on your
-own grid has no claims; its drawings are those of `standard_drawings`.
+Everything else stays as in the experiment. The sentences of the paper are about the published grid, so an experiment on
+your own grid has no claims; its drawings are those of `standard_drawings`.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def _read(key: str, value: str) -> Any:
         number = float(value)
     except ValueError:
         number = math.nan
-    if not 0 <= number < math.inf:
-        raise ValueError(f"--set {key}=... takes numbers >= 0 with commas between them; got {value!r}.")
+    wanted = ">= 0" if key == "lam" else "> 0"  # with lr = 0 nothing would move
+    if not 0 <= number < math.inf or (number == 0 and key != "lam"):
+        raise ValueError(f"--set {key}=... takes numbers {wanted} with commas between them; got {value!r}.")
     return number
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from proxsps.experiments.catalogue import CATALOGUE, ENTRIES
+from proxsps.experiments.catalogue import CATALOGUE, ENTRIES, EXPERIMENTS
 from proxsps.experiments.grids import parse_settings, with_settings
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PUBLISHED = "published"
 CONVENTIONS = (PUBLISHED, "text")
 WITH_SENSORS = tuple(entry.name for entry in ENTRIES if entry.home == "sensor")
-WITH_GRID = tuple(entry.name for entry in ENTRIES if entry.runs)
+WITH_GRID = tuple(entry.name for entry in ENTRIES if entry.epochs)  # trials have no epochs, and no grid of specs
 WITH_CONVENTION = tuple(entry.name for entry in ENTRIES if entry.home in ("matrix_fac", "sensor"))
 
 
@@ -55,21 +55,47 @@ def _other_data(experiment: Experiment, convention: str, sensors: str) -> Experi
     return experiment
 
 
-def check_options(names: Iterable[str], options: Options) -> None:
-    """Raise an error if none of these experiments has an option that was passed. Nothing large is loaded."""
-    chosen = set(names)
+def check_options(names: Iterable[str], options: Options, everything: bool = False) -> None:
+    """Raise an error if an option is for none of these experiments, or cannot be used. Nothing large is loaded.
+
+    Args:
+        names: the experiments that were named.
+        options: what was passed.
+        everything: whether `all` was named too, which has an experiment for every option.
+    """
+    chosen = {*names, *(entry.name for entry in ENTRIES if everything)}
     if options.convention not in CONVENTIONS:
         raise ValueError(f"The convention is {' or '.join(CONVENTIONS)}, got {options.convention!r}.")
     if options.sensors:
         _require(chosen, WITH_SENSORS, f"--sensors {options.sensors}")
+        _check_month(options.sensors)
     if options.convention != PUBLISHED:
         _require(chosen, WITH_CONVENTION, f"--convention {options.convention}")
     if options.settings:
         parse_settings(options.settings)
-        if chosen.issubset(set(CATALOGUE) - set(WITH_GRID)):
-            raise ValueError(f"--set changes a grid of runs; {', '.join(sorted(chosen))} has none.")
+        without = [] if everything else sorted(name for name in chosen if not _has_grid(name))
+        if without:
+            raise ValueError(f"--set changes a grid of runs; {', '.join(without)} has none.")
+
+
+def _has_grid(name: str) -> bool:
+    own = None if name in CATALOGUE else EXPERIMENTS.get(name)
+    return name in WITH_GRID if name in CATALOGUE else own is None or own.specs is not None
 
 
 def _require(chosen: set[str], able: tuple[str, ...], option: str) -> None:
     if chosen.isdisjoint(able):
-        raise ValueError(f"{option} is for {', '.join(able)}; none of them was named.")
+        missing = f"{able[0]} was not named" if len(able) == 1 else "none of them was named"
+        raise ValueError(f"{option} is for {', '.join(able)}; {missing}.")
+
+
+def _check_month(file: str) -> None:
+    """Raise an error if a file is not a month of sensors, before anything is run."""
+    from proxsps.problems.datasets import DataError, parse_sensors, read_month
+
+    if not file.endswith(".csv"):
+        raise ValueError(f"--sensors takes a .csv file, or the name of one in the folder of data; got {file!r}.")
+    try:
+        parse_sensors(read_month(file), file, published=False)
+    except DataError as error:
+        raise ValueError(f"--sensors {file}: {error}") from None

@@ -47,6 +47,7 @@ def per_lambda(
         axes.set(title=style.lambda_title(lam), yscale=scale)
         _fill_panel(axes, curves[lam], colours, deviations, scale)
         style.log_ticks(axes)
+        style.epoch_ticks(axes)
     for axes in panels[:: _columns(len(panels))]:
         axes.set_ylabel(style.METRIC_LABELS[metric])
     for axes in panels[-_columns(len(panels)) :]:

@@ -36,6 +36,7 @@ def stability(runs: pd.DataFrame, metric: str = "objective") -> Figure:
         for (name, lr), curve in curves[schedule].items():
             _draw(axes, name, colours[name][lr], curve)
         style.log_ticks(axes)
+        style.epoch_ticks(axes)
     panels[0].set_ylabel(
         r"Objective gap $\psi(x^k) - \min_k\,\psi(x^k)$" if metric == "objective" else style.METRIC_LABELS[metric]
     )

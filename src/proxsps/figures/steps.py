@@ -42,6 +42,7 @@ def step_sizes(steps: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         for axes, lam in zip(row, lambdas, strict=True):
             axes.set(yscale="log", ylim=limits)
             style.log_ticks(axes)
+            style.epoch_ticks(axes)
             _panel(axes, _select(steps, lr, lam), _select(runs, lr, lam), limits)
     for axes, lam in zip(panels[0], lambdas, strict=True):
         axes.set_title(style.lambda_title(lam))

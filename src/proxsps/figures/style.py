@@ -141,8 +141,8 @@ def tick_text(value: float) -> str:
 
 
 def plain(value: float, power: bool = False) -> str:
-    """As `number`, in plain letters."""
-    return f"{value:.4g}" if value == 0 or (not power and 1e-3 <= abs(value) < 1e4) else tick_text(value)
+    """As `number`, in plain letters, with all digits of the values of a grid such as 0.26875."""
+    return f"{value:g}" if value == 0 or (not power and 1e-3 <= abs(value) < 1e4) else tick_text(value)
 
 
 def lambda_title(value: float) -> str:
@@ -214,6 +214,11 @@ def log_ticks(axes: Axes) -> None:
         plain = 1e-3 <= low <= 1e3
         if plain:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def epoch_ticks(axes: Axes) -> None:
+    """Ticks at whole epochs."""
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
 
 def lambda_ticks(axes: Axes, values: Sequence[float]) -> None:

@@ -14,8 +14,9 @@ from functools import partial
 import pandas as pd
 
 from proxsps.experiments.base import Claim, Frames
-from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, DEFAULTS, IDENTITY, RIVALS
+from proxsps.experiments.no_lr.methods import ADAM, DEFAULTS, IDENTITY, RIVALS
 from proxsps.experiments.no_lr.text import LETTERS
+from proxsps.experiments.sentences import label
 
 TASK_NAMES = (
     "digits",
@@ -32,17 +33,6 @@ POINTS, PERCENT = 0.015, 0.01
 FAR = 10  # times what counts as level
 GUESSING = math.log(len(LETTERS))  # the loss of a network that gives all letters the same probability
 LARGE = {IDENTITY: 10.0, ADAM: 0.1}  # from here on lr should not matter
-NAMES = {
-    "sgd": "SGD",
-    "sgd-momentum": "SGD with momentum",
-    "adamw": "AdamW",
-    "schedule-free": "schedule-free AdamW",
-    "prodigy": "Prodigy",
-    "prox-sps": "ProxSPS",
-    IDENTITY: "ours, identity",
-    ADAM: "ours, Adam's metric",
-    ADAM_L2: "ours, Adam's metric, Euclidean l2",
-}
 
 
 def plain(trials: pd.DataFrame) -> pd.DataFrame:
@@ -103,10 +93,10 @@ def level_with_tuned(task: str, method: str, frames: Frames) -> Claim | None:
     rule = {"accuracy": "at most 1.5 points below", "gap": "at most 0.01 above"}.get(metric, "at most 1 % above")
     return Claim(
         f"level-{'identity' if method == IDENTITY else 'adam'}-{task}",
-        f"{task}: {NAMES[method]}, without lr, is level with {NAMES[RIVALS[method]]} at its best lr.",
+        f"{task}: {label(method)}, without lr, is level with {label(RIVALS[method])} at its best lr.",
         "metric at the end of training, mean over seeds, lr not set",
-        f"{rule} {NAMES[RIVALS[method]]} at the best lr of its grid, and far from its worst",
-        f"{shown(metric, ours['loss'])}; {NAMES[RIVALS[method]]} {shown(metric, theirs['loss'])} at lr "
+        f"{rule} {label(RIVALS[method])} at the best lr of its grid, and far from its worst",
+        f"{shown(metric, ours['loss'])}; {label(RIVALS[method])} {shown(metric, theirs['loss'])} at lr "
         f"{theirs['lr']:g}",
         bool(ours["loss"] <= limit) and _is_decisive(rows, method),
     )
@@ -128,9 +118,9 @@ def same_for_large_lr(method: str, frames: Frames) -> Claim:
             worst, where = ratio, str(task)
     return Claim(
         f"same-for-large-lr-{'identity' if method == IDENTITY else 'adam'}",
-        f"{NAMES[method]}: from lr = {LARGE[method]:g} to 1e6, and without lr, the result is the same.",
+        f"{label(method)}: from lr = {LARGE[method]:g} to 1e6, and without lr, the result is the same.",
         "difference of the largest and the smallest mean over these lr, over the range of seeds; largest of all tasks",
-        f"at most 1 on the tasks that it learns (far better than {NAMES[RIVALS[method]]} at its worst lr), most of all",
+        f"at most 1 on the tasks that it learns (far better than {label(RIVALS[method])} at its worst lr), most of all",
         f"{worst:.2g} on {where}; {len(learned)} of {len(groups)} tasks",
         bool(worst <= 1) and len(learned) > len(groups) / 2,
     )
@@ -168,7 +158,7 @@ def wider_range(method: str, frames: Frames) -> Claim:
     wider = sum(own >= other + 2 for own, other in zip(ours, theirs, strict=True))
     return Claim(
         f"wider-{'identity' if method == IDENTITY else 'adam'}",
-        f"{NAMES[method]} has a wider range of good lr than {NAMES[RIVALS[method]]}.",
+        f"{label(method)} has a wider range of good lr than {label(RIVALS[method])}.",
         "decades of lr around a method's best one that are level with the best of both methods",
         "at least two decades more on every task, and the lr matters",
         f"on {wider} of {len(tasks)} tasks; {min(ours):.1f} to {max(ours):.1f} decades against {min(theirs):.1f} to "
@@ -190,7 +180,7 @@ def better_than_prodigy(frames: Frames) -> Claim:
         counts["better" if apart < -few else "worse" if apart > few else "level"] += 1
     return Claim(
         "better-than-prodigy",
-        "ours, Adam's metric, without lr, is better than Prodigy, which needs no lr either.",
+        f"{label(ADAM)}, without lr, is better than Prodigy, which needs no lr either.",
         "metric at the end of training, Prodigy at its default lr of 1",
         "better on more than half of the tasks",
         ", ".join(f"{kind} on {count}" for kind, count in counts.items()),
@@ -205,7 +195,7 @@ def level_over_long_run(ending: str, frames: Frames) -> Claim:
     ours, theirs = _without_lr(rows, ADAM), best_of(rows[rows["method"] == "adamw"])
     return Claim(
         f"long-run-{ending}",
-        f"Over 10,000 steps of the transformer {NAMES[ADAM]}, without lr, is level with AdamW (ending: {ending}).",
+        f"Over 10,000 steps of the transformer {label(ADAM)}, without lr, is level with AdamW (ending: {ending}).",
         "validation loss, one seed, lr not set",
         f"at most 1 % above AdamW at the best of four lr, and below half the loss of guessing, {GUESSING:.3g}",
         f"{ours['loss']:.4g}; AdamW {theirs['loss']:.4g} at lr {theirs['lr']:g}",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from proxsps.experiments.base import Frames
-from proxsps.experiments.no_lr.claims import NAMES, best_of, good_range, losses, plain, shown
+from proxsps.experiments.no_lr.claims import best_of, good_range, losses, plain, shown
 from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, DEFAULTS, IDENTITY, RIVALS
+from proxsps.experiments.sentences import label
 
 SIDE_BY_SIDE = ("sgd-momentum", IDENTITY, "adamw", ADAM, ADAM_L2, "schedule-free", "prodigy", "prox-sps")
 
@@ -23,7 +24,7 @@ def no_lr_table(frames: Frames) -> pd.DataFrame:
         lines.append(
             {
                 "task": task,
-                "method": NAMES[method],
+                "method": label(str(method)),
                 "best": "" if best is None else shown(metric, float(best["loss"])),
                 "at lr": "" if best is None else f"{best['lr']:g}",
                 "good range, decades": "" if best is None else f"{good_range(tuned):.1f}",
@@ -48,7 +49,7 @@ def endings_table(frames: Frames) -> pd.DataFrame:
     trials = frames["trials"]
     tables = {ending: losses(rows) for ending, rows in trials.groupby("ending", sort=False)}
     settings = next(iter(tables.values()))[["method", "lr"]]
-    lines = {"method": settings["method"].map(NAMES), "lr": settings["lr"].map("{:g}".format).replace("nan", "not set")}
+    lines = {"method": settings["method"].map(label), "lr": settings["lr"].map("{:g}".format).replace("nan", "not set")}
     cells = {ending: [shown("loss", loss) for loss in table["loss"]] for ending, table in tables.items()}
     return pd.DataFrame({**lines, **cells})
 
@@ -61,7 +62,7 @@ def task_table(frames: Frames) -> pd.DataFrame:
         line = {"task": str(task)}
         for method in SIDE_BY_SIDE:
             own = rows[rows["method"] == method]
-            line[NAMES[method]] = _cell(own, method) if len(own) else ""
+            line[label(str(method))] = _cell(own, method) if len(own) else ""
         lines.append(line)
     return pd.DataFrame(lines)
 
