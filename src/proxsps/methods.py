@@ -261,12 +261,12 @@ def find(name: str) -> Method:
     near = difflib.get_close_matches(name, known, 1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     raise ValueError(
-        f"Unknown method {name!r}. {hint}Known are {', '.join(known)}; add your own with proxsps.methods.add."
+        f"Unknown method {name!r}. {hint}Known names: {', '.join(known)}; add your own with proxsps.methods.add."
     )
 
 
 def looks(name: str) -> Method:
-    """The entry that says how a method is drawn. A name without an entry gets spare looks, and keeps them."""
+    """The entry that says how a method is drawn. A name without an entry gets a free colour and marker."""
     return METHODS[name] if name in METHODS else add(Method(name))
 
 

@@ -51,7 +51,7 @@ def file_limit(size: int) -> Iterator[None]:
 
 
 def assert_one_line(result: Any, *parts: str) -> None:
-    lines = [line for line in result.stderr.splitlines() if "there already" not in line and "epoch " not in line]
+    lines = [line for line in result.stderr.splitlines() if "already done" not in line and "epoch " not in line]
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == 2, result.output
     assert len(lines) == 1, result.stderr
@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_is_found_before_work_starts(call, name, tmp_path):
     with file_limit(PROBE // 2):
         result = call(*WRITING[name])
     assert_one_line(result, os.strerror(errno.EFBIG), "Choose another folder with --out")
-    assert "there already" not in result.stderr
+    assert "already done" not in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,14 +121,14 @@ def test_devices_are_no_checkpoints(call):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["run", "matrix-fac1", "--epochs", "100000000"], ["--epochs is at most 1,000,000"]),
-        (["run", "matrix-fac1", "--seeds", "100000000"], ["--seeds is at most 10,000"]),
-        (["run", "matrix-fac1", "--epochs", "9" * 400], ["--epochs is at most", "a number of 400 digits"]),
+        (["run", "matrix-fac1", "--epochs", "100000000"], ["--epochs must be at most 1,000,000"]),
+        (["run", "matrix-fac1", "--seeds", "100000000"], ["--seeds must be at most 10,000"]),
+        (["run", "matrix-fac1", "--epochs", "9" * 400], ["--epochs must be at most", "a number of 400 digits"]),
         (["run", "matrix-fac1", "--epochs", "100000"], ["1,500,000,000 steps", "Choose fewer --epochs"]),
-        (["reproduce", "matrix-fac1", "--epochs", "100000000"], ["--epochs is at most"]),
-        (["theory", "verify", "--seeds", "100000000"], ["--seeds is at most 100,000"]),
-        (["train", *TINY, "--epochs", "100000000"], ["--epochs is at most 1,000,000"]),
-        (["train", *TINY, "--seed", "9" * 30], ["--seed is at most"]),
+        (["reproduce", "matrix-fac1", "--epochs", "100000000"], ["--epochs must be at most"]),
+        (["theory", "verify", "--seeds", "100000000"], ["--seeds must be at most 100,000"]),
+        (["train", *TINY, "--epochs", "100000000"], ["--epochs must be at most 1,000,000"]),
+        (["train", *TINY, "--seed", "9" * 30], ["--seed must be at most"]),
         (["train", *TINY, "--batch-size", "9" * 30], ["batch_size=999", "Choose a smaller one"]),
         (["train", *TINY, "--width", "9" * 11], ["width at most 1024"]),
         (["train", *TINY, "--images", "9" * 30], ["images must be between 0 (all) and 2000"]),

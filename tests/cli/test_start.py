@@ -105,7 +105,7 @@ def without(
         (["run"], 2, "Missing argument"),
         (["run", "matrx-fac1"], 2, "Did you mean 'matrix-fac1'?"),
         (["run", "matrix-fac1", "--engine", "batchd"], 2, "batched"),
-        (["run", "matrix-fac1", "--epochs", "100000000"], 2, "--epochs is at most 1,000,000"),
+        (["run", "matrix-fac1", "--epochs", "100000000"], 2, "--epochs must be at most 1,000,000"),
         (["run", "matrix-fac1", "--address", "auto"], 2, "use it with --engine ray"),
         (["run", "matrix-fac1", "--out", "file"], 2, "Choose another folder with --out"),
         (["reproduce", "flow", "--out", "file"], 2, "Choose another folder with --out"),

@@ -337,7 +337,7 @@ def test_a_kill_keeps_what_was_finished_and_images_that_are_not_there_are_left_o
     monkeypatch.setitem(EXPERIMENTS, "tiny", replace(TINY, name="tiny", trials=lambda seeds: trials))
     done = call("run", "tiny", "--seeds", "12", "--json")
     assert json.loads(done.stdout)[0]["ran"] == 12 - len(kept), done.stderr
-    assert done.stderr.count("Left out: ") == len(OPTIONAL)
+    assert done.stderr.count("Skipped: ") == len(OPTIONAL)
     after = pd.read_parquet(store)
     assert len(after) == after["trial"].nunique() == 12
     pd.testing.assert_frame_equal(after.head(len(kept)), kept)

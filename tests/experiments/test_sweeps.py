@@ -133,7 +133,7 @@ def test_the_grid_of_the_sensors() -> None:
 
 def test_an_unknown_experiment_is_told_what_it_may_have_meant() -> None:
     assert find("matrix-fac1").name == "matrix-fac1"
-    for name, hint in (("matrix-fac3", "Did you mean 'matrix-fac"), ("zzz", "Known are matrix-fac1,")):
+    for name, hint in (("matrix-fac3", "Did you mean 'matrix-fac"), ("zzz", "Known names: matrix-fac1,")):
         with pytest.raises(ValueError, match=name) as caught:
             find(name)
         assert hint in str(caught.value)

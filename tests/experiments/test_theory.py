@@ -335,7 +335,7 @@ def test_unknown_checks_get_a_hint():
         find_check("smoth-b")
     with pytest.raises(ValueError, match="Did you mean 'floor'"):
         find_check("flor", ["floor"])
-    with pytest.raises(ValueError, match="Known are model"):
+    with pytest.raises(ValueError, match="Known names: model"):
         find_check("zzz")
 
 

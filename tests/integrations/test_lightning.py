@@ -193,7 +193,7 @@ def test_the_callback_refuses_what_parts_loss_and_gradients(kit: Any) -> None:
 
     manual = module(kit.network(), watch=False)
     manual.automatic_optimization = False
-    assert "call opt.step(loss=loss), and leave out the callback" in refusal(manual, kit)
+    assert "call opt.step(loss=loss) there, and leave out the callback" in refusal(manual, kit)
 
     assert "passed twice" in refusal(module(kit.network()), kit)
 

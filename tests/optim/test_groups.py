@@ -174,7 +174,7 @@ def test_misspelt_options_of_the_constructor_are_refused_with_a_hint(case, kit, 
 
 
 def test_an_option_that_nobody_knows_lists_those_that_exist(case, kit):
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyzzy'\. Known are .*lr.*weight_decay"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyzzy'\. Known names: .*lr.*weight_decay"):
         case.cls(kit.drawn((3,)), xyzzy=1)
 
 

@@ -200,7 +200,7 @@ def test_a_function_as_kind_counts_by_its_content(tmp_path):
 def test_folders_of_others_are_refused(tmp_path):
     Job().run(strengths=[1e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(PathError, match="is of another path: it has epochs 12 instead of 20"):
+    with pytest.raises(PathError, match="belongs to another path: it has epochs 12 instead of 20"):
         Job().run(strengths=[1e-3], folder=tmp_path, settings={"epochs": 20})
     with pytest.raises(PathError, match=r"it has strength 0\.001 instead of 0\.002"):
         Job().run(strengths=[2e-3], max_drop=1.0, folder=tmp_path, settings={"epochs": 12})

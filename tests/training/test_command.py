@@ -101,7 +101,7 @@ def test_divergence_is_said(call):
     [
         (["synthetic-resnet9"], "depth must be 6n + 2"),
         (["cifar-resnet20"], "Did you mean 'cifar10-resnet20'?"),
-        ([NAME, "--method", "adam"], "Unknown method 'adam'. Did you mean 'adamw'? Known are prox-sps"),
+        ([NAME, "--method", "adam"], "Unknown method 'adam'. Did you mean 'adamw'? Known names: prox-sps"),
         ([NAME, "--schedule", "cosine"], "Unknown schedule 'cosine'"),
         ([NAME, "--schedule", "adaptive", "--method", "adamw"], "which 'adamw' does not have"),
         ([NAME, "--size", "9"], "size must be 32, 16 or 8"),
@@ -187,12 +187,12 @@ def test_an_experiment_is_run_drawn_decided_and_reported(tiny_twin, monkeypatch,
     words = [tiny_twin, "--seeds", "1", "--epochs", "2", "--engine", "single"]  # the engine is its own
     result = CliRunner().invoke(app, ["reproduce", *words])
     assert result.exit_code == 0, result.output
-    assert "3 runs, 0 there already, about" in result.stderr
+    assert "3 runs, 0 already done, about" in result.stderr
     assert "--engine is not used" in result.stderr
     runs = pd.read_parquet(tmp_path / "out" / tiny_twin / "runs.parquet")
     assert runs.groupby("method").size().to_dict() == {"adamw": 2, "prox-sps": 2, "sps": 2}
     assert (tmp_path / "out" / "report.html").read_text().count("<svg") == 4
-    assert "3 runs, 3 there already" in CliRunner().invoke(app, ["run", *words]).stderr
+    assert "3 runs, 3 already done" in CliRunner().invoke(app, ["run", *words]).stderr
 
 
 def test_all_leaves_out_what_takes_a_gpu():

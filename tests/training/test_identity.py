@@ -89,7 +89,7 @@ def test_a_checkpoint_made_otherwise_is_refused_and_kept(kit, data, monkeypatch,
     before = file.read_bytes()
     if change == "data":
         monkeypatch.setenv("PROXSPS_DATA", str(data[1]))
-    with pytest.raises(CheckpointError, match=f"is of another run: it has {change} '"):
+    with pytest.raises(CheckpointError, match=f"belongs to another run: it has {change} '"):
         train(kit.spec(problem, epochs=2), file, amp=change == "precision")
     assert file.read_bytes() == before
 
@@ -115,7 +115,7 @@ def test_an_experiment_is_not_mixed_from_two_data_sets(data, kit, monkeypatch):
     Store(Path("out", name), name).add([train(spec) for spec in specs(1, 1)])
     words = ["run", name, "--seeds", "1", "--epochs", "1"]
     again = CliRunner().invoke(app, words)
-    assert "3 runs, 3 there already" in again.stderr
+    assert "3 runs, 3 already done" in again.stderr
     other = CliRunner().invoke(app, [*words, "--data", str(data[1])])
     assert other.exit_code == 2
     assert "holds runs with the same settings on other data" in other.stderr

@@ -53,7 +53,7 @@ def at_most(limit: int) -> Callable[[typer.CallbackParam, int | None], int | Non
 
     def check(param: typer.CallbackParam, value: int | None) -> int | None:
         if value is not None and value > limit:
-            raise ValueError(f"{param.opts[0]} is at most {limit:,}, got {_short(value)}.")
+            raise ValueError(f"{param.opts[0]} must be at most {limit:,}, got {_short(value)}.")
         return value
 
     return check
@@ -64,7 +64,7 @@ def check_steps(runs: int, epochs: int, steps: int) -> None:
     if runs * epochs * steps > MOST_STEPS:
         raise ValueError(
             f"{runs} runs of {epochs} epochs, {steps} steps each, are {runs * epochs * steps:,} steps; at most "
-            f"{MOST_STEPS:,} can be kept. Choose fewer --epochs."
+            f"{MOST_STEPS:,} fit into memory. Choose fewer --epochs."
         )
 
 

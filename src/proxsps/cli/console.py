@@ -41,7 +41,7 @@ DEFAULT_FORMAT = Format("svg")
 
 @contextmanager
 def progress(name: str, total: int, unit: str = "epochs") -> Iterator[Any]:
-    """A bar on a terminal; in a pipe, nothing."""
+    """A progress bar on a terminal; nothing if the output is not a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as progress:
         task = progress.add_task(f"{name} ({unit})", total=total)

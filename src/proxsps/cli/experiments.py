@@ -55,14 +55,14 @@ Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Folder for results; each experiment has its own folder in it.")
 ]
 Seeds = Annotated[
-    int | None, typer.Option(min=1, callback=at_most(10**4), help="Runs of each setting; default: as published.")
+    int | None, typer.Option(min=1, callback=at_most(10**4), help="Seeds for each setting; default: as published.")
 ]
 Epochs = Annotated[
     int | None, typer.Option(min=1, callback=at_most(10**6), help="Epochs of each run; default: as published.")
 ]
 EngineChoice = Annotated[
     EngineName,
-    typer.Option(help="batched: all runs as one tensor program; single: one by one; processes; ray: on a cluster."),
+    typer.Option(help="batched: many runs as one program; single: one by one; processes: a pool; ray: a cluster."),
 ]
 Address = Annotated[
     str | None,
@@ -236,7 +236,7 @@ def reproduce(
     kind: Kind = DEFAULT_FORMAT,
     strict: Strict = False,
 ) -> None:
-    """Run, draw, check and report in one go; `all` skips what has no data, and what needs a GPU or hours.
+    """Run, draw, check and report in one go; `all` skips experiments without data, or that need a GPU or hours.
 
     The report is about the named experiments, and replaces an older one in the folder.
     """
@@ -275,7 +275,7 @@ def data() -> None:
         place, cifar10, imagenet32 = find_sensors(), find_cifar10(), find_imagenet32()
     show(f"sensor: {place or 'not there; `proxsps run sensor` downloads it and checks its sha256'}")
     for name, source in (("cifar10", cifar10), ("imagenet32", imagenet32)):
-        lacking = "not there; a run that needs it says what to get" + (" and tries to" if name == "cifar10" else "")
+        lacking = "not there; a run that needs it " + ("downloads it" if name == "cifar10" else "says what to get")
         show(f"{name}: {', '.join(map(str, source.files)) if source else lacking}")
 
 
@@ -283,7 +283,7 @@ def data() -> None:
 
 
 def _chosen(names: list[str], options: Options) -> list[str]:
-    """Names of experiments, each once; `all` means all that need neither a GPU nor hours, and may stand beside others.
+    """Names of experiments, each once; `all` means all that need neither a GPU nor hours.
 
     An option that none of them has is an error. Experiments in files are added to the table.
     """

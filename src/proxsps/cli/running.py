@@ -39,7 +39,7 @@ def run_if_possible(
     except DataError as error:
         if is_named:
             raise
-        say(f"Left out: {experiment.name}. {printable(str(error))}")
+        say(f"Skipped: {experiment.name}. {printable(str(error))}")
         return None
 
 
@@ -67,7 +67,7 @@ def run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | N
     seconds = experiment.seconds * missing * specs[0].epochs / published
     known = seconds and isinstance(runner, Batched | Training)
     guess = f", about {duration(seconds)} on {experiment.hardware}" if known else ""
-    say(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} there already{guess}")
+    say(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} already done{guess}")
     started = time.perf_counter()
     with progress(experiment.name, missing * specs[0].epochs) as advance:
         fill(store, specs, runner, advance)

@@ -21,8 +21,8 @@ def sparsify(
     name: Annotated[str, typer.Argument(metavar="NETWORK", help=f"{DIGITS}, or for instance cifar10-resnet20.")],
     kind: Annotated[Kind, typer.Option(help="What becomes zero: units (channels), single weights, or rows.")] = UNITS,
     keep: Annotated[float | None, typer.Option(help="Stop at this size, for instance 0.3 for 30 %.")] = None,
-    max_drop: Annotated[float, typer.Option(help="Accuracy that may be lost against the best network so far.")] = 0.01,
-    patience: Annotated[int, typer.Option(min=1, help="Stop when this many strengths in a row lost more.")] = 2,
+    max_drop: Annotated[float, typer.Option(help="Accuracy that may be lost, relative to the best so far.")] = 0.01,
+    patience: Annotated[int, typer.Option(min=1, help="Stop after this many strengths in a row that lost more.")] = 2,
     strengths: Annotated[
         str | None, typer.Option(help="Increasing strengths, such as 1e-4,2e-4,4e-4; default: from the weights.")
     ] = None,
@@ -32,18 +32,18 @@ def sparsify(
     seed: Annotated[int, typer.Option(min=0, help="Seed of starting weights, shuffling and augmentation.")] = 0,
     batch_norm: Annotated[bool, typer.Option(help="Batch normalisation in residual networks.")] = True,
     width: Annotated[int, typer.Option(min=1, help="Channels of the first stage of a residual network.")] = 16,
-    size: Annotated[int, typer.Option(help="Pixels of a side: 32, or images averaged to 16 or 8.")] = 32,
+    size: Annotated[int, typer.Option(help="Side length of the images: 32, or 16 or 8 (averaged).")] = 32,
     images: Annotated[int, typer.Option(min=0, help="Training images to use; 0 for all.")] = 0,
     validation_images: Annotated[
         int, typer.Option(min=0, help="Validation images: half to choose the network, half to score it; 0 for all.")
     ] = 0,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples in a step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per step.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = None,
     data: Data = None,
-    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of results.")] = Path("out"),
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for results.")] = Path("out"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Make a network smaller by exact zeros.
+    """Make a network smaller: remove what a penalty sets to exact zero.
 
     proxsps sparsify digits-mlp --keep 0.1
     proxsps sparsify cifar10-resnet20 --epochs 10 --max-drop 0.02

@@ -24,7 +24,7 @@ Names = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for table, figures and report.")]
 Seeds = Annotated[
-    int | None, typer.Option(min=2, callback=at_most(100_000), help="Runs of each setting; default: 400 for the rates.")
+    int | None, typer.Option(min=2, callback=at_most(100_000), help="Number of seeds; default: 400 for the rates.")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a bound does not hold.")]
 DEFAULT_OUT = Path("out/theory")
@@ -117,7 +117,7 @@ def steps(
     L: Annotated[float | None, typer.Option("--L", help="Smoothness of the loss f.")] = None,
     lam: Annotated[float, typer.Option("--lam", help="Strong convexity of the regulariser.")] = 0.0,
     mu: Annotated[float, typer.Option("--mu", help="Strong convexity of f.")] = 0.0,
-    rho: Annotated[float, typer.Option("--rho", help="Weak convexity of f; 0: convex.")] = 0.0,
+    rho: Annotated[float, typer.Option("--rho", help="Weak convexity of f; 0 if f is convex.")] = 0.0,
     beta: Annotated[float | None, typer.Option("--beta", help="Bound on the gradient noise.")] = None,
     G: Annotated[float | None, typer.Option("--G", help="Bound on the subgradients, root mean square.")] = None,
     D_sq: Annotated[float | None, typer.Option("--D-sq", help="||x^0 - x*||^2.")] = None,

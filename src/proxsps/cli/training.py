@@ -35,29 +35,29 @@ def train(
     lr: Annotated[
         float | None,
         typer.Option(
-            help="The cap alpha_0; default 1, for AdamW 1e-3. Methods without a learning rate: a factor on their step."
+            help="Upper limit of the step; default 1, for AdamW 1e-3. Methods without a learning rate: a factor."
         ),
     ] = None,
     weight_decay: Annotated[float, typer.Option(help="The strength lambda of lambda/2 ||x||^2.")] = 5e-4,
     schedule: Annotated[
         str | None,
         typer.Option(
-            help=f"One of {', '.join(SCHEDULES)}; default sqrt, for AdamW and methods without a learning rate constant."
+            help=f"One of {', '.join(SCHEDULES)}; default: sqrt, but constant for AdamW and methods without an lr."
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, callback=at_most(10**6), help="Passes over the images.")] = 100,
     seed: Annotated[int, typer.Option(min=0, callback=at_most(2**31), help="Seed of shuffling and augmentation.")] = 0,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a step, over all processes.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per step, over all processes.")] = None,
     batch_norm: Annotated[Flag, typer.Option(help="Batch normalisation; default: only for ImageNet32.")] = None,
     width: Annotated[int, typer.Option(min=1, help="Channels of the first stage.")] = 16,
-    size: Annotated[int, typer.Option(help="Pixels of a side: 32, or images averaged to 16 or 8.")] = 32,
+    size: Annotated[int, typer.Option(help="Side length of the images: 32, or 16 or 8 (averaged).")] = 32,
     images: Annotated[int, typer.Option(min=0, help="Training images to use; 0 for all.")] = 0,
     validation_images: Annotated[int, typer.Option(min=0, help="Validation images to use; 0 for all.")] = 0,
     augment: Annotated[bool, typer.Option(help="Mirror and crop training images at random.")] = True,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = None,
     amp: Annotated[bool, typer.Option(help="Compute in bfloat16; weights and steps stay in float32.")] = False,
     data: Data = None,
-    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of results.")] = Path("out"),
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for results.")] = Path("out"),
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File of the checkpoint; default: in the folder of results.")
     ] = None,

@@ -46,7 +46,7 @@ def run_trials(
     missing = [trial for trial in wanted if trial.id not in store.done]
     share = len(missing) / len(trials(experiment.seeds))
     guess = f", about {duration(experiment.seconds * share)} on two cores" if missing else ""
-    say(f"{experiment.name}: {len(wanted)} runs, {len(wanted) - len(missing)} there already{guess}")
+    say(f"{experiment.name}: {len(wanted)} runs, {len(wanted) - len(missing)} already done{guess}")
     started = time.perf_counter()
     with (
         progress(experiment.name, len(missing), "runs") as advance,
@@ -79,5 +79,5 @@ def _possible(experiment: Experiment, trials: list[Trial]) -> list[Trial]:
             if task.name not in experiment.optional:
                 raise
             left_out.add(task.name)
-            say(f"Left out: {task.name}. {printable(str(error))}")
+            say(f"Skipped: {task.name}. {printable(str(error))}")
     return [trial for trial in trials if trial.task.name not in left_out]

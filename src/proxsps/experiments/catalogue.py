@@ -96,7 +96,7 @@ class Experiments(MutableMapping[str, "Experiment"]):
         if name in self:
             return
         near = difflib.get_close_matches(name, self, 1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(self)}."
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(self)}."
         raise ValueError(f"Unknown experiment {name!r}. {hint}")
 
 

@@ -51,7 +51,7 @@ def _of(frames: Frames, table: str, schedule: str) -> Frames:
 
 
 def _ending(schedule: str) -> tuple[str, str]:
-    """Of a drawing's name and of its caption."""
+    """The endings of a drawing's name and of its caption."""
     return (f"-{schedule}", f" Schedule: {schedule}.") if schedule else ("", "")
 
 

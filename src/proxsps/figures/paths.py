@@ -27,7 +27,7 @@ def per_lambda(
         metric: ``objective``, ``train_loss``, ``val_error``, ``val_accuracy`` or ``model_norm``.
         deviations: half width of the shaded band, in standard deviations over the runs; 0 draws none, the paper's
             matrix completion uses 2.
-        window: epochs of the rolling median; by default 5 for validation, 1 else.
+        window: epochs of the rolling median; by default 5 for validation, otherwise 1.
         scale: of the y axis; by default logarithmic for the objective, and where values span more than a decade. On a
             linear axis the first epochs may leave the panel at the top.
     """

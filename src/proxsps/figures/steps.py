@@ -21,8 +21,8 @@ def step_sizes(steps: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     """zeta_k as dots, its median over each epoch as a line, and alpha_k as black steps.
 
     Methods without an adaptive step are left out. Rows of panels are values of alpha_0, columns are values of lambda.
-    Only those of ``runs`` are used that ``steps`` has. The positive part makes zeta_k of ProxSPS zero at times: these
-    dots, and others out of range, are drawn on the edge. The dots are one picture per panel inside the vector drawing,
+    Only rows of ``runs`` whose run is also in ``steps`` are used. zeta_k of ProxSPS can be zero: these dots, and
+    others out of range, are drawn on the edge. The dots are one picture per panel inside the vector drawing,
     so that its size does not grow with their number.
     """
     frames.require(steps, STEP_COLUMNS, "steps")

@@ -59,8 +59,8 @@ class WatchLoss(lightning.pytorch.Callback):
             )
         if not pl_module.automatic_optimization:
             raise ValueError(
-                "WatchLoss is for automatic optimization. With automatic_optimization=False the module has the loss "
-                "of its step: call opt.step(loss=loss), and leave out the callback."
+                "WatchLoss is for automatic optimization. With automatic_optimization=False the module itself "
+                "takes the step: call opt.step(loss=loss) there, and leave out the callback."
             )
         if self._check and trainer.accumulate_grad_batches > 1:
             raise ValueError("WatchLoss(check=True) evaluates one batch: leave out accumulate_grad_batches for it.")

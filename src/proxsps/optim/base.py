@@ -145,7 +145,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if lower_bound is None:
             lower_bound = options.get("lower_bound", 0.0)
         elif not self.bounded:
-            raise ValueError(f"{type(self).__name__} has no use for a lower bound; leave it out, or use ProxSPS.")
+            raise ValueError(f"{type(self).__name__} does not use a lower bound; leave it out, or use ProxSPS.")
         if lower_bound is not None:
             check_bound(lower_bound)
         if value is not None:
@@ -296,14 +296,14 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}", 7)
 
     def _notice_low(self, gap: Array, C: Array) -> None:
-        """Warn once if the model stays at or below its bound, so that the loss moves nothing."""
+        """Warn once if the model stays at or below its bound, so that the loss has no effect."""
         self._low = self._low + 1 if gap <= 0 else 0
         if self._low == LOW:
             reason = (
                 f"The average of the linear models was at or below lower_bound={float(C):.6g} for {LOW} steps in a "
                 "row. The bound is too high for this loss; lower it, or set it to None"
             )
-            self._warn_once("low", reason, 6, "The loss moved nothing in these steps")
+            self._warn_once("low", reason, 6, "The loss had no effect on the parameters in these steps")
 
     def _warn_once(
         self, kind: str, reason: str, stacklevel: int, effect: str = "Parameters were left untouched"

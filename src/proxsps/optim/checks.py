@@ -73,7 +73,7 @@ def check_unflattened(params: Iterable[Tensor]) -> None:
     """Raise for parameters whose shape FSDP1 hides."""
     if any([hasattr(param, "_fsdp_flattened") or hasattr(param, "_is_flat_param") for param in params]):
         raise ValueError(
-            "The parameters are those of FullyShardedDataParallel, which flattens them and hides which part is here. "
+            "The parameters are those of FullyShardedDataParallel, which flattens them and hides the parts of a rank. "
             "Use torch.distributed.fsdp.fully_shard, and construct the optimizer after it."
         )
 

@@ -150,8 +150,8 @@ def _gradient_text(factor: float, rtol: float) -> str:
         times = 1 / factor
         divided = f", or divided by {round(times)} micro-batches while the loss was not" if _whole(times, rtol) else ""
         return (
-            f"{start} are {times:.3g} times too short. Likely they were clipped{divided}. Do not clip: the step gets "
-            "longer by it; max_move= limits the move instead."
+            f"{start} are {times:.3g} times too short. Likely they were clipped{divided}. Do not clip, because "
+            "it makes the step longer; max_move= limits the move instead."
         )
     return (
         f"{start} are {factor:.3g} times too long. Likely zero_grad was not called and older gradients are in the sum, "
@@ -221,7 +221,7 @@ class _Probe:
             pairs = [(a, b) for a, b in itertools.pairwise(found) if abs(a - b) <= tolerance * largest]
             if not pairs:
                 raise ValueError(
-                    "check_loss: The loss is too rough for a result. Its slopes over ever shorter distances are "
+                    "check_loss: The loss is too noisy to measure its slope. Over ever shorter distances it is "
                     f"{', '.join(f'{r:.3g}' for r in found)}. Pass the precision of autocast as dtype=, or check in "
                     "float32 or float64."
                 )

@@ -213,7 +213,7 @@ class Averaged(Estimate):
         return sums if self._beta2 is None or not self._moves else Sums(extras[3], extras[4], sums.x_sq)
 
     def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
-        """Of the gradient alone, in the metric."""
+        """||D^-1 g||^2 of the gradient alone, in the metric."""
         return over_blocks(extras[1])
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
@@ -248,7 +248,7 @@ class Averaged(Estimate):
             torch._foreach_add_(counts, torch.ones(()), alpha=1.0)
 
     def _count_on_device(self, ok: Array) -> None:
-        """Not by adding a tensor to all counts, for which torch reads it."""
+        """Count without reading `ok`: to add one tensor to all counts, torch would read it."""
         old, new = [], []
         for own in (block.moments for block in self._blocks if block.params):
             if isinstance(own, DeviceMoments) and own.counts is not None:

@@ -57,7 +57,7 @@ def are_small(groups: Iterable[dict[str, Any]]) -> bool:
 
 
 def check_momentum(name: str, group: dict[str, Any], averages: Iterable[str]) -> None:
-    """Raise ValueError if something has switched momentum on after the optimizer was made without it."""
+    """Raise ValueError if momentum was switched on after the optimizer was made without it."""
     if group.get("momentum") and not all(key in group for key in averages):
         raise ValueError(
             f"{name} was made with momentum=0, but a group now has momentum={group['momentum']:g}. OneCycleLR and "

@@ -22,7 +22,7 @@ from proxsps.regularizers import Regularizer
 class ProxSPS(CappedPolyak):
     r"""Stochastic proximal Polyak step size (Schaipp, Gower and Ulbrich, 2023; Algorithms 2 and 3).
 
-    Minimises in every step the truncated model of the loss plus the regulariser itself,
+    Every step minimises the truncated model of the loss plus the regulariser itself,
 
     $$x^{k+1} = \arg\min_y \; \max\{f(x^k) + \langle g_k, y - x^k\rangle, C\} + \varphi(y)
     + \tfrac{1}{2\alpha_k}\|y - x^k\|^2,$$
@@ -34,9 +34,9 @@ class ProxSPS(CappedPolyak):
     $\gamma_k$ of $g_i$, $f(x^i)$ and $\langle g_i, x^i\rangle$, its value
     $m_k = \bar f_k - \gamma_k + \langle d_k, x^k\rangle$ takes the place of the loss, and $d_k$ that of the gradient.
 
-    With `cap="matched"`, gradient step and regulariser have the same size,
-    $x^{k+1} = \mathrm{prox}_{\tau\varphi}(x^k - \tau d_k)$, where $\tau$ is the smallest size at which the linear model
-    reaches $C$, or the cap if it stays above. Weight decay then follows the step, not the cap.
+    With `cap="matched"`, gradient step and regulariser use the same step size,
+    $x^{k+1} = \mathrm{prox}_{\tau\varphi}(x^k - \tau d_k)$, where $\tau$ is the smallest step size at which the linear
+    model reaches $C$, or the cap if the model stays above $C$. Weight decay then follows the step, not the cap.
 
     Without a learning rate (`lr=None`), the cap is the distance cap $A_k = 0.85\,\bar r_k / \sqrt{\hat G_k}$:
     $\bar r_k$ is the largest distance from the start so far, and $\hat G_k$ adds up the squared norms of the gradients.
@@ -52,15 +52,15 @@ class ProxSPS(CappedPolyak):
             losses whose bound is not known: nothing is truncated, and the step is the cap.
         momentum: $\beta$, the weight of the old averages in each step; 0 for the loss of the batch alone. Needs one
             tensor of state per parameter.
-        cap: "proximal" for the step above, or "matched". None for "proximal" with an `lr`, "matched" without.
-        distance_cap: whether $A_k$ is a cap too. None for True without an `lr`, False with one. State is one entry in
-            17 of each parameter at the start.
-        max_move: limit on the Euclidean length of the move of all parameters together; a longer one is shortened to it.
+        cap: "proximal" for the step above, or "matched". None means "proximal" with an `lr`, "matched" without.
+        distance_cap: whether $A_k$ is a cap too. None means True without an `lr`, False with one. It keeps every 17th
+            entry of the starting parameters as state.
+        max_move: limit on the Euclidean length of the move of all parameters together; longer moves are shortened.
         process_group: ranks whose losses and sums make one step. None for the default group, if torch.distributed
             runs with several ranks; a group; or False if each rank trains its own model.
         check_replicas: compare steps and replicas of all ranks bitwise after every step; slow, for debugging.
         fused: True for the compiled CPU kernels, False for plain torch, None for the kernels where they apply.
-        capturable: never read a number back to the host, also on the CPU (on accelerators this is always the case).
+        capturable: never read a number back to the host, even on the CPU (on accelerators this is always so).
     """
 
     def __init__(

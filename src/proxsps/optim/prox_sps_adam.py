@@ -29,7 +29,7 @@ class ProxSPSAdam(CappedPolyak):
     $\hat G_k$ adds up $\|D_i^{-1} g_i\|^2$. A learning rate $\alpha_k$ is not needed. Without one, the `lr` of a group
     is a factor on its step, which starts at 1; schedulers scale it. All groups share one joint step.
 
-    State is two tensors per parameter, and one entry in 17 of the start.
+    The state is two tensors per parameter, and every 17th entry of the starting parameters.
 
     Args:
         params: parameters or parameter groups.
@@ -42,8 +42,8 @@ class ProxSPSAdam(CappedPolyak):
             as a regulariser is Euclidean.
         lower_bound: as in `ProxSPS`.
         cap: "matched", or "proximal" for the step of `ProxSPS`, whose regulariser follows the cap, not the step.
-            None for "matched".
-        distance_cap: whether $A_k$ is a cap. None for True without an `lr`, False with one.
+            None means "matched".
+        distance_cap: whether $A_k$ is a cap. None means True without an `lr`, False with one.
         max_move: as in `ProxSPS`.
         process_group: as in `ProxSPS`.
         check_replicas: as in `ProxSPS`.

@@ -50,7 +50,7 @@ class StronglyConvexLR(LRScheduler):
         lam: strong convexity of the regulariser, for instance `weight_decay`.
         k_0: offset of the first form; large enough that alpha_0 meets the step condition of the smooth convex theorem.
         bounded: use the second form, for losses with bounded subgradients.
-        last_epoch: count to start after.
+        last_epoch: as in torch: the count to resume from; -1 for a new run.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class CoolDown(LRScheduler):
     Args:
         optimizer: any torch optimizer.
         total_steps: steps of the whole training; from then on the lr is 0.
-        fraction: part of them in which the lr falls.
-        last_epoch: count to start after.
+        fraction: the part of these steps over which the lr falls.
+        last_epoch: as in torch: the count to resume from; -1 for a new run.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, fraction: float = 0.25, last_epoch: int = -1) -> None:
@@ -109,7 +109,7 @@ class AdaptiveLR(LRScheduler):
     Args:
         optimizer: an optimizer of this package.
         factor: multiplies the median.
-        last_epoch: count to start after.
+        last_epoch: as in torch: the count to resume from; -1 for a new run.
     """
 
     def __init__(self, optimizer: PolyakOptimizer, factor: float = 1.0, last_epoch: int = -1) -> None:

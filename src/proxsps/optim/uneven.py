@@ -136,7 +136,7 @@ class TakesUnevenInputs(Joinable):
                 )
             self._models[reference] = model._join_config  # left behind by a context that is over
         if _shadows(mine) and mine.is_first_joinable:
-            raise RuntimeError("Join calls its list in order, and gradients come first: use Join([model, opt]).")
+            raise RuntimeError("Join calls its list in order, and the model must come first: use Join([model, opt]).")
         if _shadows(mine) and len(self._watched) > 1:
             raise RuntimeError(
                 f"Join pairs every forward pass with one step, but {len(self._watched)} losses were watched since the "

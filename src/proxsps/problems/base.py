@@ -207,7 +207,7 @@ def from_module(
         loss: loss(outputs, targets), the mean over the batch, 0-d, for instance `nn.functional.cross_entropy`.
         train: input arrays and, last, the targets; samples on the first axis.
         validation: the same for validation.
-        batch_size: samples in a step.
+        batch_size: samples per step.
         **options: `error`, a function like `loss` for validation (default: the loss); `lower_bound` of the loss
             (default 0); `drop_last`, whether an incomplete last batch is left out (default True).
 

@@ -149,7 +149,7 @@ class _Walk:
 
 
 def _hash(*parts: str | bytes | memoryview) -> bytes:
-    """Of texts and bytes with their lengths, so that no two lists give the same stream."""
+    """A hash of texts and bytes with their lengths, so that no two lists give the same stream."""
     state = hashlib.sha256()
     for part in parts:
         content = part.encode(errors="surrogatepass") if isinstance(part, str) else part

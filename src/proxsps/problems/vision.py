@@ -46,11 +46,11 @@ class ImageClassification(Problem):
         depth: depth of the network, 6n + 2.
         width: channels of its first stage.
         batch_norm: whether convolutions are followed by batch normalisation.
-        size: pixels of a side, 32, or 16 or 8 for images that are averaged to this size.
+        size: side length in pixels: 32, or 16 or 8 for images that are averaged to this size.
         images: number of training images, the first ones of the files; 0 for all.
         validation_images: the same for validation.
         augment: whether training images are mirrored and cropped at random.
-        batch_size: images in a step. An incomplete last batch is dropped.
+        batch_size: images per step. An incomplete last batch is dropped.
         data_seed: seed of the starting weights.
 
     With `images`, an epoch counts in the schedules as the part of the data that it uses: schedules depend on the number
@@ -158,7 +158,7 @@ class Draws(NamedTuple):
     mirrored: Tensor
 
     def at(self, index: slice) -> Draws:
-        """Those of some images."""
+        """The draws of some images."""
         return Draws(*(part[index] for part in self))
 
 

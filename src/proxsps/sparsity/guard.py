@@ -9,7 +9,7 @@ ROUNDS = 10  # times that a walk may reach each edge of the graph; two or three 
 
 
 class EndlessError(Exception):
-    """torch-pruning follows channels in circles; with the modules that it came to."""
+    """torch-pruning follows channels in circles; the error holds the modules that it reached."""
 
     def __init__(self, reached: set[Any]) -> None:
         super().__init__()

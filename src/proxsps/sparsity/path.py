@@ -137,7 +137,7 @@ def strength_path(
 
 
 class _Walk:
-    """The points so far, the weights of the last good one, and the point at which the strength was too much."""
+    """The points so far, the weights of the last good one, and the point at which the strength was too high."""
 
     def __init__(
         self, run: Run, store: Folder, keep: float | None, max_drop: float, watch: Callable[[Point], None]

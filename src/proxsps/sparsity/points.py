@@ -57,8 +57,8 @@ class Folder:
             differing = [key for key in {**about, **self.facts} if about.get(key) != self.facts.get(key)]
             what = ", ".join(f"{key} {about.get(key)!r} instead of {self.facts.get(key)!r}" for key in differing)
             raise PathError(
-                f"{file} is of another path: it has {what or f'strength {saved:.6g} instead of {strength:.6g}'}. "
-                "Choose another folder, or those options."
+                f"{file} belongs to another path: it has {what or f'strength {saved:.6g} instead of {strength:.6g}'}. "
+                "Choose another folder, or use those options."
             )
         return content
 

@@ -53,7 +53,7 @@ class RunSpec:
         object.__setattr__(self, "method", definition.name)
         object.__setattr__(self, "own", None if definition.name in METHODS else definition)
         if self.schedule not in SCHEDULES:
-            raise ValueError(f"Unknown schedule {self.schedule!r}. Known are {', '.join(SCHEDULES)}.")
+            raise ValueError(f"Unknown schedule {self.schedule!r}. Known names: {', '.join(SCHEDULES)}.")
         if self.schedule == "adaptive" and not definition.followed:
             followed = [method.name for method in methods.METHODS.values() if method.followed]
             raise ValueError(

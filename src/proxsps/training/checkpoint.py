@@ -86,7 +86,7 @@ def load(path: Path, spec: TrainingSpec, device: torch.device) -> dict[str, Any]
     differing = [key for key in {**wanted, **saved} if wanted.get(key) != saved.get(key)]
     if differing:
         pairs = ", ".join(f"{key} {saved.get(key)!r} instead of {wanted.get(key)!r}" for key in differing)
-        raise CheckpointError(f"{path} is of another run: it has {pairs}. Choose another place, or those options.")
+        raise CheckpointError(f"{path} belongs to another run: it has {pairs}. Use another file, or those options.")
     done = len(content["history"]["metrics"])
     if done > spec.epochs:
         raise CheckpointError(f"{path} has {done} epochs already, more than {spec.epochs}. Choose more epochs.")

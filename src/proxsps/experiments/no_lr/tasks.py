@@ -89,7 +89,7 @@ class DigitsTask(TrialTask):
         return float((model(x).argmax(1) == labels).double().mean())
 
     def data_digest(self) -> str:
-        """Of the digits."""
+        """A digest of the digits."""
         return hashlib.sha256(_digits()[0][0].numpy().tobytes()).hexdigest()[:16]
 
 
@@ -143,7 +143,7 @@ class ImagesTask(TrialTask):
         return float(torch.cat(right).double().mean())
 
     def data_digest(self) -> str:
-        """Of the images."""
+        """A digest of the images."""
         return ImageClassification(size=16).data_digest()
 
 

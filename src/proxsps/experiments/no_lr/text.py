@@ -117,5 +117,5 @@ class TextTask(TrialTask):
         return float(self.loss(model, self._pieces(starts)))
 
     def data_digest(self) -> str:
-        """Of the text."""
+        """A digest of the text."""
         return hashlib.sha256(language_reference().numpy().tobytes()).hexdigest()[:16]

@@ -239,7 +239,7 @@ def find_check(name: str, others: Iterable[str] = ()) -> Check:
         return CHECKS[name]
     known = [*CHECKS, *others]
     near = difflib.get_close_matches(name, known, 1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(known)}."
     raise ValueError(f"Unknown check {name!r}. {hint}")
 
 

@@ -1,4 +1,4 @@
-"""How tensors lie in memory as groups of entries that are normed together: rows, filters, columns, whole tensors."""
+"""How groups of entries that share a norm lie in memory: rows, filters, columns, whole tensors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def memory(
     Args:
         params: the tensors x of each block.
         slopes: the tensors d of each block.
-        dims: for each block the dims that are normed together, None for all; the other dims count the rows.
+        dims: for each block the dims that a norm is taken over, None for all; the other dims count the rows.
         ids: the group of each row, from 0 on, if several rows form one group; else each row is a group. Rows are
             counted block by block, tensor by tensor, in the order of memory.
         averages: the memory of the averages that the slopes are made of; it has been checked.
@@ -108,9 +108,9 @@ def memory(
 
 
 def view(shape: Sequence[int], stride: Sequence[int] | None, dims: Dims) -> tuple[int, int, int] | None:
-    """A tensor without gaps as (outer, n, inner) in the order of memory, with groups normed over n.
+    """A tensor without gaps as (outer, n, inner) in the order of memory, with norms taken over n.
 
-    None if the normed dims are not adjacent in memory. Without strides the tensor is contiguous.
+    None if the dims of a norm are not adjacent in memory. Without strides the tensor is contiguous.
     """
     normed = set(range(len(shape))) if dims is None else {d % len(shape) for d in dims}
     order = [i for i in range(len(shape)) if shape[i] != 1]  # dims of length 1 may have any stride

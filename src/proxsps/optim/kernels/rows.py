@@ -1,6 +1,6 @@
 """Passes for blocks whose prox depends on each row through its norm: three sums per row, and one write.
 
-A row is a group of entries that are normed together: a row of a matrix, a filter, a column, a whole tensor. With
+A row is a group of entries that share a norm: a row of a matrix, a filter, a column, a whole tensor. With
 z = x - s d, s = u alpha, the new row is y = c z with c = prox(||z||) / ||z||. The sums ||x||^2, <x, d>, ||d||^2 of each
 row give ||z|| and <d, y - x> for every u. Products and sums are doubles: the search takes differences of them.
 
