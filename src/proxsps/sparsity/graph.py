@@ -28,6 +28,7 @@ MIXING = {
     "Pad": "a shortcut pads or shifts the channels",
     "Softmax": "a softmax is taken over them",
 }
+RESHAPED = "the channels cannot be followed through a reshape (view, split, glu, einsum or the like)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +139,10 @@ class Graph:
                 layers = tuple(dict.fromkeys(name for name in names if name is not None))
                 left.append(Left(layers, "channels are cut and joined again, which torch-pruning cannot follow"))
                 continue
+            except Exception as error:  # of many kinds: torch-pruning does not expect the indices of a reshaped tensor
+                why = f"torch-pruning cannot follow the channels: {first_line(error)}"
+                left.append(Left((self.names[module],), why))
+                continue
             seen.update(node.module for _, node, _ in self._producers(group))
             layers = tuple(dict.fromkeys(name for name, *_ in self._producers(group)))
             if isinstance(one, UnitSet):
@@ -200,7 +205,9 @@ class Graph:
         for name, node, channels in self._producers(group):
             if any(max(channels) >= count for _, _, count in _produced(name, node)):
                 return MIXING["Pad"]
-        return next((why for kind, why in MIXING.items() if kind in {type(m).__name__ for m in modules}), None)
+        reshaped = any(max(item.idxs) >= module.weight.shape[dim] for item, module, dim in self._reading(group))
+        kinds = {type(module).__name__ for module in modules}
+        return next((why for kind, why in MIXING.items() if kind in kinds), RESHAPED if reshaped else None)
 
     def _unit_set(self, group: Any) -> UnitSet:
         layers = tuple(dict.fromkeys(name for name, *_ in self._producers(group)))
@@ -222,14 +229,17 @@ class Graph:
     def _readers(self, group: Any, roots: tuple[tuple[int, ...], ...]) -> Iterator[Member]:
         """Weights of the layers that read the units; -1 for inputs whose unit is not known."""
         unit_of = {channel: unit for unit, channels in enumerate(roots) for channel in channels}
-        for item in group:
-            module = item.dep.target.module
-            if self.graph.is_out_channel_pruning_fn(item.dep.handler) or not isinstance(module, READING):
-                continue
-            dim = 0 if getattr(module, "transposed", False) else 1
+        for item, module, dim in self._reading(group):
             ids = np.full(module.weight.shape[dim], -1, dtype=np.int64)
             ids[item.idxs] = [unit_of[root] for root in item.root_idxs]
             yield Member(f"{self.names[module]}.weight", dim, ids)
+
+    def _reading(self, group: Any) -> Iterator[tuple[Any, Any, int]]:
+        """Layers that read the group's channels and do not pass them on: item, layer, and the dim that reads."""
+        for item in group:
+            module = item.dep.target.module
+            if isinstance(module, READING) and not self.graph.is_out_channel_pruning_fn(item.dep.handler):
+                yield item, module, 0 if getattr(module, "transposed", False) else 1
 
     def _partition(self, group: Any) -> tuple[tuple[tuple[int, ...], ...], dict[str, dict[int, int]]]:
         """The units: channels of the root layer that belong together, and the unit of each channel of each layer."""
