@@ -30,6 +30,7 @@ _HOME = {
             "SparseGroupLasso",
             "TotalVariation1D",
             "Zero",
+            "check_regularizer",
         ],
         "proxsps.regularizers",
     ),
