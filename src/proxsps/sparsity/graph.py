@@ -26,8 +26,9 @@ MIXING = {
     "MultiheadAttention": "attention divides the channels among its heads",
     "LSTM": "a recurrent layer has no separate channels",
     "Pad": "a shortcut pads or shifts the channels",
-    "Softmax": "a softmax is taken over them",
+    "Softmax": "a softmax is taken over the channels",
 }
+NOT_CALLED = "it is not called as a module; its weight is used as a tensor, or not at all"
 RESHAPED = "the channels cannot be followed through a reshape (view, split, glu, einsum or the like)"
 
 
@@ -62,9 +63,11 @@ class Left:
 
     layers: tuple[str, ...]
     reason: str
+    part: str = ""  # which units of the layers, if not all
 
     def __str__(self) -> str:
-        return f"{shortened(self.layers)}: {self.reason}"
+        layers = f"{'layer' if len(self.layers) == 1 else 'layers'} {shortened(self.layers)}"
+        return f"Kept: {f'{self.part} of ' if self.part else ''}{layers}, because {self.reason}."
 
 
 def shortened(names: Sequence[str], count: int = 3) -> str:
@@ -149,7 +152,18 @@ class Graph:
                 found.append(one)
             else:
                 left.append(Left(layers, one))
-        return found, left
+        return found, left + self._not_called()
+
+    def _not_called(self) -> list[Left]:
+        """Layers with weights that are not called as modules, and are not part of a module that is known."""
+        known = {self.names[module] for module in self.graph.module2node if module in self.names}
+        left = []
+        for name, module in self.model.named_modules():
+            inside = any(name == one or name.startswith(f"{one}.") for one in known)
+            weights = [param for param in module.parameters(recurse=False) if param.ndim > 1]
+            if isinstance(module, (*READING, nn.Embedding)) and weights and not inside:
+                left.append(Left((name,), NOT_CALLED))
+        return left
 
     def _group(self, module: nn.Module, channels: list[int] | None = None) -> Any:
         """torch-pruning's group of some output channels of a layer, by default all."""
@@ -191,9 +205,9 @@ class Graph:
         targets = [item.dep.target for item in group]
         passing = [item.dep.target for item in group if self.graph.is_out_channel_pruning_fn(item.dep.handler)]
         if any(target.grad_fn in self._ends or isinstance(target.module, self.tp.ops._OutputOp) for target in passing):
-            return "they are the model's output"
+            return "the channels are the model's output"
         if not self._consumers(group):
-            return "no layer reads their channels one by one"
+            return "no layer reads the channels one by one"
         modules = [target.module for target in targets]
         for module in modules:
             if isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups < module.out_channels:
