@@ -32,6 +32,7 @@ _HOME = {
             "SparseGroupLasso",
             "TotalVariation1D",
             "Zero",
+            "check_regularizer",
         ],
         "regularizers",
     ),

@@ -199,7 +199,7 @@ def test_a_box_with_traced_bounds():
     assert (float(outside), float(inside)) == (np.inf, 0.0)
     slope = jax.grad(lambda high: Box(-2.0, high).prox(X, 1.0).sum())(0.5)
     assert float(slope) == 3  # entries of X above the bound
-    with pytest.raises(ValueError, match="Box: needs lower <= upper"):
+    with pytest.raises(ValueError, match="Box: lower must be <= upper"):
         Box(jnp.float32(1.0), jnp.float32(0.0))
     with pytest.raises(ValueError, match=r"Box: upper must be one number, got an array of shape \(6,\)"):
         jax.jit(lambda x: Box(0.0, x).prox(x, 1.0))(X)

@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from proxsps._install import extra
-from proxsps.jax import dec_sps, multi_steps, prox, prox_sgd, prox_sps, sps
+from proxsps.jax import dec_sps, multi_steps, prox, prox_sgd, prox_sps, prox_sps_adam, sps
 from proxsps.regularizers import L1, L2, Box, NuclearNorm, TotalVariation1D
 
 X = jnp.ones(3)
@@ -160,3 +161,31 @@ def test_jax_users_never_load_torch_and_torch_users_never_load_jax():
 def test_the_error_without_jax_says_what_to_install(missing):
     code = f"import sys; sys.modules[{missing!r}] = None\ntry: import proxsps.jax\nexcept ImportError as e: print(e)"
     assert run(code).startswith(f"proxsps.jax needs jax and optax: {extra('jax')}")
+
+
+def test_names_of_torch_get_a_suggestion():
+    for call, name in (
+        (lambda: prox_sps(lr=1.0), "learning_rate"),
+        (lambda: prox_sgd(step_size=1.0), "learning_rate"),
+        (lambda: prox_sps_adam(betas=(0.9, 0.999)), "b1"),
+        (lambda: sps(weight_decy=0.1), "weight_decay"),
+        (lambda: prox(L1(0.1), lr=1.0), "learning_rate"),
+    ):
+        with pytest.raises(TypeError, match=rf"has no argument '\w+'. Did you mean '{name}'\?"):
+            call()
+
+
+def test_gradients_of_another_shape():
+    opt = prox_sps()
+    with pytest.raises(ValueError, match=r"gradient of shape \(4,\) for a parameter of shape \(3,\)"):
+        opt.update(jnp.ones(4), opt.init(X), X, value=1.0)
+    with pytest.raises(ValueError, match=r"gradient of shape \(\) for a parameter of shape \(3,\)"):
+        opt.update(jnp.ones(()), opt.init(X), X, value=1.0)
+
+
+@pytest.mark.parametrize("make", [prox_sps_adam, dec_sps, lambda: prox_sps(None), lambda: prox_sps(momentum=0.9)])
+def test_states_of_another_transformation(make):
+    opt = make()
+    for other in (optax.adam(0.1), prox_sps(1.0)):
+        with pytest.raises(ValueError, match=r"got a state of another transformation, a \w+"):
+            opt.update(X, other.init(X), X, value=1.0)

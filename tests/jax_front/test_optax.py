@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from proxsps.jax import multi_steps, prox, prox_sgd, prox_sps, sps
+from proxsps.jax import multi_steps, prox, prox_sgd, prox_sps, prox_sps_adam, sps
 from proxsps.regularizers import L1, NonNegative
 
 
@@ -132,6 +132,24 @@ def test_micro_batches_equal_one_batch(kit):
         y, other = whole(y, other, sum(ds) / 3, value=sum(values) / 3, lower_bound=sum(bounds) / 3)
         np.testing.assert_allclose(x, y, rtol=1e-6)
     assert int(state.steps.gradient_step) == 2
+
+
+@pytest.mark.parametrize("make", [prox_sps, prox_sps_adam])
+def test_partition_freezes_parameters_and_a_mask_does_not(make):
+    """Also those that have no gradient, as the error for integers says."""
+    params = {"w": jnp.ones(3), "b": jnp.full(3, 2.0), "n": jnp.arange(3)}
+    grads = {"w": jnp.ones(3), "b": jnp.ones(3), "n": jnp.zeros(3, int)}
+    with pytest.raises(TypeError, match=r"int32, which has no gradient: leave it out with optax\.partition"):
+        make().init(params)
+    labels = {"w": "train", "b": "frozen", "n": "frozen"}
+    opt = optax.partition({"train": make(), "frozen": optax.set_to_zero()}, labels)
+    updates, _ = opt.update(grads, opt.init(params), params, value=1.0)
+    new = optax.apply_updates(params, updates)
+    assert not jnp.array_equal(new["w"], params["w"])
+    assert all(jnp.array_equal(new[name], params[name]) for name in ("b", "n"))
+    masked = optax.masked(make(), {"w": True, "b": False, "n": False})
+    updates, _ = masked.update(grads, masked.init(params), params, value=1.0)
+    assert jnp.array_equal(updates["b"], grads["b"])  # the raw gradient
 
 
 def test_masked_and_absent_gradients_are_left_alone(kit):

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from proxsps.regularizers import (
     L1,
@@ -16,10 +17,12 @@ from proxsps.regularizers import (
     L1Ball,
     L2Ball,
     LInfBall,
+    NonNegative,
     NuclearNorm,
     Simplex,
     SparseGroupLasso,
     TotalVariation1D,
+    Zero,
 )
 
 WEIGHTED = {
@@ -108,3 +111,39 @@ def test_centres_of_a_group_need_an_index():
         phi.prox(np.zeros(3), 1.0)
     with pytest.raises(ValueError, match=r"holds 2 arrays, but the group has a tensor number 2"):
         phi.at(2)
+
+
+@pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])
+def test_integers_are_not_points(library):
+    for phi in (L1(0.1), L2(0.1), Box(0, 1), GroupLasso(0.1), NonNegative(), Zero()):
+        with pytest.raises(TypeError, match=rf"{type(phi).__name__}: z must be a real floating-point array, got dtype"):
+            phi.prox(library.asarray([1, 2]), 1.0)
+    with pytest.raises(TypeError, match="functions of real floating-point arrays, got dtype"):
+        L1(0.1).value(library.asarray([1, 2]))
+
+
+def test_negative_step_sizes():
+    z = np.ones(3)
+    for phi in (L1(0.5), Box(0, 1)):
+        with pytest.raises(ValueError, match=rf"{type(phi).__name__}: alpha must be a number > 0, got -1.0"):
+            phi.prox(z, -1.0)
+        with pytest.raises(ValueError, match="alpha must be a number > 0"):
+            phi.prox_jvp(z, z, z, alpha=-1.0)
+
+
+def test_constants_that_are_no_numbers_are_named():
+    for make, where in (
+        (lambda: L1("a"), "L1: lam"),
+        (lambda: L2(None), "L2: lam"),
+        (lambda: L2Ball("1"), "L2Ball: radius"),
+        (lambda: Box("a", 1), "Box: lower"),
+        (lambda: ElasticNet(0.1, [1]), "ElasticNet: l2"),
+    ):
+        with pytest.raises(TypeError, match=rf"{where} must be a number, got"):
+            make()
+
+
+def test_bounds_may_be_equal_but_not_swapped():
+    assert Box(0, 0).prox(np.ones(2), 1.0).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="Box: lower must be <= upper, and a finite number must lie between them"):
+        Box(1, 0)

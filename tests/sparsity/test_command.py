@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import sys
 
 import pytest
@@ -11,8 +13,9 @@ from typer.testing import CliRunner
 
 from proxsps.cli import app
 from proxsps.problems.resnet import ResNet
-from proxsps.sparsity import load_shrunk, load_sparse, shrinking
+from proxsps.sparsity import StrengthPath, load_shrunk, load_sparse, shrinking
 from proxsps.sparsity.measure import costs
+from proxsps.sparsity.points import Point
 from proxsps.training.tasks import Digits, accuracy, digits, task_named
 
 TINY = ["--width=2", "--size=8", "--images=80", "--validation-images=30", "--batch-size=16", "--device=cpu"]
@@ -51,6 +54,11 @@ def test_digits_become_small_and_the_files_hold_it(call, tmp_path):
     assert best["size"] <= 0.7
     assert found["after"]["parameters"] == best["parameters"]
     assert found["difference"] < 1e-6
+    assert found["epochs"] == {
+        "dense": 2,
+        "small": 2 * sum(point["strength"] <= best["strength"] for point in found["points"]),
+    }
+    assert found["bytes"]["dense"] == 4 * found["before"]["parameters"]
     folder = tmp_path / found["folder"]
     small = load_shrunk(Digits().network(7), torch.load(folder / "small.pt", weights_only=True))
     # Chosen by one part of the data, scored by another.
@@ -73,6 +81,9 @@ def test_a_residual_network(call, tmp_path):
     result = call(NETWORK, *TINY, "--epochs=2", "--strengths=0.001,0.01", "--max-drop=1", "--lr=0.5")
     assert result.exit_code == 0, result.output
     assert "On test data, not used to choose anything: dense network" in result.stdout
+    assert re.search(r"dense network [\d.]+% after 2 epochs, smaller network [\d.]+% after [468] epochs", result.stdout)
+    dense = sum(tensor.nbytes for tensor in ResNet(8, 2, batch_norm=True).state_dict().values())
+    assert f"bytes instead of {dense:,} (" in result.stdout
     assert "dense: accuracy" in result.stderr
     assert "strength 0.01: accuracy" in result.stderr
     assert "a shortcut pads or shifts the channels" in result.stdout
@@ -128,3 +139,14 @@ def test_everything_dead_is_said_and_the_dense_network_is_kept(call):
 def test_options_of_images_are_not_those_of_digits():
     with pytest.raises(ValueError, match="digits-mlp has no options width"):
         task_named("digits-mlp", width=3)
+
+
+def test_names_of_columns_break_between_words():
+    from rich.console import Console
+
+    points = [Point(0.1 * i, 0.9, 0.5, 0.51, 1_234_567, 20, 400) for i in range(2)]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(StrengthPath(points, 1).table)
+    lines = console.export_text().splitlines()
+    for word in ("strength", "accuracy", "parameters", "weights", "units"):
+        assert any(re.search(rf"\b{word}\b", line) for line in lines), word

@@ -10,7 +10,17 @@ import torch
 from torch import nn
 
 from proxsps import ProxSPS
-from proxsps.sparsity import ShrinkError, TraceError, Units, clear_dead, find_units, load_shrunk, shrink, unit_groups
+from proxsps.sparsity import (
+    ShrinkError,
+    TraceError,
+    Units,
+    clear_dead,
+    find_units,
+    load_shrunk,
+    shrink,
+    sparsity_report,
+    unit_groups,
+)
 
 
 def apart(large, small, x):
@@ -148,9 +158,9 @@ def test_channels_that_are_dead_but_not_zero_are_named_and_left(kit):
     small, report = shrink(model, x, timing_seconds=0)
     assert report.removed["0"] == (1, 8)
     left = next(one for one in report.left if "0" in one.layers)
-    assert "2 units have zero weights, but not zero 1.bias (units 1, 2)" in left.reason
+    assert "their weights are zero, but not 1.bias (units 1, 2)" in left.reason
     assert apart(model, small, x) < 1e-6
-    assert "2 units have zero weights" in str(report)
+    assert "Kept: 2 units of layers 0, 1, because their weights are zero" in str(report)
 
 
 def test_of_a_set_without_live_units_one_stays(kit):
@@ -171,6 +181,8 @@ def test_nothing_dead_gives_a_copy(kit):
     assert report.before[:2] == report.after[:2]
     assert apart(model, small, x) == 0
     assert np.isnan(report.after.milliseconds)
+    assert "milliseconds" not in str(report)
+    assert "milliseconds" in str(shrink(model, x, timing_seconds=0.01).report)
 
 
 def test_a_frozen_model_without_gradients(kit):
@@ -245,3 +257,31 @@ def test_depthwise_transposed_and_embedding_layers():
     assert (small.embed.embedding_dim, small.depthwise.groups, small.up.out_channels) == (4, 8, 5)
     assert apart(model, small, words) < 1e-6
     assert apart(small, load_shrunk(Net(), small.state_dict()), words) == 0
+
+
+def test_a_dead_network_is_said(kit):
+    case = kit.cases["mlp"]
+    model, x = case.model(), case.inputs()
+    units = find_units(model, x)
+    kit.kill(model, units)
+    for text in (str(shrink(model, x, timing_seconds=0).report), str(sparsity_report(model, units))):
+        assert "dead:" not in text
+    kit.kill(model, units, share=1.0)
+    report = shrink(model, x, timing_seconds=0).report
+    assert report.collapsed
+    assert "Everything is dead: the output no longer depends on the input. Train again with a smaller" in str(report)
+    assert "Everything is dead: all 32 units are zero. Train again" in str(sparsity_report(model, units))
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    assert "Everything is dead: all weights are zero." in str(sparsity_report(model))
+
+
+def test_a_dead_block_of_a_residual_network_is_no_dead_network(kit):
+    case = kit.cases["resnet20"]
+    model, x = case.model(), case.inputs()
+    units = find_units(model, x)
+    kit.kill(model, units, share=1.0)  # the shortcuts stay
+    report = shrink(model, x, timing_seconds=0).report
+    assert not report.collapsed
+    assert "dead" not in str(report)

@@ -41,7 +41,7 @@ def test_residual_branches_share_their_channels(kit):
         f"{name}.{key}" for name in ("project", "b2", "c2") for key in ("0.weight", "1.weight", "1.bias")
     }
     assert set(second.consumers) == {"c1.0", "head"}
-    assert reasons(units) == {"head": "they are the model's output"}
+    assert reasons(units) == {"head": "the channels are the model's output"}
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -138,10 +138,10 @@ def test_frozen_and_excluded_layers():
     model[0].bias.requires_grad_(False)
     units = find_units(model, torch.randn(2, 4))
     assert [one.name for one in units.sets] == ["2"]
-    assert reasons(units)["0"] == "some of their parameters are frozen"
+    assert reasons(units)["0"] == "some of the parameters are frozen"
     assert not model[0].bias.requires_grad
     model.requires_grad_(True)
-    assert reasons(find_units(model, torch.randn(2, 4), exclude="2"))["2"] == "they are excluded"
+    assert reasons(find_units(model, torch.randn(2, 4), exclude="2"))["2"] == "exclude='2' names it"
     with pytest.raises(ValueError, match=r"exclude='conv\*' matches no layer of the model. Layers with units: 0, 2"):
         find_units(model, torch.randn(2, 4), exclude=["2", "conv*"])
 
@@ -177,7 +177,7 @@ def test_inputs_by_keyword_and_several_outputs(kit):
 
     units = find_units(Two(), {"x": torch.randn(2, 4), "shift": torch.ones(1)})
     assert [one.name for one in units.sets] == ["shared"]
-    assert reasons(units)["a"] == "they are the model's output"
+    assert reasons(units)["a"] == "the channels are the model's output"
     assert len(find_units(Two(), (torch.randn(2, 4), torch.ones(1)))) == 6
 
 
@@ -216,10 +216,9 @@ def test_options_of_groups(kit):
     np.testing.assert_array_equal(plain.weights, np.ones(32))
     with pytest.raises(ValueError, match="weights must be 'size' or 'one', got 'two'"):
         unit_groups(model, x, 0.1, weights="two")
-    with pytest.raises(ValueError, match="strength 0"):
-        unit_groups(model, x, 0.0, units=units)
-    with pytest.raises(ValueError, match="lam must be a finite number"):
-        unit_groups(model, x, float("inf"), units=units)
+    for lam in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="the strength lam must be a finite number > 0, got"):
+            unit_groups(model, x, lam, units=units)
     assert "20  0" in str(units)
 
 
@@ -240,3 +239,49 @@ def test_a_llama_of_transformers(kit):
     small, report = shrink(model, words, units=units, timing_seconds=0)
     assert small.model.layers[0].mlp.gate_proj.out_features == 16 - len(dead[0])
     assert report.difference < 1e-6
+
+
+class Functional(nn.Module):
+    """Layers whose weights are used without a call of the layer; one is not used at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.unused = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 2), nn.Linear(2, 2)
+        self.attention = nn.MultiheadAttention(2, 1)  # its output layer is not called as a module either
+
+    def forward(self, x):
+        x = nn.functional.linear(x, self.a.weight, self.a.bias).relu()
+        x = self.c(self.b(x).relu())
+        return self.attention(x, x, x)[0]
+
+
+def test_layers_that_are_not_called_are_named(kit):
+    model, x = Functional().eval(), torch.randn(3, 4)
+    units = find_units(model, x)
+    assert [one.name for one in units.sets] == ["b"]
+    called = {one.layers for one in units.left if "not called as a module" in one.reason}
+    assert called == {("a",), ("unused",)}
+    kit.kill(model, units)
+    text = str(shrink(model, x, timing_seconds=0).report)
+    assert "Kept: layer a, because it is not called as a module" in text
+
+
+class FixedSize(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 6 * 6, 5)
+
+    def forward(self, x):
+        return self.head(self.conv(x).relu().view(-1, 8 * 6 * 6))
+
+
+def test_a_fixed_size_in_the_forward_pass_gets_advice():
+    with pytest.raises(ValueError, match=r"instead of x\.view\(-1, n\) write x\.flatten\(1\)"):
+        unit_groups(FixedSize(), torch.randn(2, 3, 6, 6), 0.1)
+
+
+def test_reasons_are_sentences():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    assert [str(one) for one in find_units(model, torch.randn(2, 4)).left] == [
+        "Kept: layer 2, because the channels are the model's output."
+    ]

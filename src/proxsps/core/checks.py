@@ -12,6 +12,8 @@ SYNONYMS = (
     {"lr", "learning_rate", "step_size"},
     {"weight_decay", "wd"},
     {"regularizer", "regularization", "regularisation", "penalty"},
+    {"b1", "beta1", "betas"},
+    {"b2", "beta2", "betas"},
 )
 
 

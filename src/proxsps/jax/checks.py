@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from proxsps.core.checks import check_finite_bound, check_nonnegative, check_number, check_positive
+from proxsps.core.checks import check_finite_bound, check_nonnegative, check_number, check_positive, hint
 from proxsps.regularizers.base import DIAGONAL
 from proxsps.regularizers.checks import check_choice
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 CAPS = ("proximal", "matched")
+
+
+def with_known_arguments(make: Callable[P, T]) -> Callable[P, T]:
+    """Let a function raise an error with a suggestion for arguments that it does not have, such as torch's names."""
+    known = inspect.signature(make).parameters
+
+    @wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for key in kwargs:
+            if key not in known:
+                raise TypeError(f"{make.__name__} has no argument {key!r}. {hint(key, known)}")
+        return make(*args, **kwargs)
+
+    return call
 
 
 def check_fraction(name: str, value: Any) -> None:
@@ -106,7 +125,33 @@ def check_dtype(x: Any) -> None:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"Got a parameter of dtype {dtype}: pass its real and imaginary part as two parameters.")
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"Got a parameter of dtype {dtype}, which has no gradient: leave it out with optax.masked.")
+        raise TypeError(
+            f"Got a parameter of dtype {dtype}, which has no gradient: leave it out with "
+            "optax.partition({'train': opt, 'frozen': optax.set_to_zero()}, labels)."
+        )
+
+
+def check_gradient(d: Any, x: Any) -> None:
+    """Raise an error for a gradient of another shape than its parameter."""
+    if jnp.shape(d) != jnp.shape(x):
+        raise ValueError(
+            f"Got a gradient of shape {jnp.shape(d)} for a parameter of shape {jnp.shape(x)}: pass the gradients of "
+            "the parameters that are passed to update."
+        )
+
+
+def check_state(owner: str, state: Any, needed: Iterable[str]) -> None:
+    """Raise an error for a state without the fields of memory that a method needs."""
+    memory = getattr(state, "memory", None)
+    missing = [
+        name for name in needed if isinstance(getattr(memory, name, ()), tuple) and not getattr(memory, name, ())
+    ]
+    if memory is None or missing:
+        lacks = f" without {', '.join(missing)}" if missing else ""
+        raise ValueError(
+            f"{owner} got a state of another transformation, a {type(state).__name__}{lacks}. Pass the state that its "
+            "own init or update returned."
+        )
 
 
 def check_update(owner: str, params: Any, value: Any) -> None:

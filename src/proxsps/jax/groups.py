@@ -13,7 +13,7 @@ import optax
 
 from proxsps.core.array import Array
 from proxsps.core.checks import check_keys
-from proxsps.jax.checks import check_constants, check_dtype, check_regularizer, is_zero
+from proxsps.jax.checks import check_constants, check_dtype, check_gradient, check_regularizer, is_zero
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers._support import wide
 from proxsps.regularizers.checks import check_fit
@@ -184,6 +184,7 @@ class Groups:
                 rest += enumerate(parameters(x), place)
             else:
                 check_dtype(x)
+                check_gradient(d, x)
                 x = wide(jnp.asarray(x))
                 blocks[label].xs.append(x)
                 blocks[label].ds.append(jnp.asarray(d, x.dtype))

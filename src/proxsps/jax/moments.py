@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.core.distance import Travel, distance_cap, sampled_square, start_travel, update_travel
+from proxsps.core.distance import Travel, advance_travel, distance_cap, sampled_square, start_reach
 from proxsps.core.estimate import (
     Averages,
     Weights,
     averaged,
     averaged_value,
     corrected_weights,
-    metric,
     momentum_weights,
     start_averages,
     update_averages,
@@ -42,6 +41,11 @@ class Kind(NamedTuple):
     def any(self) -> bool:
         """Whether there is anything to keep."""
         return self.averages or self.metric or self.distance
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of `Moments` that hold it, without trees, which may be empty."""
+        return ("averages",) * self.averages + ("steps",) * self.metric + ("start", "travel") * self.distance
 
 
 class Moments(NamedTuple):
@@ -71,7 +75,7 @@ def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
         samples = _samples(xs)
         x_sq = sum((sampled_square(part, n).astype(dtype) for part, n in samples), zero)
         start = jnp.concatenate([jnp.zeros(0, dtype), *(part.astype(dtype) for part, _ in samples)])
-        out = out._replace(start=start, travel=start_travel(x_sq))
+        out = out._replace(start=start, travel=Travel(start_reach(_root(x_sq)), zero, zero))
     # Each has its own buffer, so that the state can be donated to a jitted step.
     return cast(Moments, jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), out))
 
@@ -137,7 +141,7 @@ def _with_metric(
     for block in blocks:
         for g, place in zip(block.ds, block.places, strict=True):
             squares[place] = averaged(squares[place], g * g, _like(Weights(*(w[place] for w in weights)), g))
-        out.append(block._replace(metric=[_usable(metric(squares[place], numbers["eps"])) for place in block.places]))
+        out.append(block._replace(metric=[_usable(_root(squares[place]) + numbers["eps"]) for place in block.places]))
     # Added all at once: one update after the other would be one loop each for the compiler.
     taken = jnp.asarray([float(place in present) for place in range(len(squares))], steps.dtype)
     return out, before._replace(square=squares, steps=steps + taken)
@@ -165,7 +169,23 @@ def _with_travel(before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tu
     for block in blocks:
         directions = block.directions(block.ds)
         g_sq = g_sq + dot(directions, directions, dtype)
-    return before._replace(travel=update_travel(travel, moved_sq, g_sq))
+    return before._replace(travel=advance_travel(travel, _root(moved_sq), g_sq))
+
+
+@jax.custom_jvp
+def _root(square: Array) -> Array:
+    """The square root of a sum of squares.
+
+    Its derivative at 0 is 0 here: that of the squares is 0, and JAX would multiply it by infinity, where a run has not
+    left its start and where an entry never had a gradient.
+    """
+    return jnp.sqrt(square)
+
+
+@_root.defjvp
+def _root_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    root = _root(*primals)
+    return root, jnp.where(root == 0, 0.0, tangents[0] / (2 * jnp.where(root == 0, 1.0, root)))
 
 
 def _samples(xs: Sequence[Array]) -> list[tuple[Array, int]]:

@@ -12,7 +12,7 @@ import optax
 from proxsps.core import rules
 from proxsps.core.array import Array
 from proxsps.core.outcome import Report, Solution, report
-from proxsps.jax.checks import check_lower_bound, check_update
+from proxsps.jax.checks import check_lower_bound, check_state, check_update
 from proxsps.jax.groups import Gathered, Groups
 from proxsps.jax.moments import Moments, start_moments
 from proxsps.jax.solve import JaxMethod, settled, solve
@@ -35,6 +35,7 @@ def transformation(
 ) -> optax.GradientTransformationExtraArgs:
     """The method with its options, its lower bound and its constants."""
     blocks_count = len(groups.options)
+    needed = rules.StepMemory._fields if method.remembers else method.moments.fields
 
     def init(params: Any) -> PolyakState:
         groups.check(params)
@@ -60,6 +61,7 @@ def transformation(
             value = 0.0
         check_update(method.name, params, value)
         check_lower_bound(method.name, lower_bound, method.bounded)
+        check_state(method.name, state, needed)
         dtype = groups.dtype(params)
         gathered = groups.gather(updates, params, state.count)
         C = 0.0 if bound is None else bound if lower_bound is None else lower_bound

@@ -17,6 +17,7 @@ from proxsps.jax.checks import (
     check_needs_rate,
     check_rates,
     check_update,
+    with_known_arguments,
 )
 from proxsps.jax.groups import ALL, Groups, Options
 from proxsps.jax.measured import prox_at
@@ -34,6 +35,7 @@ SPS = JaxMethod("sps", rules.sps_max, coupled=True)
 DEC_SPS = JaxMethod("dec_sps", rules.dec_sps, coupled=True, remembers=True)
 
 
+@with_known_arguments
 def prox_sps(
     learning_rate: Schedule | None = 1.0,
     weight_decay: Number | None = None,
@@ -99,6 +101,7 @@ def prox_sps(
     return _capped("prox_sps", kind, options, labels, groups, cap, distance_cap, lower_bound, constants)
 
 
+@with_known_arguments
 def prox_sps_adam(
     learning_rate: Schedule | None = None,
     b1: Number = 0.9,
@@ -194,6 +197,7 @@ def _capped(
     return transformation(method, made, lower_bound, traced)
 
 
+@with_known_arguments
 def prox_sgd(
     learning_rate: Schedule,
     weight_decay: Number | None = None,
@@ -218,6 +222,7 @@ def prox_sgd(
     return transformation(PROX_SGD, options)
 
 
+@with_known_arguments
 def sps(
     learning_rate: Schedule = 1.0,
     weight_decay: Number | None = None,
@@ -250,6 +255,7 @@ def sps(
     return transformation(SPS, options, lower_bound, {"c": c})
 
 
+@with_known_arguments
 def dec_sps(
     learning_rate: Schedule = 10.0,
     weight_decay: Number | None = None,
@@ -279,6 +285,7 @@ def dec_sps(
     return transformation(DEC_SPS, options, lower_bound, {"c0": c0})
 
 
+@with_known_arguments
 def prox(regularizer: Regularizer, learning_rate: Schedule = 1.0) -> optax.GradientTransformationExtraArgs:
     r"""The prox of a regulariser, to be chained after any optax optimizer.
 

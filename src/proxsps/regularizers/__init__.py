@@ -17,6 +17,7 @@ from proxsps.regularizers.group import GroupLasso, SparseGroupLasso, block_soft_
 from proxsps.regularizers.separable import L1, L2, ElasticNet, Zero, shrink, shrink_towards, soft_threshold
 from proxsps.regularizers.spectral import NuclearNorm, singular_value_threshold
 from proxsps.regularizers.total_variation import TotalVariation1D, denoise_tv1d
+from proxsps.regularizers.verify import check_regularizer
 
 __all__ = [
     "L1",
@@ -35,6 +36,7 @@ __all__ = [
     "TotalVariation1D",
     "Zero",
     "block_soft_threshold",
+    "check_regularizer",
     "denoise_tv1d",
     "flatten",
     "project_box",

@@ -22,6 +22,8 @@ _numbers_are_read: ContextVar[bool] = ContextVar("numbers_are_read", default=Fal
 def working_dtype(x: Array) -> Any:
     """The dtype for computations: that of x, or float32 if x has only 16 bits."""
     xp = array_namespace(x)
+    if not _is_real(x.dtype):
+        raise TypeError(f"Regularisers are functions of real floating-point arrays, got dtype {x.dtype}.")
     return x.dtype if xp.finfo(x.dtype).bits >= 32 else xp.float32
 
 
@@ -135,23 +137,65 @@ def shape_of(constant: Any) -> tuple[int, ...]:
 
 
 def with_checked_steps(cls: type) -> None:
-    """Let the proxes that a class defines check the shape of alpha first.
+    """Let the proxes that a class defines check their arguments, and results if the class is not of this package.
 
-    With an array instead of one number, a formula for a norm of several entries broadcasts to something that is not a
-    prox.
+    With an array for alpha instead of one number, a formula for a norm of several entries broadcasts to something that
+    is not a prox. A result of another shape would be broadcast into the weights.
     """
+    foreign = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
     for name, (place, check) in _STEPS.items():
         if name in vars(cls):
-            setattr(cls, name, _checked(vars(cls)[name], place, check))
+            method = _checked(vars(cls)[name], place, check)
+            setattr(cls, name, _with_checked_result(method, name) if foreign and name != "prox_jvp" else method)
 
 
 def _checked(method: Callable[..., Any], place: int, check: Callable[[Any, Array, Any], None]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: Any, z: Array, *args: Any, **kwargs: Any) -> Any:
-        check(self, z, args[place] if len(args) > place else kwargs.get("alpha"))
+        alpha = args[place] if len(args) > place else kwargs.get("alpha")
+        check(self, z, alpha)
+        if isinstance(alpha, (int, float)) and alpha < 0:
+            raise ValueError(f"{type(self).__name__}: alpha must be a number > 0, got {alpha!r}.")
+        if is_array(z) and not _is_real(z.dtype):
+            raise TypeError(
+                f"{type(self).__name__}: z must be a real floating-point array, got dtype {z.dtype}; convert it first."
+            )
         return method(self, z, *args, **kwargs)
 
     return call
+
+
+def _with_checked_result(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @wraps(method)
+    def call(self: Any, z: Array, *args: Any, **kwargs: Any) -> Any:
+        found = method(self, z, *args, **kwargs)
+        check_like(self, name, found, z)
+        return found
+
+    return call
+
+
+def check_like(owner: object, method: str, found: Any, z: Array) -> None:
+    """Raise an error for a result that is not an array of the shape and dtype of z."""
+    if is_array(z) and not (is_array(found) and tuple(found.shape) == tuple(z.shape) and found.dtype == z.dtype):
+        raise ValueError(
+            f"{type(owner).__name__}.{method} must return {described(z)}, like its argument, got {described(found)}."
+        )
+
+
+def is_array(found: Any) -> bool:
+    """Whether this is an array of any library."""
+    return hasattr(found, "shape") and hasattr(found, "dtype")
+
+
+def described(found: Any) -> str:
+    """An array by its shape and dtype, anything else by its text."""
+    return f"an array of shape {tuple(found.shape)} and dtype {found.dtype}" if is_array(found) else repr(found)
+
+
+def _is_real(dtype: Any) -> bool:
+    floating = getattr(dtype, "is_floating_point", None)  # of torch; other libraries have the kinds of NumPy
+    return bool(dtype.kind not in "biuc" if floating is None else floating)
 
 
 def _check_number(owner: Any, z: Array, alpha: Any) -> None:
@@ -184,6 +228,7 @@ _STEPS = {"prox": (0, _check_number), "prox_jvp": (2, _check_number_or_entries),
 def check_weight(owner: object, **weights: float) -> None:
     """Raise an error for a weight that is negative, infinite or not a number."""
     for name, weight in weights.items():
+        _check_is_number(owner, name, weight)
         if shape_of(weight) or not (_unseen(weight) or (math.isfinite(weight) and weight >= 0)):
             raise ValueError(
                 f"{type(owner).__name__}: {name} must be a finite number >= 0, got {weight!r}; "
@@ -193,6 +238,7 @@ def check_weight(owner: object, **weights: float) -> None:
 
 def check_radius(owner: object, radius: float) -> None:
     """Raise an error for a radius that is not positive and finite."""
+    _check_is_number(owner, "radius", radius)
     if shape_of(radius) or not (_unseen(radius) or (math.isfinite(radius) and radius > 0)):
         raise ValueError(
             f"{type(owner).__name__}: radius must be a finite number > 0, got {radius!r}; give the size of the set."
@@ -211,8 +257,9 @@ def check_center(owner: object, center: Any) -> None:
 
 
 def check_bounds(owner: object, lower: float, upper: float) -> None:
-    """Raise an error for bounds that are not numbers, or that have no room between them."""
+    """Raise an error for bounds that are not numbers, or that no number lies between."""
     for name, bound in (("lower", lower), ("upper", upper)):
+        _check_is_number(owner, name, bound)
         if shape_of(bound):
             raise ValueError(
                 f"{type(owner).__name__}: {name} must be one number, got an array of shape {shape_of(bound)}; "
@@ -222,9 +269,14 @@ def check_bounds(owner: object, lower: float, upper: float) -> None:
     finite = (_unseen(lower) or lower < math.inf) and (_unseen(upper) or upper > -math.inf)
     if not (ordered and finite):
         raise ValueError(
-            f"{type(owner).__name__}: needs lower <= upper and room between them, got lower={lower!r}, "
-            f"upper={upper!r}; give the smaller bound first, and -inf or inf where a side is open."
+            f"{type(owner).__name__}: lower must be <= upper, and a finite number must lie between them, got "
+            f"lower={lower!r}, upper={upper!r}; give the smaller bound first, and -inf or inf where a side is open."
         )
+
+
+def _check_is_number(owner: object, name: str, constant: Any) -> None:
+    if not (isinstance(constant, Real) or hasattr(constant, "shape")):
+        raise TypeError(f"{type(owner).__name__}: {name} must be a number, got {constant!r}.")
 
 
 def _unseen(constant: object) -> bool:

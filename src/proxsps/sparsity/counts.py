@@ -12,6 +12,12 @@ from proxsps._install import require
 from proxsps.sparsity.tables import Table
 from proxsps.sparsity.units import Units
 
+# Advice for a strength at which a network dies.
+WEAKER = (
+    "Train again with a smaller strength, for instance one at which the penalty of the starting weights is about 1, or "
+    "let strength_path find it."
+)
+
 
 class LayerSparsity(NamedTuple):
     """Counts of one weight tensor; rows are its slices along the first dim, units those of `find_units`."""
@@ -76,11 +82,21 @@ class SparsityReport:
 
         return pandas.DataFrame(list(self.layers), columns=list(LayerSparsity._fields))
 
+    @property
+    def notes(self) -> list[str]:
+        """What the table does not say: a network that is dead."""
+        if self.units and self.dead_units == self.units:
+            return [f"Everything is dead: all {self.units:,} units are zero. {WEAKER}"]
+        zero = self.layers and all(layer.zeros == layer.entries for layer in self.layers)
+        return [f"Everything is dead: all weights are zero. {WEAKER}"] if zero else []
+
     def __str__(self) -> str:
-        return str(self.table)
+        return "\n".join([str(self.table), *self.notes])
 
     def __rich__(self) -> Any:
-        return self.table
+        from rich.console import Group
+
+        return Group(self.table, *self.notes)
 
 
 @torch.no_grad()

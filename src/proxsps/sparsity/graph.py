@@ -27,8 +27,10 @@ MIXING = {
     "MultiheadAttention": "attention divides the channels among its heads",
     "LSTM": "a recurrent layer has no separate channels",
     "Pad": "a shortcut pads or shifts the channels",
-    "Softmax": "a softmax is taken over them",
+    "Softmax": "a softmax is taken over the channels",
 }
+NOT_CALLED = "it is not called as a module; its weight is used as a tensor, or not at all"
+RESHAPED = "the channels cannot be followed through a reshape (view, split, glu, einsum or the like)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +64,11 @@ class Left:
 
     layers: tuple[str, ...]
     reason: str
+    part: str = ""  # which units of the layers, if not all
 
     def __str__(self) -> str:
-        return f"{shortened(self.layers)}: {self.reason}"
+        layers = f"{'layer' if len(self.layers) == 1 else 'layers'} {shortened(self.layers)}"
+        return f"Kept: {f'{self.part} of ' if self.part else ''}{layers}, because {self.reason}."
 
 
 def shortened(names: Sequence[str]) -> str:
@@ -139,13 +143,28 @@ class Graph:
                 layers = tuple(dict.fromkeys(name for name in names if name is not None))
                 left.append(Left(layers, "channels are cut and joined again, which torch-pruning cannot follow"))
                 continue
+            except Exception as error:  # of many kinds: torch-pruning does not expect the indices of a reshaped tensor
+                why = f"torch-pruning cannot follow the channels: {first_line(error)}"
+                left.append(Left((self.names[module],), why))
+                continue
             seen.update(node.module for _, node, _ in self._producers(group))
             layers = tuple(dict.fromkeys(name for name, *_ in self._producers(group)))
             if isinstance(one, UnitSet):
                 found.append(one)
             else:
                 left.append(Left(layers, one))
-        return found, left
+        return found, left + self._not_called()
+
+    def _not_called(self) -> list[Left]:
+        """Layers with weights that are not called as modules, and are not part of a module that is known."""
+        known = {self.names[module] for module in self.graph.module2node if module in self.names}
+        left = []
+        for name, module in self.model.named_modules():
+            inside = any(name == one or name.startswith(f"{one}.") for one in known)
+            weights = [param for param in module.parameters(recurse=False) if param.ndim > 1]
+            if isinstance(module, (*READING, nn.Embedding)) and weights and not inside:
+                left.append(Left((name,), NOT_CALLED))
+        return left
 
     def _group(self, module: nn.Module, channels: list[int] | None = None) -> Any:
         """torch-pruning's group of some output channels of a layer, by default all."""
@@ -187,9 +206,9 @@ class Graph:
         targets = [item.dep.target for item in group]
         passing = [item.dep.target for item in group if self.graph.is_out_channel_pruning_fn(item.dep.handler)]
         if any(target.grad_fn in self._ends or isinstance(target.module, self.tp.ops._OutputOp) for target in passing):
-            return "they are the model's output"
+            return "the channels are the model's output"
         if not self._consumers(group):
-            return "no layer reads their channels one by one"
+            return "no layer reads the channels one by one"
         modules = [target.module for target in targets]
         for module in modules:
             if isinstance(module, nn.modules.conv._ConvNd) and 1 < module.groups < module.out_channels:
@@ -201,7 +220,9 @@ class Graph:
         for name, node, channels in self._producers(group):
             if any(max(channels) >= count for _, _, count in _produced(name, node)):
                 return MIXING["Pad"]
-        return next((why for kind, why in MIXING.items() if kind in {type(m).__name__ for m in modules}), None)
+        reshaped = any(max(item.idxs) >= module.weight.shape[dim] for item, module, dim in self._reading(group))
+        kinds = {type(module).__name__ for module in modules}
+        return next((why for kind, why in MIXING.items() if kind in kinds), RESHAPED if reshaped else None)
 
     def _unit_set(self, group: Any) -> UnitSet:
         layers = tuple(dict.fromkeys(name for name, *_ in self._producers(group)))
@@ -223,14 +244,17 @@ class Graph:
     def _readers(self, group: Any, roots: tuple[tuple[int, ...], ...]) -> Iterator[Member]:
         """Weights of the layers that read the units; -1 for inputs whose unit is not known."""
         unit_of = {channel: unit for unit, channels in enumerate(roots) for channel in channels}
-        for item in group:
-            module = item.dep.target.module
-            if self.graph.is_out_channel_pruning_fn(item.dep.handler) or not isinstance(module, READING):
-                continue
-            dim = 0 if getattr(module, "transposed", False) else 1
+        for item, module, dim in self._reading(group):
             ids = np.full(module.weight.shape[dim], -1, dtype=np.int64)
             ids[item.idxs] = [unit_of[root] for root in item.root_idxs]
             yield Member(f"{self.names[module]}.weight", dim, ids)
+
+    def _reading(self, group: Any) -> Iterator[tuple[Any, Any, int]]:
+        """Layers that read the group's channels and do not pass them on: item, layer, and the dim that reads."""
+        for item in group:
+            module = item.dep.target.module
+            if isinstance(module, READING) and not self.graph.is_out_channel_pruning_fn(item.dep.handler):
+                yield item, module, 0 if getattr(module, "transposed", False) else 1
 
     def _partition(self, group: Any) -> tuple[tuple[tuple[int, ...], ...], dict[str, dict[int, int]]]:
         """The units: channels of the root layer that belong together, and the unit of each channel of each layer."""

@@ -89,6 +89,12 @@ def difference(ones: list[Tensor], others: list[Tensor]) -> float:
     return worst if worst == worst else float("inf")
 
 
+def constant(found: list[Tensor]) -> bool:
+    """Whether all samples have the same output; False if there is only one sample."""
+    several = [one for one in found if one.ndim and len(one) > 1]
+    return bool(several) and all(bool((one == one[:1]).all()) for one in several)
+
+
 def first_line(error: BaseException) -> str:
     """An error in one line."""
     text = str(error).strip().splitlines()

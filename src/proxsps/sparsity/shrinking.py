@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from proxsps.sparsity.counts import WEAKER
 from proxsps.sparsity.graph import Graph, Left
-from proxsps.sparsity.inputs import difference, duplicate, in_double, outputs
+from proxsps.sparsity.inputs import constant, difference, duplicate, in_double, outputs
 from proxsps.sparsity.measure import Cost, costs
 from proxsps.sparsity.tables import Table
 from proxsps.sparsity.units import EQUAL, Units, find_units
@@ -31,6 +33,7 @@ class ShrinkReport:
         removed: for each set of units, the number of removed units and of all units.
         left: layers whose units were not removed, and why.
         difference: largest difference of the outputs for the example inputs, relative to the largest output.
+        collapsed: whether the output no longer depends on the input.
     """
 
     before: Cost
@@ -38,21 +41,30 @@ class ShrinkReport:
     removed: dict[str, tuple[int, int]]
     left: tuple[Left, ...]
     difference: float
+    collapsed: bool = False
 
     @property
     def table(self) -> Table:
         """Costs before and after."""
         rows: list[list[Any]] = []
         for name, old, new in zip(Cost._fields, self.before, self.after, strict=True):
+            if math.isnan(old):  # not measured
+                continue
             rows.append([name.replace("_", " "), old, new, f"{new / old:.1%}" if old else "-"])
         units = [sum(counts) for counts in zip(*self.removed.values(), strict=True)] or [0, 0]
         kept = units[1] - units[0]
         rows.append(["units", units[1], kept, f"{kept / units[1]:.1%}" if units[1] else "-"])
         return Table(["", "before", "after", "share"], rows)
 
+    @property
+    def notes(self) -> list[str]:
+        """What the table does not say: a network that is dead, and what was not removed."""
+        dead = [f"Everything is dead: the output no longer depends on the input. {WEAKER}"] if self.collapsed else []
+        return [*dead, *map(str, self.left)]
+
     def __str__(self) -> str:
         lines = [str(self.table), f"Outputs differ by {self.difference:.1e} of the largest."]
-        return "\n".join([*lines, *(f"Not removed: {one}." for one in self.left)])
+        return "\n".join([*lines, *self.notes])
 
 
 class Shrunk(NamedTuple):
@@ -99,7 +111,8 @@ def shrink(model: nn.Module, example_inputs: Any, *, units: Units | None = None,
     apart = _check_equal(model, small, example_inputs)
     before, after = costs([model, small], example_inputs, timing_seconds)
     left = (*_almost_dead(model, units, dead), *units.left)
-    return Shrunk(small, ShrinkReport(before, after, removed, left, apart))
+    collapsed = bool(dead) and any(map(np.all, dead)) and constant(outputs(model, example_inputs))
+    return Shrunk(small, ShrinkReport(before, after, removed, left, apart, collapsed))
 
 
 def load_shrunk(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -209,8 +222,9 @@ def _almost_dead(model: nn.Module, units: Units, dead: list[np.ndarray]) -> list
         found.append(
             Left(
                 one.layers,
-                f"{len(almost)} units have zero weights, but not zero {' and '.join(culprits)} (units {listed}); "
-                "regularise these too, as unit_groups does",
+                f"their weights are zero, but not {' and '.join(culprits)} (units {listed}); regularise these too, as "
+                "unit_groups does",
+                f"{len(almost)} units",
             )
         )
     return found

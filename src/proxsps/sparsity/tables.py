@@ -36,7 +36,9 @@ class Table:
 
         table = RichTable(title=self.title or None, title_justify="left", box=box.SIMPLE_HEAD)
         for name, number in zip(self.columns, self._numeric(), strict=True):
-            table.add_column(name, justify="right" if number else "left", overflow="fold")
+            # Names break between words only.
+            longest = max(map(len, name.split()), default=0)
+            table.add_column(name, justify="right" if number else "left", overflow="fold", min_width=longest)
         for row in self.rows:
             table.add_row(*map(_text, row))
         return table

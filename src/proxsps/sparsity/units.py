@@ -8,6 +8,7 @@ keep zero) are found without special rules, and are not changed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from proxsps.regularizers.units import UnitLasso, UnitTensor
 from proxsps.sparsity.graph import MIXING, Graph, Left, Member, UnitSet, shortened
-from proxsps.sparsity.groups import ParameterGroups, check_strength
+from proxsps.sparsity.groups import ParameterGroups
 from proxsps.sparsity.inputs import TraceError, difference, duplicate, first_line, in_double, outputs
 from proxsps.sparsity.tables import Table
 
@@ -106,7 +107,7 @@ def find_units(
         if len(one) < 2:
             left.append(Left(one.layers, "there is only one unit"))
         elif not frozen and fixed & {member.name for member in one.members}:
-            left.append(Left(one.layers, "some of their parameters are frozen"))
+            left.append(Left(one.layers, "some of the parameters are frozen"))
         else:
             candidates.append(one)
     return Units(tuple(_tried(model, example_inputs, candidates, left)), tuple(left))
@@ -141,17 +142,21 @@ def unit_groups(
         >>> len(optimizer.param_groups[0]["params"])  # weight and bias of the first layer make 8 units
         2
     """
+    if not 0 < lam < math.inf:
+        raise ValueError(
+            f"unit_groups: the strength lam must be a finite number > 0, got {lam!r}; for training without a penalty "
+            "pass the model's parameters to the optimizer."
+        )
     if weights not in ("size", "one"):
         raise ValueError(f"weights must be 'size' or 'one', got {weights!r}.")
     units = find_units(model, example_inputs, exclude=exclude) if units is None else units
     if not units.sets:
-        raise ValueError("The model has no units that could be removed. " + " ".join(f"{one}." for one in units.left))
+        raise ValueError("The model has no units that could be removed. " + " ".join(map(str, units.left)))
     params = dict(model.named_parameters())
     found = units.members
     members = {name: found[name] for name in params if name in found}
     tensors = tuple(UnitTensor(params[name].shape, member.dim, member.ids) for name, member in members.items())
     phi = UnitLasso(lam, tensors, np.ones(len(units)) if weights == "one" else None)
-    check_strength(phi)
     groups = ParameterGroups([{"params": [(name, params[name]) for name in members], "regularizer": phi}])
     rest = [(name, param) for name, param in params.items() if name not in members and param.requires_grad]
     if rest:
@@ -178,9 +183,9 @@ def _excluded(sets: list[UnitSet], patterns: list[str], model: nn.Module) -> tup
             raise ValueError(f"exclude={pattern!r} matches no layer of the model. Layers with units: {known}.")
     kept, left = [], []
     for one in sets:
-        out = any(fnmatchcase(layer, pattern) for layer in one.layers for pattern in patterns)
-        if out:
-            left.append(Left(one.layers, "they are excluded"))
+        named = [pattern for pattern in patterns if any(fnmatchcase(layer, pattern) for layer in one.layers)]
+        if named:
+            left.append(Left(one.layers, f"exclude={named[0]!r} names it"))
         else:
             kept.append(one)
     return kept, left
@@ -266,10 +271,16 @@ class _Trial:
             after = outputs(model, self.inputs)
         except Exception as error:  # a model may raise anything with fewer channels than it expects
             cause = error.__cause__ if isinstance(error, TraceError) and error.__cause__ else error
-            return f"the model does not run with fewer of these channels ({first_line(cause)})"
+            return f"the model does not run with fewer of these channels ({first_line(cause)}){_advice(cause)}"
         apart = difference(before, after)
         limit = EQUAL.get(before[0].dtype, 1e-2)
         return None if apart <= limit else f"zero units change the output (by {apart:.1g}), so they cannot be left out"
+
+
+def _advice(error: BaseException) -> str:
+    if "shapes cannot be multiplied" in str(error):
+        return "; the forward pass has a fixed size: instead of x.view(-1, n) write x.flatten(1)"
+    return "; the forward pass has a fixed size" if "is invalid for input of size" in str(error) else ""
 
 
 __all__ = ["Units", "clear_dead", "find_units", "unit_groups"]
