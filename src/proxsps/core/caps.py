@@ -6,8 +6,8 @@
 The shares w_j are in [0, 1]: the block's step size divided by the largest one. The step is the first zero of H on
 (0, longest], `longest` if there is none, and 0 if m <= C. Wherever H(s) >= 0, x+(s) minimises the truncated model plus
 regulariser plus sum_j ||y_j - x_j||^2 / (2 tau_j), so that the basic inequality of the paper holds with tau_j in the
-place of alpha_j; further caps only lower `longest`. Different from h(u) of the proximal cap, H need not be monotone: it
-can rise where the regulariser pulls against the slope. Any zero is a valid step, and the first one is the tie-break.
+place of alpha_j; further caps only lower `longest`. Unlike h(u) of the proximal cap, H need not be monotone: it
+can rise where the regulariser pulls against the slope. Any zero is a valid step; the first one is taken.
 
 The squared l2 norm needs only sums: a quotient for one block, and for several a bracket that closes on the first zero.
 Other regularisers are searched, by their heights at several s (`proxsps.core.model`).

@@ -68,7 +68,7 @@ def hint(key: str, known: Iterable[str]) -> str:
     """What to write instead of a key that does not exist."""
     known = sorted(known)
     name = meant(key, known)
-    return f"Did you mean {name!r}?" if name else f"Known are {', '.join(known)}."
+    return f"Did you mean {name!r}?" if name else f"Known names: {', '.join(known)}."
 
 
 def check_keys(owner: str, keys: Iterable[str], known: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""The distance cap: a limit on the step from the distance that the run has come and the size of its gradients.
+"""The distance cap: a limit on the step, from the distance between a run and its start, and from its gradients.
 
     A_k = c rbar_k / sqrt(Ghat_k),    rbar_k = max{r0 (1 + ||x_0||), ||x_i - x_0|| for i <= k}
 

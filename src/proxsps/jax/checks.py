@@ -172,7 +172,7 @@ def check_lower_bound(owner: str, lower_bound: Any, bounded: bool) -> None:
     if lower_bound is None:
         return
     if not bounded:
-        raise ValueError(f"{owner} has no use for a lower bound; leave it out, or use prox_sps with one.")
+        raise ValueError(f"{owner} does not use a lower bound; leave it out, or use prox_sps with one.")
     check_constants(lower_bound=lower_bound)
 
 

@@ -24,7 +24,7 @@ def cool_down(total_steps: int, fraction: float = 0.25, value: float = 1.0) -> C
 
     Args:
         total_steps: updates of the whole training; from then on the schedule is 0.
-        fraction: part of them in which it falls.
+        fraction: the part of these updates over which it falls.
         value: where it starts.
 
     Example:

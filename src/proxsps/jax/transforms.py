@@ -51,7 +51,7 @@ def prox_sps(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Stochastic proximal Polyak step size (Schaipp, Gower and Ulbrich, 2023; Algorithms 2 and 3).
 
-    Minimises in every step the truncated model of the loss plus the regulariser itself,
+    Every step minimises the truncated model of the loss plus the regulariser itself,
 
     $$x^{k+1} = \arg\min_y \; \max\{f(x^k) + \langle g_k, y - x^k\rangle, C\} + \varphi(y)
     + \tfrac{1}{2\alpha_k}\|y - x^k\|^2,$$
@@ -133,7 +133,7 @@ def prox_sps_adam(
         eps: $\epsilon \ge 0$.
         weight_decay: $\lambda$ of decoupled decay, which divides the new point by $1 + \tau\lambda$; None for none.
         regularizer: one with an exact prox in a diagonal metric (`Regularizer.has_diagonal_prox`), instead of
-            `weight_decay`. `L2` is the squared norm itself, which Adam's metric turns into another decay per entry.
+            `weight_decay`. `L2` is the squared Euclidean norm: each entry then decays differently.
         lower_bound: as in `prox_sps`.
         cap: "matched" or "proximal"; None for "matched".
         distance_cap: as in `prox_sps`.

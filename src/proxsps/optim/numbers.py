@@ -118,15 +118,15 @@ class Host(Numbers):
         return np.float64(sum(map(Tensor.item, parts)))
 
     def refuses(self, ok: Array) -> bool:
-        """Read it."""
+        """As above; the host reads `ok`."""
         return not ok
 
     def vanishes(self, number: Array) -> bool:
-        """Read it."""
+        """As above; the host reads the number."""
         return not number > 0
 
     def unchecked(self) -> AbstractContextManager[Any]:
-        """NumPy would warn."""
+        """A context in which NumPy does not warn about infinity and NaN."""
         return np.errstate(invalid="ignore", over="ignore")
 
     def flag(self, ok: Array | bool) -> Array:
@@ -217,7 +217,7 @@ class Device(Numbers):
         return torch.stack(list(parts)).sum(dtype=self.dtype) if parts else self.scalar(0.0)
 
     def refuses(self, ok: Array) -> bool:
-        """Never look."""
+        """Never: `ok` is not read back from the device."""
         return False
 
     def flag(self, ok: Array | bool) -> Array:

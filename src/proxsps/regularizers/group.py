@@ -29,7 +29,7 @@ Dims = tuple[int, ...] | None
 
 
 def group_norms(x: Array, *, dims: Dims = None) -> Array:
-    """Euclidean norm of each group; the normed dims stay, with length one."""
+    """Euclidean norm of each group; the dims that the norm is taken over stay, with length one."""
     xp = array_namespace(x)
     axis = tuple(range(x.ndim)) if dims is None else dims
     return xp.sqrt(xp.sum(x * x, axis=axis, keepdims=True))
@@ -66,7 +66,7 @@ def block_soft_threshold_diagonal(z: Array, thresholds: Array | float, *, dims: 
     Args:
         z: the point.
         thresholds: t_i >= 0, in any shape that broadcasts to that of z.
-        dims: the dims that are normed together.
+        dims: the dims that the norm of a group is taken over.
     """
     if 0 in z.shape:
         return z
@@ -112,8 +112,8 @@ class GroupLasso(Regularizer):
 
     Args:
         lam: weight.
-        dims: the dims of the tensor that are normed together, so that the other dims count the groups: (1,) makes each
-            row of a matrix a group, (0,) each column; None makes the entire tensor one group.
+        dims: the dims that the norm of a group is taken over; there is one group per index of the other dims. (1,)
+            makes each row of a matrix a group, (0,) each column; None makes the entire tensor one group.
         scale_by_size: w_g = sqrt(number of entries of the group) instead of 1.
     """
 
@@ -187,7 +187,7 @@ class SparseGroupLasso(Regularizer):
     Args:
         l1: weight of single entries.
         lam: weight of groups.
-        dims: the dims of the tensor that are normed together, as in `GroupLasso`.
+        dims: the dims that the norm of a group is taken over, as in `GroupLasso`.
         scale_by_size: w_g = sqrt(number of entries of the group) instead of 1.
     """
 
@@ -259,7 +259,7 @@ def _as_dims(owner: Regularizer, dims: Dims) -> Dims:
     if not out or not all(isinstance(d, int) for d in out) or len(set(out)) < len(out):
         raise ValueError(
             f"{type(owner).__name__}: dims must be distinct integers, at least one, got {dims!r}; "
-            "use dims=None to norm the entire tensor, or L1 to norm each entry."
+            "use dims=None for one norm of the entire tensor, or L1 for each entry by itself."
         )
     return out
 
@@ -271,7 +271,7 @@ def _check_dims(owner: Regularizer, dims: Dims, shape: tuple[int, ...]) -> None:
     if any(not -ndim <= d < ndim for d in dims) or len({d % ndim for d in dims}) < len(dims):
         raise ValueError(
             f"{type(owner).__name__}: dims={dims} do not name distinct dims of a tensor of shape {tuple(shape)}; "
-            "put this tensor into another parameter group, or use dims=None to norm the entire tensor."
+            "put this tensor into another parameter group, or use dims=None for one norm of the entire tensor."
         )
 
 

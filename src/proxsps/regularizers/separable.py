@@ -133,7 +133,7 @@ class L2(Regularizer):
         if not 0 <= index < len(self.center):
             raise ValueError(
                 f"L2: center holds {len(self.center)} arrays, but the group has a tensor number {index}; "
-                "give one center for each tensor of the group, in the order of the parameters."
+                "give one centre for each tensor of the group, in the order of the parameters."
             )
         return L2(self.lam, self.center[index])
 
@@ -148,7 +148,7 @@ class L2(Regularizer):
         if own and own != tuple(shape):
             raise ValueError(
                 f"L2: center has shape {own}, the tensor {tuple(shape)}; "
-                "give a center of the tensor's shape, or a list with one center for each tensor of the group."
+                "give a centre of the tensor's shape, or a list with one centre for each tensor of the group."
             )
 
     def _shrink(self, z: Array, weight: Array | float) -> Array:

@@ -77,7 +77,7 @@ class Entries(NamedTuple):
 class Rows(NamedTuple):
     """phi(x) = sum_g psi(||x_g||): each group of entries by its Euclidean norm.
 
-    Groups are normed over `dims` and counted by the other dims; None norms the entire tensor.
+    The norms are taken over `dims`, with one group per index of the other dims; None takes the entire tensor.
     """
 
     psi: Scalar

@@ -82,7 +82,7 @@ class Units:
 def find_units(
     model: nn.Module, example_inputs: Any, *, exclude: str | Iterable[str] = (), frozen: bool = False
 ) -> Units:
-    """The units of a model that can be removed without a change when they are zero.
+    """The units of a model that can be removed, once they are zero, without changing the output.
 
     Args:
         model: a model in plain torch; it is not changed.

@@ -39,7 +39,7 @@ class Slices(Protocol):
 
     @property
     def xs(self) -> list[Tensor]:
-        """Those of the parameters."""
+        """The slices of the parameters."""
 
 
 B = TypeVar("B", bound=Slices)
@@ -298,7 +298,7 @@ def _shrunk(
 
 
 def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
-    """d where the prox moves with z, else 0; torch's own backward passes choose entries in one go."""
+    """d where the prox moves with z, else 0; functions of torch's backward passes select the entries in one pass."""
     if psi.l1 or not psi.bounded:
         d = torch.ops.aten.softshrink_backward.grad_input(d, z, alpha * psi.l1, grad_input=out)
     if not psi.bounded:
