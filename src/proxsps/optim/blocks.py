@@ -106,6 +106,8 @@ class Block:
 
     def _structure(self, i: int) -> Structure | None:
         found = self.phi.at(self.indices[i]).structure(self.params[i].shape)
+        if isinstance(found, Entries) and isinstance(found.psi, Scalar) and _is_square(found.psi):
+            found = Quadratic(found.psi.l2)  # such as L1(0): a line needs no search
         if self.in_metric and isinstance(found, Quadratic) and found.center is None:
             return Entries(Scalar(l2=found.lam))  # Euclidean, so that its factor differs by entry
         return found
@@ -187,6 +189,12 @@ class Block:
 def is_l2(phi: Regularizer) -> TypeGuard[L2]:
     """Whether a regulariser is the squared l2 norm; a subclass of it with another prox is not."""
     return isinstance(phi, L2) and type(phi).prox is L2.prox
+
+
+def _is_square(psi: Scalar) -> bool:
+    """Whether only the square of a function is there, as numbers."""
+    constants = isinstance(psi.l1, (int, float)) and isinstance(psi.l2, (int, float))
+    return constants and psi.l1 == 0 and not psi.bounded
 
 
 def _all_equal(structures: Sequence[Structure | None]) -> bool:
