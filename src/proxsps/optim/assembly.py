@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from proxsps.core.array import Array, array_namespace, over_blocks
@@ -155,7 +156,8 @@ class Assembly:
             line = Line(gap, self.numbers.scalar(0.0))
         else:
             line = l2_line(gap, sums.d_sq, sums.d_dot_x, self._of_lines * alpha, lam)
-        return Model(gap, sums.d_sq, alpha, line, self._search.find, self._search.top)
+        find = partial(self._search.find, lambda: (alpha * sums.d_sq).sum(), gap)
+        return Model(gap, sums.d_sq, alpha, line, find, self._search.top)
 
     # The matched cap
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from proxsps.core.array import Array
-from proxsps.core.caps import Matched, find_matched, l2_ray_heights, polyak_ray
+from proxsps.core.caps import LARGEST_RATIO, Matched, find_matched, l2_ray_heights, polyak_ray
 from proxsps.core.dual import Evaluate, Found, eager_loop, geometric, search_dual, stopping
 from proxsps.core.model import line_heights
 from proxsps.core.step import Line, l2_line
@@ -121,10 +121,17 @@ class Search:
         """h(1)."""
         return self._values(line, self.numbers.vector([1.0]))[0]
 
-    def find(self, line: Line) -> Found:
-        """The dual variable."""
+    def find(self, fall: Callable[[], Array], gap: Array, line: Line) -> Found:
+        """The dual variable.
+
+        Args:
+            fall: sum_j alpha_j ||d_j||^2, how far the linear model falls along the slope itself.
+            gap: m - C.
+            line: the line of the affine blocks.
+        """
         if isinstance(self.numbers, Device):
-            return self.numbers.refine(lambda u: self._values(line, u), line.start, self._points)
+            ratio = (fall() / gap).clamp(1.0, LARGEST_RATIO)
+            return self.numbers.refine(lambda u: self._values(line, u), line.start, self._points, ratio)
         tolerance, noise, eps = self._stopping(line.start)
         start, points = self._start, 1
         if start is None:
