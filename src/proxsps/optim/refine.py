@@ -29,7 +29,7 @@ def refine_dual(
     like: Tensor,
     rounds: int,
     first: int = POINTS,
-    ratio: Tensor | float = 1.0,
+    ratio: Tensor | None = None,
 ) -> Found:
     """The dual variable after this many rounds, which is evaluated once more for its height.
 
@@ -38,10 +38,10 @@ def refine_dual(
         like: a 0-d tensor, which names dtype and device.
         rounds: the number of rounds.
         first: the number of points of the first round.
-        ratio: 1 over a typical u, at least 1.
+        ratio: 1 over a typical u, at least 1; None if there is none.
     """
     t = torch.linspace(0.0, 1.0, first, dtype=like.dtype, device=like.device) ** POWER
-    u = t / (t + ratio * t.flip(0))
+    u = t / torch.addcmul(t, t.flip(0), torch.ones_like(like) if ratio is None else ratio)
     known = torch.stack([u, evaluate(u)])
     last = known[:, -1] - known[:, -2]
     around = torch.arange(-2, 2, device=like.device)
@@ -58,7 +58,7 @@ def refine_dual(
     # If the two ends are one point, h has one sign on all of [0, 1]. Beyond the cap it continues as between the last
     # two points of the first round.
     outside = low == high
-    root = torch.where(outside, torch.addcmul(u, h, -last[0] / last[1]).clamp(max=torch.finfo(u.dtype).max), u)
+    root = torch.where(outside, torch.addcmul(u, h, last[0] / last[1], value=-1).clamp(max=torch.finfo(u.dtype).max), u)
     evaluations = first + POINTS * (rounds - 1) + 1
     return Found(u, h, last[1], u, evaluations, outside, low, high, root)
 
