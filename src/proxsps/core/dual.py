@@ -9,11 +9,10 @@ interpolates the inverse of h between the points nearest to it, by Hermite's cub
 Lagrange's otherwise. If two rounds did not halve |h|, the next one divides the bracket evenly: with one point that
 is bisection, with more it is faster.
 
-A point u is good enough when the linear model at y(u) is close enough to C. Above C that is judged by the duality gap
-(1 - u) h(u), which bounds how far the objective is from its minimum: it vanishes at u = 1, where h > 0 is right. Below C
-it is judged by -h(u) itself. The duality gap is -u h(u) there, but for a large cap, whose u is tiny, it says little
-about the step: the truncated model is flat below C, and of a step that is far too long only ||y - x||^2 / (2 alpha)
-would tell. As u <= 1, the duality gap is within the tolerance too.
+A point u is good enough when its duality gap is small: (1 - u) h(u) where h > 0 and -u h(u) where h < 0 bound how far the
+objective at y(u) is from its minimum. For a large cap, whose u is tiny, the second says little about the step: the
+truncated model is flat below C, and of a step that is far too long only ||y - x||^2 / (2 alpha) would tell. So for small
+u it is -h/8 instead: the linear model may end below C by 8 tolerances at most, whatever the cap is.
 
 The bracket is that of the lowest change of sign among all evaluated points, so that the search also serves functions
 that are positive at 0 and not monotone (`proxsps.core.caps`): it then ends at some zero, or at 1 if h(1) >= 0.
@@ -31,6 +30,8 @@ from proxsps.core.array import Array, array_namespace
 # Certificate at which a search stops, relative to the gap m - C of the loss: in single and in double precision. About
 # the last digit: searches that add up in another order, as on several ranks, are to end at the same point.
 SINGLE, DOUBLE = 1e-7, 1e-12
+
+FLOOR = 1 / 8  # of u, in the duality gap of points below C
 
 NEAR = {True: 2, False: 4}  # points that are kept for interpolation, with their slopes or without
 # Points of a round around the estimate of the root, in units of how far the two finest estimates are apart: at several
@@ -78,9 +79,10 @@ Loop = Callable[[Condition, Body, Any], Any]
 
 
 def dual_off(u: Array, h: Array) -> Array:
-    """The duality gap (1 - u) h where h > 0, else how far the linear model is below C; 0 at u = 0 with h < 0."""
+    """The duality gap, but at least -h/8 where h < 0; 0 at u = 1 with h > 0 and u = 0 with h < 0, which are answers."""
     xp = array_namespace(u)
-    return xp.where(h > 0, (1 - u) * h, xp.where(u <= 0, xp.zeros_like(h), -h))  # NaN for NaN
+    below = -h * xp.maximum(u, xp.full_like(u, FLOOR))
+    return xp.where(h > 0, (1 - u) * h, xp.where(u <= 0, xp.zeros_like(h), below))  # NaN for NaN
 
 
 def height_off(u: Array, h: Array) -> Array:
