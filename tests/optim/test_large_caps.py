@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from scipy.optimize import brentq
@@ -37,13 +39,14 @@ def test_the_model_reaches_its_bound(phi, dtype, path):
     for lr in (1e3, 1e6, 1e8):
         w, loss = draw(phi, dtype)
         x = w.detach().clone()
-        root = brentq(lambda tau, x=x, w=w, lr=lr: height(phi, x, w.grad, loss, lr, tau), 0, 1e3, xtol=1e-14)
+        along = partial(height, phi, x, w.grad, loss, lr)
+        root = brentq(along, 0, 1e3, xtol=1e-14)
         opt = ProxSPS([w], lr=lr, regularizer=phi, **path)
         opt.step(loss=loss)
         last = opt.last_step
         assert last.branch_name == "inside"
         assert float(last.tau[0]) == pytest.approx(root, rel=TOLERANCE[dtype])
-        h = height(phi, x, w.grad, loss, lr, float(last.tau[0]))
+        h = along(float(last.tau[0]))
         assert abs(h) <= TOLERANCE[dtype] * float(loss)
         assert float(last.model_gap) == pytest.approx(h, abs=3e-6 * float(loss))
 

@@ -9,10 +9,10 @@ interpolates the inverse of h between the points nearest to it, by Hermite's cub
 Lagrange's otherwise. If two rounds did not halve |h|, the next one divides the bracket evenly: with one point that
 is bisection, with more it is faster.
 
-A point u is good enough when its duality gap is small: (1 - u) h(u) where h > 0 and -u h(u) where h < 0 bound how far the
-objective at y(u) is from its minimum. For a large cap, whose u is tiny, the second says little about the step: the
-truncated model is flat below C, and of a step that is far too long only ||y - x||^2 / (2 alpha) would tell. So for small
-u it is -h/8 instead: the linear model may end below C by 8 tolerances at most, whatever the cap is.
+A point u is good enough when its duality gap is small: (1 - u) h(u) where h > 0 and -u h(u) where h < 0 bound how far
+the objective at y(u) is from its minimum. For a large cap, whose u is tiny, the second says little about the step: the
+truncated model is flat below C, and of a step that is far too long only ||y - x||^2 / (2 alpha) would tell. So for
+small u it is -h/8 instead: the linear model may end below C by 8 tolerances at most, whatever the cap is.
 
 The bracket is that of the lowest change of sign among all evaluated points, so that the search also serves functions
 that are positive at 0 and not monotone (`proxsps.core.caps`): it then ends at some zero, or at 1 if h(1) >= 0.

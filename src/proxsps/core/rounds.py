@@ -3,8 +3,8 @@
 On an accelerator every operation on a number is a launch, and nothing may be read back to stop early. Each round
 evaluates H at several points and keeps the four around its lowest change of sign. The lines through neighbours among
 these four meet zero at three places, which are points of the next round, together with the middles between them and
-towards both ends of the bracket. As long as H was positive only at 0, the lowest point is nearer to 0 by three orders of
-magnitude, because H may jump there: if x violates a constraint, a step of any size restores it.
+towards both ends of the bracket. As long as H was positive only at 0, the lowest point is nearer to 0 by three orders
+of magnitude, because H may jump there: if x violates a constraint, a step of any size restores it.
 """
 
 from __future__ import annotations

@@ -114,8 +114,12 @@ class Block:
 
     @property
     def kind(self) -> str:
-        """How the block computes h; a block with nothing to do is a line, and so is one whose cap is 0."""
-        if self.empty or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
+        """How the block computes h; a block with nothing to do is a line, and so is one whose cap is 0.
+
+        Over shards it is the same on all ranks, which search together, even if this rank has no entries.
+        """
+        nothing = not self.params or (self.empty and not self.sharded)
+        if nothing or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
         first = self._structure(0)
         if self.in_metric and not (isinstance(first, Entries) and isinstance(first.psi, Scalar)):
@@ -251,6 +255,7 @@ def _blocks(group: dict[str, Any], ranks: Ranks, kept: Container[Tensor]) -> lis
         from proxsps.optim.shards import is_sharded, sharded_blocks  # slow to load, and rarely needed
 
         if any(map(is_sharded, params)):
+            _check_joint(group, [i for i, param in enumerate(params) if takes_part(param, kept)])
             return [_dense(block) for block in sharded_blocks(group, regularizer_of(group), ranks, kept)]
     share, grads = 1 / ranks.size, [param.grad for param in params]
     if not any([grad is None for grad in grads]):
