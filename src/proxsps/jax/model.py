@@ -133,9 +133,7 @@ class Scaled(NamedTuple):
         products_sq = sum(own.products_sq for _, own in self._curves)
         products = jnp.sqrt(jnp.where(jnp.isfinite(products_sq), products_sq, 0.0))
         tolerance, noise = stopping(self.gap, products, eps)
-        noise += float(jnp.finfo(self.gap.dtype).eps) * abs(
-            self.gap
-        )  # numbers are no doubles: adding to the gap rounds
+        noise += float(jnp.finfo(self.gap.dtype).eps) * abs(self.gap)  # h is not a double: adding to the gap rounds
         return eps, jnp.where(ok, tolerance, 0.0), noise
 
 

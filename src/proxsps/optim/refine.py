@@ -7,21 +7,24 @@ secant from either side. Where h bends one way, the root lies between chord and 
 three, the middles between them, and one more on either side for where h bends both ways. These lie at geometric means,
 because the root may be smaller than the bracket by many orders of magnitude.
 
-The first points lie around the root of a step without a regulariser. With a large cap that is close to 0, and where a
-constraint holds all entries soon after, h is flat at all larger u, so that lines through them say nothing about it.
+The first points reach down to the root of a step without a regulariser. With a large cap that is close to 0, and where
+a constraint holds all entries soon after, h is flat at all larger u: lines through these say nothing about the root.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from proxsps.core.caps import LARGEST_RATIO
 from proxsps.core.dual import Found
 
 POINTS = 7
-POWER = 4  # the first points are t^4 / (t^4 + r (1 - t)^4) at even t: closer together towards 0, 1/r and 1
+POWER = 6  # the first points are (k/6)^6 or a higher power, closer together towards 0
+HIGH = 0.25  # height of the chord's zero, relative to h at 0, from which on the secant from above is chosen
 
 
 def refine_dual(
@@ -31,17 +34,17 @@ def refine_dual(
     first: int = POINTS,
     ratio: Tensor | None = None,
 ) -> Found:
-    """The dual variable after this many rounds, which is evaluated once more for its height.
+    """The dual variable after this many rounds, and its height, which is evaluated once more.
 
     Args:
         evaluate: points u in ascending order, shape (points,) -> h(u).
-        like: a 0-d tensor, which names dtype and device.
+        like: a 0-d tensor of about the size of h(0), which names dtype and device.
         rounds: the number of rounds.
         first: the number of points of the first round.
-        ratio: 1 over a typical u, at least 1; None if there is none.
+        ratio: 1 over a typical u; None if there is none.
     """
-    t = torch.linspace(0.0, 1.0, first, dtype=like.dtype, device=like.device) ** POWER
-    u = t / torch.addcmul(t, t.flip(0), torch.ones_like(like) if ratio is None else ratio)
+    even = torch.linspace(0.0, 1.0, first, dtype=like.dtype, device=like.device)
+    u = even**POWER if ratio is None else even ** _power(ratio)
     known = torch.stack([u, evaluate(u)])
     last = known[:, -1] - known[:, -2]
     around = torch.arange(-2, 2, device=like.device)
@@ -53,14 +56,20 @@ def refine_dual(
         known = torch.cat([four[:, :2], torch.stack([u, evaluate(u)]), four[:, 2:]], dim=1)
         four, zeros = _nearest(known, around)
     low, high = four[0, 1:3]
-    u = zeros[1]
-    h = evaluate(zeros[1:2])[0]
+    # Where h bends down within the bracket, the chord ends before the bend, and the secant from above just behind it.
+    ends = torch.stack([zeros[1:], evaluate(zeros[1:])])
+    u, h = torch.where(ends[1, 0] > HIGH * like, ends[:, 1], ends[:, 0])
     # If the two ends are one point, h has one sign on all of [0, 1]. Beyond the cap it continues as between the last
     # two points of the first round.
     outside = low == high
     root = torch.where(outside, torch.addcmul(u, h, last[0] / last[1], value=-1).clamp(max=torch.finfo(u.dtype).max), u)
-    evaluations = first + POINTS * (rounds - 1) + 1
+    evaluations = first + POINTS * (rounds - 1) + 2
     return Found(u, h, last[1], u, evaluations, outside, low, high, root)
+
+
+def _power(ratio: Tensor) -> Tensor:
+    """log(ratio), if that is more: then the second of seven points, (1/3)^power, is a little below the typical u."""
+    return ratio.clamp(math.exp(POWER), LARGEST_RATIO).log()
 
 
 def _nearest(known: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.caps import LARGEST_RATIO, Matched, find_matched, l2_ray_heights, polyak_ray
+from proxsps.core.caps import Matched, find_matched, l2_ray_heights, polyak_ray
 from proxsps.core.dual import Evaluate, Found, eager_loop, geometric, search_dual, stopping
 from proxsps.core.model import line_heights
 from proxsps.core.step import Line, l2_line
@@ -131,8 +131,7 @@ class Search:
             line: the line of the affine blocks.
         """
         if isinstance(self.numbers, Device):
-            ratio = (fall() / gap).clamp(1.0, LARGEST_RATIO)
-            return self.numbers.refine(lambda u: self._values(line, u), line.start, self._points, ratio)
+            return self.numbers.refine(lambda u: self._values(line, u), line.start, self._points, fall() / gap)
         tolerance, noise, eps = self._stopping(line.start)
         start, points = self._start, 1
         if start is None:
