@@ -57,7 +57,8 @@ def refine_dual(
         four, zeros = _nearest(known, around)
     low, high = four[0, 1:3]
     # Where h bends down within the bracket, the chord ends before the bend, and the secant from above just behind it.
-    ends = torch.stack([zeros[1:], evaluate(zeros[1:])])
+    behind = torch.maximum(zeros[1:], zeros[1])
+    ends = torch.stack([behind, evaluate(behind)])
     u, h = torch.where(ends[1, 0] > HIGH * like, ends[:, 1], ends[:, 0])
     # If the two ends are one point, h has one sign on all of [0, 1]. Beyond the cap it continues as between the last
     # two points of the first round.

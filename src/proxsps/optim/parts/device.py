@@ -138,7 +138,7 @@ class DeviceEntries(Curve):
     def _along(self, i: int) -> Array:
         """The factor on the scaled slopes of a block at u = 1."""
         if self._factors is None or self._factors[0] is not self.reach:
-            self._factors = (self.reach, [-self._scale * self.cap(j) for j in range(len(self.blocks))])
+            self._factors = (self.reach, [self._scale * -self.cap(j) for j in range(len(self.blocks))])
         return self._factors[1][i]
 
     def _sums_at(self, steps: Sequence[Array], sizes: Sequence[Tensor | float]) -> Array:
