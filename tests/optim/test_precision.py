@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 from proxsps.optim import ProxSPS
-from proxsps.regularizers import L1, L2
+from proxsps.regularizers import L1, L2, GroupLasso
 
 PATHS = {"default": {}, "torch": {"fused": False}, "capturable": {"capturable": True}}
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -172,3 +172,21 @@ def test_products_beyond_single_precision_do_not_stop_a_step(case, kit, size, pa
         case.make([p], lr=0.5, weight_decay=0.1, max_move=size, **PATHS[path]).step(loss=1.0)
     torch.testing.assert_close(x.detach().double(), y.detach(), rtol=1e-5, atol=0)
     assert y.detach().isfinite().all()
+
+
+@pytest.mark.parametrize("order", [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str)
+@pytest.mark.parametrize("cap", [{}, {"max_move": 0.5}, {"cap": "matched"}], ids=str)
+def test_rows_of_doubles_beside_rows_of_singles_are_not_rounded(kit, order, cap):
+    """On a device, tensors of one group are written together, each in its own precision."""
+    phi, lr = GroupLasso.rows(0.3), 0.1
+    params = [kit.drawn((6, 9), seed=i, dtype=dtype)[0] for i, dtype in enumerate(order)]
+    before = kit.points(params)
+    opt = ProxSPS(params, lr=lr, regularizer=phi, capturable=True, **cap)
+    opt.step(loss=torch.tensor(3.0, dtype=torch.float64))
+    last = opt.last_step
+    assert last.branch_name == "inside"
+    tau, s = last.tau[0], last.relaxation
+    for p, x in zip(params, before, strict=True):
+        y = phi.prox(x.double() - tau * p.grad, tau if "cap" in cap else lr)
+        rtol = 1e-13 if p.dtype is torch.float64 else 1e-6
+        torch.testing.assert_close(p.detach().double(), x + s * (y - x), rtol=rtol, atol=rtol)

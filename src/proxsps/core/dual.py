@@ -9,8 +9,10 @@ interpolates the inverse of h between the points nearest to it, by Hermite's cub
 Lagrange's otherwise. If two rounds did not halve |h|, the next one divides the bracket evenly: with one point that
 is bisection, with more it is faster.
 
-A point u is good enough when its duality gap, (1 - u) h(u) where h > 0 and -u h(u) where h < 0, is small. It is how far
-the model at y(u) can be from its minimum.
+A point u is good enough when its duality gap is small: (1 - u) h(u) where h > 0 and -u h(u) where h < 0 bound how far
+the objective at y(u) is from its minimum. For a large cap, whose u is tiny, the second says little about the step: the
+truncated model is flat below C, and of a step that is far too long only ||y - x||^2 / (2 alpha) would tell. So for
+small u it is -h/8 instead: the linear model may end below C by 8 tolerances at most, whatever the cap is.
 
 The bracket is that of the lowest change of sign among all evaluated points, so that the search also serves functions
 that are positive at 0 and not monotone (`proxsps.core.caps`): it then ends at some zero, or at 1 if h(1) >= 0.
@@ -25,9 +27,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from proxsps.core.array import Array, array_namespace
 
-# Duality gap at which a search stops, relative to the gap m - C of the loss: in single and in double precision. About
+# Certificate at which a search stops, relative to the gap m - C of the loss: in single and in double precision. About
 # the last digit: searches that add up in another order, as on several ranks, are to end at the same point.
 SINGLE, DOUBLE = 1e-7, 1e-12
+
+FLOOR = 1 / 8  # of u, in the duality gap of points below C
 
 NEAR = {True: 2, False: 4}  # points that are kept for interpolation, with their slopes or without
 # Points of a round around the estimate of the root, in units of how far the two finest estimates are apart: at several
@@ -74,13 +78,15 @@ Body = Callable[[Any], Any]
 Loop = Callable[[Condition, Body, Any], Any]
 
 
-def duality_gap(u: Array, h: Array) -> Array:
-    """How far the model at y(u) can be from its minimum; 0 at u = 1 with h > 0, u = 0 with h < 0."""
-    return array_namespace(u).where(h > 0, (1 - u) * h, -u * h)
+def dual_off(u: Array, h: Array) -> Array:
+    """The duality gap, but at least -h/8 where h < 0; 0 at u = 1 with h > 0 and u = 0 with h < 0, which are answers."""
+    xp = array_namespace(u)
+    below = -h * xp.maximum(u, xp.full_like(u, FLOOR))
+    return xp.where(h > 0, (1 - u) * h, xp.where(u <= 0, xp.zeros_like(h), below))  # NaN for NaN
 
 
 def height_off(u: Array, h: Array) -> Array:
-    """|h|, but 0 at u = 1 with h > 0, which is an answer for any h elsewhere."""
+    """|h|, but 0 at u = 1 with h > 0, which is an answer whatever h is."""
     xp = array_namespace(u)
     return xp.where((u >= 1) & (h > 0), xp.zeros_like(h), xp.abs(h))
 
@@ -96,7 +102,7 @@ def search_dual(
     start: Array | Sequence[float] = (1.0,),
     points: int = 1,
     slopes: bool = True,
-    certificate: Certificate = duality_gap,
+    certificate: Certificate = dual_off,
     at_zero: Array | None = None,
 ) -> Found:
     """Find u.
@@ -104,7 +110,7 @@ def search_dual(
     Args:
         evaluate: points u, on the last axis -> (h(u), h'(u)); the slope is NaN where it is not known.
         like: a float array with the shape of the runs, which names library, dtype and device.
-        tolerance: the duality gap, or other certificate, at which to stop.
+        tolerance: the certificate at which to stop.
         resolution: the width of the bracket, relative to u, at which to stop because h cannot distinguish points.
         limit: after this number of evaluated points there is no further round.
         loop: loop(condition, body, state): one of the loops below, or `jax.lax.while_loop`.
@@ -174,7 +180,7 @@ def _masked(busy: Array, new: State, old: State) -> State:
 
 
 def stopping(gap: Array, products: Array, eps: float) -> tuple[Array, Array]:
-    """Duality gap and size of h at which to stop: `tolerance` and `noise` of a search.
+    """Certificate and size of h at which to stop: `tolerance` and `noise` of a search.
 
     Each entry of y(u) carries a rounding error of eps |x_i|, which reaches h as eps ||d * x||.
 

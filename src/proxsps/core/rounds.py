@@ -3,7 +3,8 @@
 On an accelerator every operation on a number is a launch, and nothing may be read back to stop early. Each round
 evaluates H at several points and keeps the four around its lowest change of sign. The lines through neighbours among
 these four meet zero at three places, which are points of the next round, together with the middles between them and
-towards both ends of the bracket.
+towards both ends of the bracket. As long as H was positive only at 0, the lowest point is nearer to 0 by three orders
+of magnitude, because H may jump there: if x violates a constraint, a step of any size restores it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from proxsps.core.dual import Found
 # The points of the first round are 0, 1, 7, 63, 1023 typical steps, and the longest (`proxsps.core.caps.Ray`).
 FIRST = (0.0, 1 / 2, 7 / 8, 63 / 64, 1023 / 1024, 1.0)
 POINTS = 7
+SHRINK = 1 / 1024  # of the lowest point, as long as H was positive only at 0
 
 
 def refine_zero(evaluate: Callable[[Array], tuple[Array, Any]], like: Array, rounds: int) -> Found:
     """1 where H(1) > 0, else the lowest zero on [0, 1] that was seen, for a function with H(0) > 0.
 
-    The result is an interpolated zero that was not evaluated; its height is reported as 0. No slopes are used.
+    The result is an interpolated zero that was not evaluated: its height is NaN, for the caller to evaluate. No slopes
+    are used.
 
     Args:
         evaluate: points in ascending order, shape (points,) -> (H, anything).
@@ -36,12 +39,14 @@ def refine_zero(evaluate: Callable[[Array], tuple[Array, Any]], like: Array, rou
     four, zeros = _nearest(xp.stack([v, height]))
     for _ in range(rounds - 1):
         ends = xp.concat([four[0, 1:2], zeros, four[0, 2:3]])
-        v = xp.sort(xp.concat([zeros, (ends[1:] + ends[:-1]) / 2]))
+        middles = (ends[1:] + ends[:-1]) / 2
+        lowest = xp.where(ends[:1] > 0, middles[:1], SHRINK * zeros[1:2])
+        v = xp.sort(xp.concat([zeros, lowest, middles[1:]]))
         known = xp.stack([v, evaluate(v)[0]])
         four, zeros = _nearest(xp.concat([four[:, :2], known, four[:, 2:]], axis=1))
     low, high, zero = four[0, 1], four[0, 2], zeros[1]
     u = xp.where(capped, xp.ones_like(zero), zero)
-    h = xp.where(capped, top, xp.zeros_like(top))
+    h = xp.where(capped, top, xp.full_like(top, xp.nan))
     count = xp.full_like(h, float(len(FIRST) + POINTS * (rounds - 1)))
     return Found(u, h, h * xp.nan, u, count, low <= high, low, high)
 

@@ -17,6 +17,7 @@ from proxsps.core.step import Line, admissible, l2_line
 from proxsps.jax.parts import Curve, Part, Sums
 
 LIMIT = 64  # evaluations in a search; pure bisection down to the last bit of a double takes fewer
+SMALLEST = 1e-20  # of the longest step, for a matched step with a prox; not too small for f32
 
 
 class Scaled(NamedTuple):
@@ -79,7 +80,11 @@ class Scaled(NamedTuple):
             loop = jax.lax.while_loop
             return search_dual(evaluate, gap, tolerance, eps, LIMIT, loop, noise, certificate=height_off, at_zero=gap)
 
-        return find_matched(heights, gap, jnp.sum(self.alpha * d_sq), longest, find)
+        found = find_matched(heights, gap, jnp.sum(self.alpha * d_sq), longest, find)
+        # H may jump at 0 if x violates a constraint. A step of any size then restores it.
+        s = jnp.where(gap > 0, jnp.maximum(found.s, SMALLEST * longest), found.s)
+        height = jax.lax.cond(s > found.s, lambda s: gap + heights(s[None])[0][0], lambda _: found.height, s)
+        return Matched(s, height, found.evaluations)
 
     def scaled_caps(self, factor: Array) -> list[Part]:
         """The parts with their caps times a factor."""
@@ -128,6 +133,7 @@ class Scaled(NamedTuple):
         products_sq = sum(own.products_sq for _, own in self._curves)
         products = jnp.sqrt(jnp.where(jnp.isfinite(products_sq), products_sq, 0.0))
         tolerance, noise = stopping(self.gap, products, eps)
+        noise += float(jnp.finfo(self.gap.dtype).eps) * abs(self.gap)  # h is not a double: adding to the gap rounds
         return eps, jnp.where(ok, tolerance, 0.0), noise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from proxsps.core.array import Array, array_namespace, over_blocks
@@ -33,7 +34,6 @@ from proxsps.optim.reduce import Ranks
 from proxsps.optim.search import Gap, Search
 
 ROUNDS = 4  # of the search on a device for the matched step of several blocks with weight decay; two are usual
-SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
 
 
 class L2Matched(NamedTuple):
@@ -155,7 +155,8 @@ class Assembly:
             line = Line(gap, self.numbers.scalar(0.0))
         else:
             line = l2_line(gap, sums.d_sq, sums.d_dot_x, self._of_lines * alpha, lam)
-        return Model(gap, sums.d_sq, alpha, line, self._search.find, self._search.top)
+        find = partial(self._search.find, lambda: alpha @ sums.d_sq, gap)
+        return Model(gap, sums.d_sq, alpha, line, find, self._search.top)
 
     # The matched cap
 
@@ -169,9 +170,6 @@ class Assembly:
             return L2Matched(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, s), s
         d_sq = over_blocks(share * sums.d_sq)
         found = self._search.zero(gap, d_sq, sums, self._of_lines * share, lam, longest)
-        # H may jump at 0 if x violates a constraint. A step of any size then restores it.
-        xp = array_namespace(gap)
-        found = found._replace(s=xp.where(gap > 0, xp.maximum(found.s, SMALLEST * longest), found.s))
         return matched_decision(gap, d_sq, found, longest), found.s
 
     def write(self, u: Array, sums: Sums, alpha: Array, lam: Array, ok: Array, max_move: float | None) -> Array | float:

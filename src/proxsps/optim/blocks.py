@@ -106,14 +106,20 @@ class Block:
 
     def _structure(self, i: int) -> Structure | None:
         found = self.phi.at(self.indices[i]).structure(self.params[i].shape)
+        if isinstance(found, Entries) and isinstance(found.psi, Scalar) and _is_square(found.psi):
+            found = Quadratic(found.psi.l2)  # such as L1(0): a line needs no search
         if self.in_metric and isinstance(found, Quadratic) and found.center is None:
             return Entries(Scalar(l2=found.lam))  # Euclidean, so that its factor differs by entry
         return found
 
     @property
     def kind(self) -> str:
-        """How the block computes h; a block with nothing to do is a line, and so is one whose cap is 0."""
-        if self.empty or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
+        """How the block computes h; a block with nothing to do is a line, and so is one whose cap is 0.
+
+        Over shards it is the same on all ranks, which search together, even if this rank has no entries.
+        """
+        nothing = not self.params or (self.empty and not self.sharded)
+        if nothing or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
         first = self._structure(0)
         if self.in_metric and not (isinstance(first, Entries) and isinstance(first.psi, Scalar)):
@@ -189,6 +195,12 @@ def is_l2(phi: Regularizer) -> TypeGuard[L2]:
     return isinstance(phi, L2) and type(phi).prox is L2.prox
 
 
+def _is_square(psi: Scalar) -> bool:
+    """Whether only the square of a function is there, as numbers."""
+    constants = isinstance(psi.l1, (int, float)) and isinstance(psi.l2, (int, float))
+    return constants and psi.l1 == 0 and not psi.bounded
+
+
 def _all_equal(structures: Sequence[Structure | None]) -> bool:
     """Whether all structures are known to be the same."""
     try:
@@ -243,6 +255,7 @@ def _blocks(group: dict[str, Any], ranks: Ranks, kept: Container[Tensor]) -> lis
         from proxsps.optim.shards import is_sharded, sharded_blocks  # slow to load, and rarely needed
 
         if any(map(is_sharded, params)):
+            _check_joint(group, [i for i, param in enumerate(params) if takes_part(param, kept)])
             return [_dense(block) for block in sharded_blocks(group, regularizer_of(group), ranks, kept)]
     share, grads = 1 / ranks.size, [param.grad for param in params]
     if not any([grad is None for grad in grads]):

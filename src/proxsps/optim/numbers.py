@@ -224,10 +224,13 @@ class Device(Numbers):
         """As it is; admissible steps are tensors already."""
         return ok
 
-    def refine(self, evaluate: Callable[[Array], Array], like: Array, points: int) -> Found:
-        """The dual variable by a fixed number of rounds; the first round has this number of points."""
+    def refine(self, evaluate: Callable[[Array], Array], like: Array, points: int, ratio: Array) -> Found:
+        """The dual variable by a fixed number of rounds; see `refine_dual` for the arguments.
+
+        With many points in the first round, fewer rounds are enough.
+        """
         fewer = (points > 4 * POINTS) + (points > 32 * POINTS)
-        return refine_dual(evaluate, like, self._rounds - fewer, points)
+        return refine_dual(evaluate, like, self._rounds - fewer, points, ratio)
 
     def refine_zero(self, evaluate: Evaluate, gap: Array) -> Found:
         """The step of the matched cap by a fixed number of rounds."""

@@ -6,34 +6,45 @@ of sign. The lines through neighbours among these four meet zero at three places
 secant from either side. Where h bends one way, the root lies between chord and secants; so the next points are these
 three, the middles between them, and one more on either side for where h bends both ways. These lie at geometric means,
 because the root may be smaller than the bracket by many orders of magnitude.
+
+The first points reach down to the root of a step without a regulariser. With a large cap that is close to 0, and where
+a constraint holds all entries soon after, h is flat at all larger u: lines through these say nothing about the root.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from proxsps.core.caps import LARGEST_RATIO
 from proxsps.core.dual import Found
 
 POINTS = 7
-POWER = 6  # the first points are (k/n)^6, closer together towards 0
-FAR = 100.0  # ratio of the heights at the ends of a bracket from which on the better end is chosen
+POWER = 6  # the first points are (k/6)^6 or a higher power, closer together towards 0
+HIGH = 0.25  # height of the chord's zero, relative to h at 0, from which on the secant from above is chosen
 
 
-def refine_dual(evaluate: Callable[[Tensor], Tensor], like: Tensor, rounds: int, first: int = POINTS) -> Found:
-    """The dual variable after this many rounds.
-
-    Inside (0, 1) the result is in most cases an interpolated root that was not evaluated; its h is reported as zero.
+def refine_dual(
+    evaluate: Callable[[Tensor], Tensor],
+    like: Tensor,
+    rounds: int,
+    first: int = POINTS,
+    ratio: Tensor | None = None,
+) -> Found:
+    """The dual variable after this many rounds, and its height, which is evaluated once more.
 
     Args:
         evaluate: points u in ascending order, shape (points,) -> h(u).
-        like: a 0-d tensor, which names dtype and device.
+        like: a 0-d tensor of about the size of h(0), which names dtype and device.
         rounds: the number of rounds.
         first: the number of points of the first round.
+        ratio: 1 over a typical u; None if there is none.
     """
-    u = torch.linspace(0.0, 1.0, first, dtype=like.dtype, device=like.device) ** POWER
+    even = torch.linspace(0.0, 1.0, first, dtype=like.dtype, device=like.device)
+    u = even**POWER if ratio is None else even ** _power(ratio)
     known = torch.stack([u, evaluate(u)])
     last = known[:, -1] - known[:, -2]
     around = torch.arange(-2, 2, device=like.device)
@@ -44,17 +55,22 @@ def refine_dual(evaluate: Callable[[Tensor], Tensor], like: Tensor, rounds: int,
         u = torch.cat([zeros, middles, means]).sort().values
         known = torch.cat([four[:, :2], torch.stack([u, evaluate(u)]), four[:, 2:]], dim=1)
         four, zeros = _nearest(known, around)
-    (low, high), (above, below) = four[:, 1:3]
-    # On a bend the chord is a poor estimate. Then the upper end is better if its duality gap is smaller.
-    bent = (below < -FAR * above) & (torch.addcmul(above, high, below) > 0)
-    u = torch.where(bent, high, zeros[1])
-    # If the two ends are one point, h has one sign on all of [0, 1].
+    low, high = four[0, 1:3]
+    # Where h bends down within the bracket, the chord ends before the bend, and the secant from above just behind it.
+    behind = torch.maximum(zeros[1:], zeros[1])
+    ends = torch.stack([behind, evaluate(behind)])
+    u, h = torch.where(ends[1, 0] > HIGH * like, ends[:, 1], ends[:, 0])
+    # If the two ends are one point, h has one sign on all of [0, 1]. Beyond the cap it continues as between the last
+    # two points of the first round.
     outside = low == high
-    h = torch.where(outside, above, torch.where(bent, below, 0.0))
-    # Beyond the cap h continues as between the last two points of the first round.
-    root = torch.where(outside, torch.addcmul(u, h, -last[0] / last[1]).clamp(max=torch.finfo(u.dtype).max), u)
-    evaluations = first + POINTS * (rounds - 1)
-    return Found(u, h, last[1], zeros[1], evaluations, outside, low, high, root)
+    root = torch.where(outside, torch.addcmul(u, h, last[0] / last[1], value=-1).clamp(max=torch.finfo(u.dtype).max), u)
+    evaluations = first + POINTS * (rounds - 1) + 2
+    return Found(u, h, last[1], u, evaluations, outside, low, high, root)
+
+
+def _power(ratio: Tensor) -> Tensor:
+    """log(ratio), if that is more: then the second of seven points, (1/3)^power, is a little below the typical u."""
+    return ratio.clamp(math.exp(POWER), LARGEST_RATIO).log()
 
 
 def _nearest(known: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:

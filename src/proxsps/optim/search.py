@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from proxsps.core.array import Array
+from proxsps.core.array import Array, array_namespace
 from proxsps.core.caps import Matched, find_matched, l2_ray_heights, polyak_ray
 from proxsps.core.dual import Evaluate, Found, eager_loop, geometric, search_dual, stopping
 from proxsps.core.model import line_heights
@@ -25,6 +25,7 @@ from proxsps.optim.refine import POINTS
 SAMPLE, COARSEST = 16, 64  # a search starts from a sample of one entry in 16; one in 64 if there are many
 ENOUGH = 1 << 18  # entries of a sample that give the root to half a percent: more cost more than they save
 WORTH = 1 << 20  # entries from which on a pass over a sample saves time
+SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
 
 Gap = Array | float | Callable[[Array, Array], Array]  # m - C, or how it follows from <g, x> and <d, x>
 
@@ -121,10 +122,16 @@ class Search:
         """h(1)."""
         return self._values(line, self.numbers.vector([1.0]))[0]
 
-    def find(self, line: Line) -> Found:
-        """The dual variable."""
+    def find(self, fall: Callable[[], Array], gap: Array, line: Line) -> Found:
+        """The dual variable.
+
+        Args:
+            fall: sum_j alpha_j ||d_j||^2, how far the linear model falls along the slope itself.
+            gap: m - C.
+            line: the line of the affine blocks.
+        """
         if isinstance(self.numbers, Device):
-            return self.numbers.refine(lambda u: self._values(line, u), line.start, self._points)
+            return self.numbers.refine(lambda u: self._values(line, u), line.start, self._points, fall() / gap)
         tolerance, noise, eps = self._stopping(line.start)
         start, points = self._start, 1
         if start is None:
@@ -136,7 +143,14 @@ class Search:
         """The step of the matched cap; `share` is 0 for the blocks that are curves."""
         heights = partial(self._ray_heights, sums, share, lam)
         start = self._ray_start(heights, gap, d_sq, longest)
-        return find_matched(heights, gap, d_sq, longest, partial(self._zero, gap, start))
+        found = find_matched(heights, gap, d_sq, longest, partial(self._zero, gap, start))
+        # H may jump at 0 if x violates a constraint. A step of any size then restores it.
+        xp = array_namespace(gap)
+        s = xp.where(gap > 0, xp.maximum(found.s, SMALLEST * longest), found.s)
+        if not isinstance(self.numbers, Device) and s == found.s:
+            return found
+        height = gap + heights(s[None])[0][0]
+        return Matched(s, xp.where(s > 0, height, gap), found.evaluations + 1)
 
     def _ray_start(self, heights: Callable[..., tuple[Array, Array]], gap: Array, d_sq: Array, longest: Array) -> Array:
         """Points for the first round on the ray: 1, and around the zero that a sample of the entries gives."""

@@ -171,7 +171,7 @@ def full_or_local(tensor: Tensor, param: Tensor, whole: bool) -> Tensor:
 
 def _joined(phi: Regularizer, pieces: dict[int, Regularizer], size: int) -> Regularizer:
     """The regularisers of single tensors as one regulariser for their block."""
-    if all(piece is phi for piece in pieces.values()):
+    if phi.joint or all(piece is phi for piece in pieces.values()):
         return phi
     if is_l2(phi):
         found = [pieces.get(i) for i in range(size)]

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import mse_loss
 
-from proxsps.optim import SPS, ProxSPS
+from proxsps.optim import SPS, ProxSPS, ProxSPSAdam
 from proxsps.regularizers import (
     L1,
     L2,
@@ -32,6 +32,7 @@ from proxsps.regularizers import (
     SparseGroupLasso,
     TotalVariation1D,
 )
+from proxsps.regularizers.units import UnitLasso, UnitTensor
 
 Result = dict[str, Any]
 
@@ -114,6 +115,71 @@ def regularizers(rank: int, world: int, folder: Path) -> Result:
             seen = common.train(model, opt, rows, 4)
             points.append(common.vector(model))
         out[name] = *points, seen
+    return out
+
+
+# A regularised group of one row, which the second rank has nothing of.
+ONE_ROW = {
+    "L1": (ProxSPS, L1(0.002), {}),
+    "L1, torch": (ProxSPS, L1(0.002), {"fused": False}),
+    "rows": (ProxSPS, GroupLasso(0.01, dims=(1,)), {}),
+    "rows, limited": (ProxSPS, GroupLasso(0.01, dims=(1,)), {"max_move": 0.5}),
+    "L1, limited": (ProxSPS, L1(0.002), {"max_move": 0.5}),
+    "L1, momentum": (ProxSPS, L1(0.002), {"momentum": 0.5}),
+    "rows, matched": (ProxSPS, GroupLasso(0.01, dims=(1,)), {"cap": "matched"}),
+    "L1, no lr": (ProxSPS, L1(0.002), {"lr": None, "momentum": 0.9}),
+    "L1, Adam": (ProxSPSAdam, L1(0.002), {"lr": 0.1, "cap": "proximal", "max_move": 0.05}),
+    "rows, Adam": (ProxSPSAdam, GroupLasso(0.01, dims=(1,)), {"lr": None}),
+    "L1, device": (ProxSPS, L1(0.002), {"capturable": True}),
+    "rows, device": (ProxSPS, GroupLasso(0.01, dims=(1,)), {"capturable": True, "max_move": 0.5}),
+    "L1, device, matched": (ProxSPS, L1(0.002), {"capturable": True, "cap": "matched"}),
+    "L1, device, Adam": (ProxSPSAdam, L1(0.002), {"capturable": True, "lr": 0.1, "cap": "proximal"}),
+}
+
+
+def one_row(rank: int, world: int, folder: Path) -> Result:
+    """A tensor of one row alone in its group; and the same beside another regularised group."""
+    out = {}
+    for name, (cls, phi, options) in ONE_ROW.items():
+        for beside in (None, L1(0.001)) if name in ("L1", "rows", "L1, device") else (None,):
+            points = []
+            for wrap, rows, group in both(rank, world):
+                model = wrap(common.network())
+                first, *others = [p for p in model.parameters() if p.shape != (1, 7)]
+                (own,) = (p for p in model.parameters() if p.shape == (1, 7))
+                groups = [{"params": [first], "regularizer": beside}, {"params": [own], "regularizer": phi}]
+                opt = cls([*groups, {"params": others}], **{"lr": 8.0, "process_group": group, **options})
+                seen = common.train(model, opt, rows, 3)
+                points.append(common.vector(model))
+            out[name, beside is not None] = *points, seen
+    return out
+
+
+def units(rank: int, world: int, folder: Path) -> Result:
+    """Units of a network, which need whole tensors, in Adam's metric and without."""
+    out: Result = {}
+    cases = {
+        "ProxSPS": (ProxSPS, {"lr": 8.0}),
+        "proximal": (ProxSPSAdam, {"lr": 0.1, "cap": "proximal"}),
+        "no lr": (ProxSPSAdam, {"lr": None}),
+        "device": (ProxSPS, {"lr": 8.0, "capturable": True}),
+    }
+    for name, (cls, options) in cases.items():
+        points = []
+        for wrap, rows, group in reversed(both(rank, world)):
+            model = common.network()
+            params = list(model.parameters())[:3]
+            dims = zip(params, (0, 0, 1), strict=True)
+            phi = UnitLasso(0.02, tuple(UnitTensor(tuple(p.shape), dim, range(7)) for p, dim in dims))
+            params = list(wrap(model).parameters())
+            groups = [{"params": params[:3], "regularizer": phi}, {"params": params[3:]}]
+            opt = cls(groups, process_group=group, **options)
+            common.train(model, opt, rows, 3)
+            points.append(common.vector(model))
+        out[name] = tuple(points)
+    params[0].grad = None
+    with common.refused(ValueError) as out["missing"]:
+        opt.step(loss=1.0)
     return out
 
 
@@ -331,6 +397,8 @@ def _whole(state: dict[int, dict[str, torch.Tensor]]) -> dict[int, dict[str, tor
 SCENARIOS = (
     joint,
     regularizers,
+    one_row,
+    units,
     arrays,
     collectives,
     mixed,

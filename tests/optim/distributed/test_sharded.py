@@ -29,6 +29,24 @@ def test_regularizers_on_shards_and_on_gathered_tensors(sharded):
             assert "inside" in {branch for branch, _ in seen}
 
 
+def test_a_group_of_which_one_rank_has_nothing(sharded):
+    """All ranks take part in its search, and in its limit on the move."""
+    branches = set()
+    for outcome in sharded.of("one_row"):
+        for got, want, seen in outcome.values():
+            close(got, want, 1e-11)
+            branches |= set(seen)
+    assert {("inside", False), ("inside", True)} <= branches
+
+
+def test_units_need_all_their_tensors_and_gather_them(sharded):
+    for outcome in sharded.of("units"):
+        (text,) = outcome.pop("missing")
+        assert "each must have a gradient, but parameter 0" in text
+        for got, want in outcome.values():
+            close(got, want, 1e-11)
+
+
 @pytest.mark.parametrize("kind", ["whole", "sharded", "weights"])
 def test_arrays_of_a_regularizer_are_cut_with_the_parameters(sharded, kind):
     for outcome in sharded.of("arrays"):

@@ -27,6 +27,7 @@ from proxsps.optim.parts.entries import EntriesOfTensors
 from proxsps.optim.parts.lines import Lines
 from proxsps.optim.parts.proxes import Proxes
 from proxsps.optim.parts.rows import RowsOfTensors
+from proxsps.optim.parts.vacant import Vacant
 from proxsps.regularizers.structure import Scalar
 
 
@@ -75,6 +76,9 @@ def make_curve(
     kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], fused: bool | None, exact: bool = False
 ) -> Curve:
     """The part of blocks of another kind; `exact` computes in doubles."""
+    if all(block.empty for block in blocks):
+        make_moments(numbers, blocks)
+        return Vacant(numbers, blocks, places)
     averaging = None if exact else _make_averaging_curve(kind, numbers, blocks, places, fused)
     if averaging is not None:
         averaging.kind = kind

@@ -116,10 +116,10 @@ class DeviceEntries(Curve):
         for i, bucket in enumerate(self._buckets):
             yield bucket, *(self._kept[i] if self._keeps else self._scaled(*bucket.vectors()))
 
-    def _pieces(self) -> Iterator[tuple[Any, ...]]:
-        """Pieces for which there is room at all points of a round."""
+    def _pieces(self, points: int) -> Iterator[tuple[Any, ...]]:
+        """Pieces for which there is room at this number of points; one point needs fewer and longer ones."""
         for bucket, *vectors in self._vectors():
-            size = self._piece if self._keeps else max(1, vectors[0].numel())
+            size = max(1, self._piece * POINTS // points if self._keeps else vectors[0].numel())
             for parts in zip(*(vector.split(size) for vector in vectors), strict=True):
                 yield bucket.block, *parts
 
@@ -138,14 +138,14 @@ class DeviceEntries(Curve):
     def _along(self, i: int) -> Array:
         """The factor on the scaled slopes of a block at u = 1."""
         if self._factors is None or self._factors[0] is not self.reach:
-            self._factors = (self.reach, [-self._scale * self.cap(j) for j in range(len(self.blocks))])
+            self._factors = (self.reach, [self._scale * -self.cap(j) for j in range(len(self.blocks))])
         return self._factors[1][i]
 
     def _sums_at(self, steps: Sequence[Array], sizes: Sequence[Tensor | float]) -> Array:
         """sum <d, y - x> at several points: from factors on the scaled slopes and step sizes of the prox, by block."""
         columns = [step.to(self._dtype)[:, None] for step in steps]
         found: list[list[Tensor]] = [[] for _ in self.blocks]
-        for i, x, d, *metric in self._pieces():
+        for i, x, d, *metric in self._pieces(len(steps[0])):
             found[i].append(_products(x, d, columns[i].to(x.dtype), self._psi[i], sizes[i], *metric))
         own = [_added(parts, steps[0].dtype) for parts in found if parts]
         return self._scale * sum(own[1:], start=own[0])

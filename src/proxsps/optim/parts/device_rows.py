@@ -138,19 +138,22 @@ class DeviceRows(Curve):
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
         xs, zs, norms = [], [], []
-        dtypes = [block.params[0].dtype for block in self.blocks]
-        steps = [(u * -self.cap(i)).to(torch.promote_types(dtype, torch.float32)) for i, dtype in enumerate(dtypes)]
+        steps = [u * -self.cap(i) for i in range(len(self.blocks))]
+        cast: dict[tuple[int, torch.dtype], Tensor] = {}  # a block may have tensors of several dtypes
         for stack in self._stacks:
             x, d = stack.matrices()
-            z = torch.addcmul(x, d, steps[stack.block].to(x.dtype))
+            key = stack.block, x.dtype
+            if key not in cast:
+                cast[key] = steps[stack.block].to(x.dtype)
+            z = torch.addcmul(x, d, cast[key])
             xs.append(x)
             zs.append(z)
             norms.append(torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype))
         norm = torch.cat(norms).clamp(torch.finfo(self.numbers.dtype).tiny)
         factors = self._psi.prox(norm, self.scaled(self._alpha)) / norm
-        factors = factors.to(xs[0].dtype).split(self._counts)
+        columns = {dtype: factors.to(dtype).split(self._counts) for dtype in dict.fromkeys(z.dtype for z in zs)}
         vectors = []
-        for stack, x, z, c in zip(self._stacks, xs, zs, factors, strict=True):
-            y = relaxed(x, z * c.to(z.dtype)[:, None], s)
+        for i, (stack, x, z) in enumerate(zip(self._stacks, xs, zs, strict=True)):
+            y = relaxed(x, z * columns[z.dtype][i][:, None], s)
             vectors.append(stack.vector(masked(y, x, ok, self.cap(stack.block))))
         spread_all(vectors, [stack.params for stack in self._stacks])

@@ -312,9 +312,9 @@ def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Te
 
 
 def _prox(z: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
-    """The prox; the memory of z is used for intermediate results."""
-    if psi.l1:
-        last = not (psi.l2 or psi.bounded)
+    """The prox, in `out`; the memory of z is used for intermediate results."""
+    last = not (psi.l2 or psi.bounded)
+    if psi.l1 or last:  # a threshold of 0 copies z
         torch.ops.aten.softshrink.out(z, alpha * psi.l1, out=out if last else z)
     if psi.l2:
         torch.div(z, 1 + alpha * psi.l2, out=z if psi.bounded else out)
