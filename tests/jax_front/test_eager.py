@@ -211,8 +211,8 @@ def test_a_box_with_traced_bounds():
 @pytest.mark.parametrize("wrap", [lambda opt: opt, jax.jit], ids=["eager", "jit"])
 def test_prox_sgd_refuses_a_lower_bound(wrap):
     opt = prox_sgd(0.1, weight_decay=0.1)
-    with pytest.raises(ValueError, match="prox_sgd has no use for a lower bound; leave it out, or use prox_sps"):
+    with pytest.raises(ValueError, match="prox_sgd does not use a lower bound; leave it out, or use prox_sps"):
         wrap(lambda bound: opt.update(D, opt.init(X), X, value=1.0, lower_bound=bound))(0.5)
     stepped = multi_steps(opt, 2)
-    with pytest.raises(ValueError, match="prox_sgd has no use for a lower bound"):
+    with pytest.raises(ValueError, match="prox_sgd does not use a lower bound"):
         stepped.update(D, stepped.init(X), X, value=1.0, lower_bound=0.5)

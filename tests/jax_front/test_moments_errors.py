@@ -65,5 +65,5 @@ def test_a_bound_where_there_is_none():
     opt, x = prox_sps(lower_bound=None), jnp.ones(3)
     updates, _ = opt.update(x, opt.init(x), x)  # nor is there a need of the loss
     np.testing.assert_allclose(updates, -x)
-    with pytest.raises(ValueError, match="prox_sps has no use for a lower bound"):
+    with pytest.raises(ValueError, match="prox_sps does not use a lower bound"):
         opt.update(x, opt.init(x), x, lower_bound=0.5)

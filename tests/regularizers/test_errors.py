@@ -100,7 +100,7 @@ def test_simplex_needs_an_entry():
 
 
 def test_centre_of_another_shape():
-    with pytest.raises(ValueError, match=r"center has shape \(3,\), the tensor \(4,\); give a center"):
+    with pytest.raises(ValueError, match=r"center has shape \(3,\), the tensor \(4,\); give a centre"):
         L2(1.0, np.zeros(3)).check((4,))
 
 

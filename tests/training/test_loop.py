@@ -63,7 +63,7 @@ def test_a_checkpoint_of_another_method_of_the_same_name_is_not_gone_on_from(kit
 
     specs = [RunSpec(kit.tiny(), method(eps), "sqrt", 0.01, 0.0, 0, 1) for eps in (1e-8, 1e-3)]
     train(specs[0], tmp_path / "run.pt")
-    with pytest.raises(ValueError, match="of another run: it has own method"):
+    with pytest.raises(ValueError, match="belongs to another run: it has own method"):
         train(specs[1], tmp_path / "run.pt")
 
 
