@@ -183,28 +183,33 @@ def test_an_experiment_in_a_file(mine: Any, tmp_path: Path) -> None:
     assert (tmp_path / "results" / "adagrad-adagrad.lr_1" / "runs.parquet").exists()
 
 
-def test_settings_may_name_the_methods_of_the_file(mine: Any, tmp_path: Path) -> None:
+def call_alone(forked: Any, words: list[str], folder: Path) -> str:
+    """What a process that has not seen the file prints."""
+    command = [sys.executable, "-c", "import sys; from proxsps.cli import app; app(sys.argv[1:])", *words]
+    process = forked(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output
+
+
+def test_settings_may_name_the_methods_of_the_file(mine: Any, tmp_path: Path, forked: Any) -> None:
     """The file is loaded before the options are checked, in a process that does not know its methods yet."""
     file = mine(MINE)
     words = ["run", file, "--set", "method=adagrad", "--set", "adagrad.lr=0.5", "--epochs", "1", "--seeds", "1"]
-    code = "import sys; from proxsps.cli import app; app(sys.argv[1:])"
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    call_alone(forked, words, tmp_path)
     (store,) = (tmp_path / "out").glob("*/runs.parquet")
     assert set(pd.read_parquet(store)["method"]) == {"adagrad"}
 
 
-def test_the_file_of_the_documentation_is_complete(mine: Any, tmp_path: Path) -> None:
+def test_the_file_of_the_documentation_is_complete(mine: Any, tmp_path: Path, forked: Any) -> None:
     """The block that the page says to save, and nothing else."""
     page = (Path(__file__).parents[2] / "docs" / "your-own-experiment.md").read_text()
     (block,) = re.findall(r"Save this as `mine.py`:\n\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     mine(block, "mine.py")
     words = ["reproduce", "mine.py", "--seeds", "1", "--epochs", "1"]
-    code = "import sys; from proxsps.cli import app; app(sys.argv[1:])"
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "of 1 claims hold." in done.stdout
-    assert "adagrad: 1 of 5 seeds, 1 of 50 epochs: not the full experiment." in done.stdout
+    output = call_alone(forked, words, tmp_path)
+    assert "of 1 claims hold." in output
+    assert "adagrad: 1 of 5 seeds, 1 of 50 epochs: not the full experiment." in output
 
 
 def test_a_claim_that_raises_an_error_does_not_hold_and_says_where(mine: Any) -> None:

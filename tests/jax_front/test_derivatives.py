@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from proxsps.jax import prox_sps, prox_sps_adam
-from proxsps.regularizers import L1, GroupLasso
+from proxsps.regularizers import L1
 
 DATA = np.random.default_rng(0)
 A, TARGET, WAY = DATA.standard_normal((30, 40)), DATA.standard_normal(30), DATA.standard_normal(40)
@@ -46,7 +46,7 @@ OPTS = {
 }
 
 
-CASES = [(name, start, steps) for name in ("adam", "momentum") for start in STARTS for steps in (1, 2, 3)]
+CASES = [("adam", "origin", 1), ("adam", "elsewhere", 3), ("momentum", "origin", 3), ("momentum", "elsewhere", 1)]
 
 
 @pytest.mark.parametrize(("name", "start", "steps"), [*CASES, *((name, "elsewhere", 2) for name in list(OPTS)[2:])])
@@ -67,10 +67,10 @@ def test_entries_without_a_gradient():
         np.testing.assert_allclose(found @ WAY, differences(function, x), rtol=3e-5)
 
 
-@pytest.mark.parametrize("phi", [L1(0.1), GroupLasso(0.1)], ids=["l1", "group"])
-def test_searches_have_a_forward_mode_only(phi):
+def test_searches_have_a_forward_mode_only():
     with jax.enable_x64(True):
-        x, function = jnp.asarray(STARTS["elsewhere"]), partial(after, opt=prox_sps(None, regularizer=phi), steps=2)
+        opt = prox_sps(None, regularizer=L1(0.1))
+        x, function = jnp.asarray(STARTS["elsewhere"]), partial(after, opt=opt, steps=2)
         found = jax.jvp(function, (x,), (jnp.asarray(WAY),))[1]
         np.testing.assert_allclose(found, differences(function, x), rtol=3e-5)
         with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
