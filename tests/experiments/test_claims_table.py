@@ -447,7 +447,7 @@ DISTINCT = {experiment.claims: name for name, experiment in ((name, EXPERIMENTS[
 @pytest.mark.parametrize("name", DISTINCT.values())
 def test_claims_hold_on_noise_only_by_chance(made: Made, name: str) -> None:
     """Two runs of each setting are few: a comparison of two methods is 95 % sure in one of twenty cases."""
-    right, draws = store_of(made, name, "right"), 12
+    right, draws = store_of(made, name, "right"), 8
     verdicts = np.array([[c.holds for c in EXPERIMENTS[name].judge(noisy(right, draw))] for draw in range(draws)])
     often = {claim: int(count) for claim, count in zip(TABLE[name], verdicts.sum(axis=0), strict=True) if count > 2}
     assert not often
