@@ -10,8 +10,6 @@ from torch import Tensor
 from proxsps.optim.checks import is_fake
 
 SHRINKAGE = 0.02  # share of the weights that weight decay may remove in one step without a hint
-
-
 SMALL_FACTOR = 0.05  # on the steps without a learning rate: smaller ones are usually meant as learning rates
 FIRST_STEPS = 100  # in which all factors have to be small for a hint
 
