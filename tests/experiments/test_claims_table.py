@@ -440,11 +440,9 @@ def noisy(frames: Frames, draw: int) -> Frames:
     return {"runs": runs, "steps": frames["steps"].assign(zeta=rng.lognormal(size=len(frames["steps"])))}
 
 
-# One experiment for each list of claims.
-DISTINCT = {experiment.claims: name for name, experiment in ((name, EXPERIMENTS[name]) for name in SOURCES)}
-
-
-@pytest.mark.parametrize("name", DISTINCT.values())
+@pytest.mark.parametrize(
+    "name", [name for name in SOURCES if not name.endswith("-twin")]
+)  # claims of twins are among them
 def test_claims_hold_on_noise_only_by_chance(made: Made, name: str) -> None:
     """Two runs of each setting are few: a comparison of two methods is 95 % sure in one of twenty cases."""
     right, draws = store_of(made, name, "right"), 8

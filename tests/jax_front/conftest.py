@@ -33,7 +33,8 @@ from proxsps.regularizers import (
     Zero,
 )
 
-# Both before JAX starts; tests of parallel steps need a second device.
+# Before JAX starts: one thread per test process, as for torch; and a second device for tests of parallel steps.
+os.environ.setdefault("NPROC", "1")
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_include_full_tracebacks_in_locations", False)  # they take time, and nobody reads them
 if version("jaxlib") == "0.10.2":  # XLA ends the process if it does not know a flag
@@ -41,6 +42,7 @@ if version("jaxlib") == "0.10.2":  # XLA ends the process if it does not know a 
     FLAGS = (
         "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
         " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        " --xla_cpu_multi_thread_eigen=false"
     )
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 

@@ -126,7 +126,7 @@ def test_optimizers_that_keep_two_kinds_of_weights_are_measured_with_the_right_o
     assert not kept["optimizer"].param_groups[0]["train_mode"]
 
 
-@pytest.mark.parametrize("method", [SGD, PROX_SPS, METHODS["sgd"], METHODS["prox-sps"]], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [SGD, METHODS["sgd"], METHODS["prox-sps"]], ids=lambda method: method.name)
 def test_a_regulariser_reaches_methods_with_a_prox_and_without(method):
     """min (w - 2)^2 / 3 + (b - 1)^2 + lam (|w| + |b|) with lam = 1: w = 0.5 (mean of x^2 is about 1/3), b = 0.5."""
     found: dict[str, list[float]] = {}
