@@ -13,7 +13,7 @@ from proxsps.regularizers import L1
 from proxsps.regularizers.base import value_all
 from proxsps.sparsity.counts import sparsity_report
 from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
-from proxsps.sparsity.inputs import outputs
+from proxsps.sparsity.inputs import constant, outputs
 from proxsps.sparsity.points import Folder, Point
 from proxsps.sparsity.shrinking import shrink
 from proxsps.sparsity.units import Units, clear_dead, unit_groups
@@ -88,10 +88,7 @@ class Run:
 
     def everything_dead(self) -> bool:
         """Whether the output no longer depends on the input."""
-        found = outputs(self.model, self.inputs)
-        return all(bool((one == one[:1]).all()) for one in found if one.ndim and len(one) > 1) and any(
-            one.ndim and len(one) > 1 for one in found
-        )
+        return constant(outputs(self.model, self.inputs))
 
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -147,7 +147,7 @@ class CompiledMetricRows(Curve):
         return self._pass(self._caps(1), np.array([float(u)]), moves=True)[1][0]
 
     def extras(self) -> list[list[Array]]:
-        """From the pass that makes the sums, which are doubles."""
+        """From the pass that makes the sums."""
         return [[*pair, *np.zeros(3)] for pair in zip(*self._further, strict=True)]
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
