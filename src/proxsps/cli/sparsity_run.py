@@ -14,7 +14,7 @@ from torch import nn
 from proxsps import _sealed
 from proxsps._files import replace_file
 from proxsps.cli.checks import check_folder
-from proxsps.cli.console import err, out, print_json
+from proxsps.cli.console import err, finite, out, print_json
 from proxsps.optim import ProxSPS
 from proxsps.sparsity import save_sparse, shrink, strength_path
 from proxsps.sparsity.export import load_safetensors
@@ -78,7 +78,10 @@ def run(
     on_disk = save_sparse(small, place / "small.safetensors")
     # Next to the network that the user began with, not to the dense form of the smaller one.
     on_disk = on_disk._replace(dense=sum(tensor.nbytes for tensor in model.state_dict().values()))
-    rows = [{**asdict(point), "chosen": i == path.chosen} for i, point in enumerate(path.points)]
+    rows = [
+        {**{key: finite(value) for key, value in asdict(point).items()}, "chosen": i == path.chosen}
+        for i, point in enumerate(path.points)
+    ]
     replace_file(place / "path.json", (json.dumps(rows, indent=2) + "\n").encode())
     if as_json:
         costs = {"before": report.before._asdict(), "after": report.after._asdict(), "difference": report.difference}
