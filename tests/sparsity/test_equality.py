@@ -85,7 +85,7 @@ def test_a_branch_that_the_trial_did_not_take_is_refused(name, said):
     units = find_units(model, REALS)
     model.between = BRANCHES[name]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(ShrinkError, match="takes another path for other inputs.*a model must not branch on data") as caught:
+    with pytest.raises(ShrinkError, match="a model must not branch on data") as caught:
         shrink(model, REALS, units=units)
     assert said in str(caught.value)
     assert "find_units(..., exclude=...)" in str(caught.value)
@@ -135,11 +135,11 @@ TAKEN = {
     "named tuple": (lambda net, pair: pair.first + pair.second, (Pair(REALS, REALS),)),
     "logarithm": (lambda net, x: x.log(), REALS),
     "range": (in_range, REALS),
-    "codes as reals": (lambda net, x: net.words(x[:, 0].long()) + x, torch.tensor([[3.0, 0.1, 0.2, 0.3], [7, 1, 2, 3]])),
+    "codes as reals": (lambda net, x: net.words(x[:, 0].long()) + x, torch.tensor([[3.0, 0, 1, 1], [7, 1, 2, 3]])),
     "zeros": (lambda net, x: x, torch.zeros(1, 4)),
     "routing": (routed, REALS),
     "overflow": (lambda net, x: x.mul(80).exp(), REALS),
-    "single precision": (lambda net, x: (x @ torch.eye(4)), REALS),
+    "single precision": (lambda net, x: x @ torch.eye(4), REALS),
     "half precision": (lambda net, x: x @ torch.eye(4, dtype=torch.bfloat16), REALS.bfloat16()),
 }
 

@@ -81,7 +81,7 @@ def _limit(output: list[Tensor]) -> float:
 
 
 def _noise(model: nn.Module, inputs: Any, output: list[Tensor]) -> float:
-    """How far rounding may move the output for unusual inputs; 0 in double precision, whose limit leaves seven digits."""
+    """How far rounding may move the output for unusual inputs; 0 in double precision, whose limit has room for it."""
     if output[0].dtype == torch.float64:
         return 0.0
     moved = _changed(inputs, True, lambda tensor, _: tensor * (1 + 16 * torch.finfo(tensor.dtype).eps))
@@ -96,7 +96,7 @@ def _is_finite(output: list[Tensor]) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in output)
 
 
-# Variations: of real numbers, or of words, positions, lengths and masks, for which only values that were passed are valid
+# Variations of real numbers, and of words, positions, lengths and masks: of these only the values passed are valid
 
 
 def _is_real(tensor: Tensor) -> bool:

@@ -51,7 +51,7 @@ class Folder:
         try:
             _sealed.unsealed(_sealed.sealed(facts))
         except Exception:  # of many kinds: a setting may be anything that cannot be saved
-            raise ValueError("settings must be plain data: numbers, text, and lists and dictionaries of these.") from None
+            raise ValueError("settings must be plain data: numbers, text, lists and dictionaries.") from None
         if self.folder is not None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ State = dict[str, Any]  # of tensors and numbers
 class SavedBatch:
     """One file for one batch of specs, run by this version of the package and of torch.
 
-    A file that is damaged or holds other objects is ignored: the batch is then run from its start, with the same result.
+    A file that is damaged or holds other objects is ignored: the batch is then run from its start, to the same result.
     """
 
     def __init__(self, folder: Path, specs: Sequence[RunSpec], every: float = EVERY) -> None:
