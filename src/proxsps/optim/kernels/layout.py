@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from numba.core import types
@@ -31,7 +32,7 @@ from proxsps.optim.blocks import PLAIN, same_order
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
 # Entries summed in their own precision before they go into a double. This number is compiled into the kernels of other
 # modules, whose cache on disk does not notice a change here: clear it by hand.
-RUN = 2_048
+RUN = 1_024
 PIECE = 256  # least entries of a chunk that a sample reads
 SHARES = 8  # parts of the work per thread, so that a thread that wakes late or is held up gets fewer of them
 # Entries that even a backward pass reads forwards: memory is prefetched in this direction, and a turn after every chunk
@@ -74,6 +75,11 @@ class Chunks:
     threads: int  # at most
     _shares: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
+    @cached_property
+    def total(self) -> int:
+        """Entries of all chunks."""
+        return int(self.sizes.sum())
+
     def shares(self, threads: int, backwards: bool = False) -> list[tuple[int, int]]:
         """Ranges of chunks with about the same number of entries, in the order of processing."""
         key = threads, backwards
@@ -95,15 +101,30 @@ class Layout:
     """How the entries of tensors in blocks are cut into chunks."""
 
     chunks: Chunks  # columns: block and tensor that a chunk lies in, its first entry there, and its length
-    blocks: tuple[np.ndarray, np.ndarray]  # blocks with entries, and the first chunk of each
     count: int  # number of blocks
 
-    def per_block(self, partial: np.ndarray) -> np.ndarray:
-        """The sums over the chunks of each block, for numbers with one column per chunk."""
-        blocks, firsts = self.blocks
-        out = np.zeros((len(partial), self.count))
-        out[:, blocks] = np.add.reduceat(partial, firsts, axis=1)
-        return out
+    def of_blocks(self, chosen: np.ndarray) -> Layout:
+        """The part of the layout that belongs to some blocks."""
+        own = np.isin(self.chunks.columns[0], chosen)
+        if own.all():
+            return self
+        columns = tuple([column[own].copy() for column in self.chunks.columns])
+        return Layout(Chunks(columns, columns[-1], self.chunks.threads), self.count)
+
+
+@numba.njit(nogil=True, cache=True)
+def _fold(partial, block, out):
+    for i in range(len(partial)):
+        for row in range(partial.shape[1]):
+            out[row, block[i]] += partial[i, row]
+
+
+def fold(partial: np.ndarray, block: np.ndarray, count: int) -> np.ndarray:
+    """The sums over the chunks of each block as rows, from one row per chunk; always in the same order."""
+    out = np.zeros((partial.shape[1], count))
+    kernel: Callable[..., None] = _fold  # numba's own type of it takes no arguments
+    kernel(partial, block, out)
+    return out
 
 
 @lru_cache(maxsize=32)
@@ -112,8 +133,7 @@ def layout(sizes: tuple[tuple[int, ...], ...], threads: int) -> Layout:
     places = enumerate((i, size) for i, block in enumerate(sizes) for size in block)
     chunks = [(i, j, low, min(CHUNK, size - low)) for j, (i, size) in places for low in range(0, size, CHUNK)]
     columns = np.array(chunks, np.int64).reshape(-1, 4).T.copy()
-    blocks = np.unique(columns[0], return_index=True)
-    return Layout(Chunks(tuple(columns), columns[-1], threads), blocks, len(sizes))
+    return Layout(Chunks(tuple(columns), columns[-1], threads), len(sizes))
 
 
 @lru_cache(maxsize=32)
@@ -129,7 +149,7 @@ def sampled(whole: Layout, every: int) -> tuple[Layout, np.ndarray]:
     place = np.modf(np.arange(len(length)) * 0.6180339887498949)[0]
     start = start + (place * (length - piece)).astype(np.int64) // 16 * 16
     chunks = Chunks((block, tensor, start, piece), piece, whole.chunks.threads)
-    return Layout(chunks, whole.blocks, whole.count), length / piece
+    return Layout(chunks, whole.count), length / piece
 
 
 class Memory(NamedTuple):
@@ -234,10 +254,11 @@ def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float =
         weight: work per entry, as a multiple of that of a plain sum: heavier passes use threads for fewer entries.
         backwards: whether to begin with the last share.
     """
-    total = int(chunks.sizes.sum())
-    if not total:
+    work_ahead = chunks.total * weight
+    threads = min(chunks.threads, max(1, int(work_ahead) // ALONE))
+    if threads == 1 and (not backwards or chunks.total <= STRETCH):
+        kernel(*args, 0, len(chunks.sizes))
         return
-    threads = min(chunks.threads, max(1, int(total * weight) // ALONE))
     waiting = deque(chunks.shares(threads, backwards))
 
     def work() -> None:

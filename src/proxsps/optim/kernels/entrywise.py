@@ -1,0 +1,320 @@
+"""Passes over blocks whose prox is affine or acts on each entry: sums, heights of the model at several points, a write.
+
+With r = 1/D the inverse metric of an entry, which is 1 in the identity metric, and p = r d its direction,
+
+    z = x - s p,    y = prox(z) with threshold alpha l1 r, factor 1 / (1 + alpha l2 r) and bounds,    h = <d, y - x>.
+
+Entries where the prox moves with z are called inside. There x - y is computed without y, which may agree with x in all
+but a few digits:
+
+    (1 + alpha l2 r) (x - y) = s p + clip(z, -alpha l1 r, alpha l1 r) + alpha l2 r x      inside,
+    x - y with y exactly 0, lower or upper                                               elsewhere.
+
+The slope d is the gradient, the gradient plus lam x (coupled methods), or an average of gradients. New averages are not
+kept between the passes, because a skipped step must leave the state as it was: every pass computes them from state and
+gradient, run by run, into memory that stays in the first cache; only the write stores them,
+
+    d' = old d + new g,    v' = old_v v + new_v g^2,    D = max{sqrt(v') + eps, least}.
+
+One template makes the kernels of the three kinds of slopes. Sums are taken in the type of the entries over a run of
+them, then in doubles.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
+from proxsps.optim.kernels.sampling import moved_sq, sample_end
+from proxsps.optim.kernels.scalar import prox
+
+LINE, SOFT, BOX, GENERAL = range(4)  # affine; l1 alone; bounds alone; everything
+# The sums of a first pass, in the order of its columns. Heights follow, then their slopes.
+D_SQ, D_DOT_X, NOISE, X_SQ, G_DOT_X, G_SQ, P_SQ, P_DOT_X, MOVED_SQ = range(9)
+SUMS = 9
+NOWHERE = np.empty(0, np.int64)
+
+
+class Sources(NamedTuple):
+    """Where the entries of tensors lie, and what makes slopes of them; valid while the tensors live."""
+
+    x_at: np.ndarray
+    g_at: np.ndarray
+    d_at: np.ndarray  # averages; empty without
+    v_at: np.ndarray  # averages of squares; empty in the identity metric
+    start_at: np.ndarray  # sampled entries of x_0; empty without a distance cap
+    start_scale: np.ndarray  # the factor for sums over the sample of a tensor
+    coupling: np.ndarray  # lam of each block whose slope is g + lam x
+    weights: np.ndarray  # old, new, old_v, new_v of each tensor, one row per tensor
+    eps: float
+    least: float
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _soft_change(x, d, r, s, psi):
+    """x - y for l1 alone, and dy/dz along p."""
+    threshold, _, _, _, _, _, zero = psi
+    p, edge = r * d, r * threshold
+    z = x - s * p
+    c = min(max(z, -edge), edge)
+    inside = z != c
+    return s * p + c if inside else x, p if inside else zero
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _box_change(x, d, r, s, psi):
+    """x - y for bounds alone, and dy/dz along p."""
+    _, _, _, lower, upper, _, zero = psi
+    p = r * d
+    z = x - s * p
+    inside = (z > lower) & (z < upper)
+    return s * p if inside else x - min(max(z, lower), upper), p if inside else zero
+
+
+@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+def _general_change(x, d, r, s, psi):
+    """x - y, and dy/dz along p."""
+    threshold, edge, curvature, lower, upper, one, zero = psi
+    p, most, bend = r * d, r * threshold, r * curvature
+    z, shrink = x - s * p, one / (one + bend)
+    c = min(max(z, -most), most)
+    y = min(max((z - c) * shrink, lower), upper)
+    inside = (abs(z) > r * edge) & (y > lower) & (y < upper)
+    return shrink * (s * p + c + bend * x) if inside else x - y, shrink * p if inside else zero
+
+
+@numba.njit
+def _typed(like, constants, b):
+    """Threshold, edge, curvature, lower and upper of a block, then 1 and 0, in the type of the entries."""
+    of = like.dtype.type
+    return (of(constants[0, b]), of(constants[1, b]), of(constants[2, b]), of(constants[3, b]), of(constants[4, b]),
+            of(1), of(0))  # fmt: skip
+
+
+def _heights(change: Any, metric: bool) -> Any:
+    """A function that adds h and its slope at several steps, for a run of entries; three at a time are cheap."""
+
+    @numba.njit(fastmath=REORDER)
+    def one(x, d, r, s, psi):
+        h, slope = psi[-1], psi[-1]
+        for k in range(len(x)):
+            move, inside = change(x[k], d[k], r[k] if metric else psi[-2], s, psi)
+            h += d[k] * move
+            slope += d[k] * inside
+        return h, slope
+
+    @numba.njit(fastmath=REORDER)
+    def three(x, d, r, s, t, v, psi):
+        h_s, h_t, h_v, slope_s, slope_t, slope_v = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
+        for k in range(len(x)):
+            scale = r[k] if metric else psi[-2]
+            move, inside = change(x[k], d[k], scale, s, psi)
+            h_s += d[k] * move
+            slope_s += d[k] * inside
+            move, inside = change(x[k], d[k], scale, t, psi)
+            h_t += d[k] * move
+            slope_t += d[k] * inside
+            move, inside = change(x[k], d[k], scale, v, psi)
+            h_v += d[k] * move
+            slope_v += d[k] * inside
+        return h_s, h_t, h_v, slope_s, slope_t, slope_v
+
+    @numba.njit
+    def add(x, d, r, steps, psi, heights, slopes):
+        p = 0
+        while p + 3 <= len(steps):
+            found = three(x, d, r, steps[p], steps[p + 1], steps[p + 2], psi)
+            for q in range(3):
+                heights[p + q] += found[q]
+                slopes[p + q] += found[3 + q]
+            p += 3
+        while p < len(steps):
+            h, slope = one(x, d, r, steps[p], psi)
+            heights[p] += h
+            slopes[p] += slope
+            p += 1
+
+    return add
+
+
+def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
+    """The three passes for slopes that are gradients, averages, or averages in Adam's metric."""
+    soft, box, general = (_heights(change, metric) for change in (_soft_change, _box_change, _general_change))
+
+    @numba.njit(fastmath=ENTRYWISE)
+    def slopes(x, g, d, v, lam, own, fresh, inverse):
+        """d of a run; r goes into `inverse`."""
+        if metric:
+            new_metric(g, v, own, inverse)
+        if average:
+            return new_slopes(g, d, own, fresh)
+        if lam != 0:
+            for k in range(len(g)):
+                fresh[k] = g[k] + lam * x[k]
+            return fresh[: len(g)]
+        return g
+
+    @numba.njit(fastmath=REORDER)
+    def sums(x, g, d, r, zero, one):
+        """<d, p>, <d, x>, and for averages <g, x>, ||r g||^2 and ||g||^2."""
+        dp, dx, gx, gg, size = zero, zero, zero, zero, zero
+        for k in range(len(x)):
+            dp += d[k] * ((r[k] if metric else one) * d[k])
+            dx += d[k] * x[k]
+            if average:
+                scaled = (r[k] if metric else one) * g[k]
+                gx += g[k] * x[k]
+                gg += scaled * scaled
+                if metric:
+                    size += g[k] * g[k]
+        return dp, dx, gx, gg, size
+
+    @numba.njit(fastmath=REORDER)
+    def noise(x, d, zero):
+        total = zero
+        for k in range(len(x)):
+            product = d[k] * x[k]
+            total += product * product
+        return total
+
+    @numba.njit(fastmath=REORDER)
+    def lengths(x, d, r, zero, one):
+        """||x||^2, ||p||^2, <p, x>."""
+        xx, pp, px = zero, zero, zero
+        for k in range(len(x)):
+            p = (r[k] if metric else one) * d[k]
+            xx += x[k] * x[k]
+            pp += p * p
+            px += p * x[k]
+        return xx, pp, px
+
+    @numba.njit(fastmath=REORDER)
+    def change_sq(x, d, r, s, psi):
+        total = psi[-1]
+        for k in range(len(x)):
+            change, _ = _general_change(x[k], d[k], r[k] if metric else psi[-2], s, psi)
+            total += change * change
+        return total
+
+    @numba.njit(nogil=True, cache=True)
+    def reduce(
+        like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
+        least, kinds, constants, steps, summing, moving, partial, first, last,
+    ):  # fmt: skip
+        """The sums of each chunk if `summing`, the lengths of its move if `moving`, and h with its slope at steps."""
+        of, points = like.dtype.type, steps.shape[2]
+        zero, one = of(0), of(1)
+        fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN if metric else 1, like.dtype)
+        for i in range(first, last):
+            j, low, n, b = tensor[i], origin[i], length[i], block[i]
+            x = numba.carray(pointer(x_at[j], like), low + n)[low:]
+            g = numba.carray(pointer(g_at[j], like), low + n)[low:]
+            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
+            v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
+            start = numba.carray(pointer(start_at[j], like), sample_end(low + n)) if len(start_at) else x
+            own, lam, out = typed_weights(like, weights, eps, least, j), of(coupling[b]), partial[i]
+            out[:] = 0
+            for at in range(0, n, RUN):
+                end = at + RUN
+                xs, gs = x[at:end], g[at:end]
+                ds = slopes(xs, gs, d[at:end], v[at:end], lam, own, fresh, inverse)
+                if summing:
+                    found = sums(xs, gs, ds, inverse, zero, one)
+                    out[D_SQ] += found[0]
+                    out[D_DOT_X] += found[1]
+                    out[G_DOT_X] += found[2]
+                    out[G_SQ] += found[3]
+                    if metric and not np.isfinite(found[4]) and overflows(gs):
+                        out[D_SQ] = np.nan
+                    if kinds[b] != LINE:
+                        out[NOISE] += noise(xs, ds, zero)
+                    if len(start_at):
+                        out[MOVED_SQ] += moved_sq(xs, start, low + at)
+                if moving:
+                    squares = lengths(xs, ds, inverse, zero, one)
+                    out[X_SQ] += squares[0]
+                    out[P_SQ] += squares[1]
+                    out[P_DOT_X] += squares[2]
+                if kinds[b] != LINE:
+                    for c in range(len(steps)):
+                        place = SUMS + 2 * c * points
+                        heights, bends = out[place : place + points], out[place + points : place + 2 * points]
+                        psi, s = _typed(like, constants[c], b), steps[c, b]
+                        if kinds[b] == SOFT:
+                            soft(xs, ds, inverse, s, psi, heights, bends)
+                        elif kinds[b] == BOX:
+                            box(xs, ds, inverse, s, psi, heights, bends)
+                        else:
+                            general(xs, ds, inverse, s, psi, heights, bends)
+            if len(start_at):
+                out[MOVED_SQ] *= start_scale[j]
+
+    @numba.njit(nogil=True, cache=True)
+    def move_sq(
+        like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
+        least, constants, steps, partial, first, last,
+    ):  # fmt: skip
+        """||y - x||^2 of each chunk."""
+        of = like.dtype.type
+        fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN if metric else 1, like.dtype)
+        for i in range(first, last):
+            j, low, n, b = tensor[i], origin[i], length[i], block[i]
+            x = numba.carray(pointer(x_at[j], like), low + n)[low:]
+            g = numba.carray(pointer(g_at[j], like), low + n)[low:]
+            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
+            v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
+            own, psi = typed_weights(like, weights, eps, least, j), _typed(like, constants, b)
+            partial[i, 0] = 0
+            for at in range(0, n, RUN):
+                xs, gs = x[at : at + RUN], g[at : at + RUN]
+                ds = slopes(xs, gs, d[at : at + RUN], v[at : at + RUN], of(0), own, fresh, inverse)
+                partial[i, 0] += change_sq(xs, ds, inverse, of(steps[b]), psi)
+
+    @numba.njit(fastmath=ENTRYWISE)
+    def write_line(x, d, r, keep, move, one):
+        for k in range(len(x)):
+            x[k] = keep * x[k] + move * ((r[k] if metric else one) * d[k])
+
+    @numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+    def write_prox(x, d, r, s, psi, relax):
+        threshold, _, curvature, lower, upper, one, _ = psi
+        for k in range(len(x)):
+            scale = r[k] if metric else one
+            shrink = one if curvature == 0 else one / (one + scale * curvature)
+            y = prox(x[k] - s * (scale * d[k]), scale * threshold, shrink, lower, upper)
+            x[k] = y if relax == one else x[k] + relax * (y - x[k])
+
+    @numba.njit(nogil=True, cache=True)
+    def write(
+        like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
+        least, kinds, keep, move, constants, steps, relax, first, last,
+    ):  # fmt: skip
+        """Store new averages, and x <- keep x + move p, or x + relax (y - x) with y itself where relax is 1."""
+        of = like.dtype.type
+        one, inverse = of(1), np.empty(RUN if metric else 1, like.dtype)
+        for i in range(first, last):
+            j, low, n, b = tensor[i], origin[i], length[i], block[i]
+            x = numba.carray(pointer(x_at[j], like), low + n)[low:]
+            g = numba.carray(pointer(g_at[j], like), low + n)[low:]
+            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
+            v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
+            own, psi = typed_weights(like, weights, eps, least, j), _typed(like, constants, b)
+            for at in range(0, n, RUN):
+                xs, ds = x[at : at + RUN], d[at : at + RUN]
+                if metric:
+                    store_metric(g[at : at + RUN], v[at : at + RUN], own, inverse)
+                if average:
+                    store_slopes(g[at : at + RUN], ds, own)
+                if kinds[b] == LINE:
+                    write_line(xs, ds, inverse, of(keep[b]), of(move[b]), one)
+                else:
+                    write_prox(xs, ds, inverse, of(steps[b]), psi, of(relax))
+
+    return reduce, move_sq, write
+
+
+PLAIN, AVERAGED, ADAM = _kernels(False, False), _kernels(True, False), _kernels(True, True)
