@@ -14,7 +14,7 @@ import numpy as np
 
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.moments import new_slopes, store_slopes
-from proxsps.optim.kernels.sampling import moved_sq, sample_end
+from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.kernels.scalar import prox
 
 SOFT, BOX, GENERAL = 0, 1, 2  # l1 > 0 without bounds, in a metric also without l2; bounds alone; everything
@@ -188,8 +188,7 @@ def reduce_plain(
                 for row in range(3):
                     partial[i, row - FURTHER] += sums[row]
                 if len(start_at):
-                    begin = numba.carray(pointer(start_at[j], like), sample_end(start[i] + n))
-                    partial[i, -1] += moved_sq(xs, begin, start[i] + low)
+                    partial[i, -1] += moved_sq(like, start_at, j, xs, start[i] + low)
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.layout import REORDER, RUN, Memory, pointer, run
-from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
+from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)
@@ -16,7 +16,6 @@ def _sum_two(like, block, tensor, start, length, x_at, g_at, start_at, partial, 
         j, n = tensor[i], length[i]
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
-        begin = numba.carray(pointer(start_at[j], like), sample_end(start[i] + n)) if len(start_at) else x
         gg, gx, moved = 0.0, 0.0, 0.0
         for low in range(0, n, RUN):
             a, b = like.dtype.type(0), like.dtype.type(0)
@@ -27,7 +26,7 @@ def _sum_two(like, block, tensor, start, length, x_at, g_at, start_at, partial, 
             gg += a
             gx += b
             if len(start_at):
-                moved += moved_sq(xs, begin, start[i] + low)
+                moved += moved_sq(like, start_at, j, xs, start[i] + low)
         partial[0, i], partial[1, i], partial[2, i], partial[3, i] = gg, gx, 0.0, moved
 
 
@@ -39,7 +38,6 @@ def _sum_three(like, block, tensor, start, length, x_at, g_at, start_at, lam, pa
         x = numba.carray(pointer(x_at[j], like), start[i] + n)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), start[i] + n)[start[i] :]
         coupling = like.dtype.type(lam[block[i]])
-        begin = numba.carray(pointer(start_at[j], like), sample_end(start[i] + n)) if len(start_at) else x
         dd, dx, xx, moved = 0.0, 0.0, 0.0, 0.0
         for low in range(0, n, RUN):
             a, b, c = like.dtype.type(0), like.dtype.type(0), like.dtype.type(0)
@@ -53,7 +51,7 @@ def _sum_three(like, block, tensor, start, length, x_at, g_at, start_at, lam, pa
             dx += b
             xx += c
             if len(start_at):
-                moved += moved_sq(xs, begin, start[i] + low)
+                moved += moved_sq(like, start_at, j, xs, start[i] + low)
         partial[0, i], partial[1, i], partial[2, i], partial[3, i] = dd, dx, xx, moved
 
 

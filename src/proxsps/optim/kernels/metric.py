@@ -19,7 +19,7 @@ import numpy as np
 from proxsps.optim.kernels.entry_loops import BOX, FURTHER, SOFT
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.moments import averaged, averaged_square, metric, overflows
-from proxsps.optim.kernels.sampling import moved_sq, sample_end
+from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.kernels.scalar import prox
 
 
@@ -219,8 +219,7 @@ def reduce_metric(
                 if not np.isfinite(sums[3]) and overflows(gs):
                     partial[i, 1 - FURTHER] = np.nan
                 if len(start_at):
-                    begin = numba.carray(pointer(start_at[j], like), sample_end(start[i] + n))
-                    partial[i, -1] += moved_sq(xs, begin, start[i] + low)
+                    partial[i, -1] += moved_sq(like, start_at, j, xs, start[i] + low)
 
 
 @numba.njit(nogil=True, cache=True, fastmath=REORDER)

@@ -20,7 +20,7 @@ from proxsps.optim.kernels.metric import new_weights, slopes, store_metric
 from proxsps.optim.kernels.moments import Averages, overflows
 from proxsps.optim.kernels.row_layout import Dims, RowLayout
 from proxsps.optim.kernels.row_layout import memory as row_memory
-from proxsps.optim.kernels.sampling import moved_sq, sample_end
+from proxsps.optim.kernels.sampling import moved_sq
 
 ROUNDS = 100  # Newton steps at most; some five are usual
 SUMS = 6  # <d, r d>, <d, x>, sum of (d x)^2, <g, x>, ||r g||^2, ||x - x_0||^2
@@ -184,8 +184,7 @@ def _pass(
             if summing:
                 _add_sums(xs, gs, ds, rs, partial[i])
                 if len(start_at):
-                    begin = numba.carray(pointer(start_at[j], like), sample_end(end))
-                    partial[i, SUMS - 1] += moved_sq(xs, begin, start[i] + low)
+                    partial[i, SUMS - 1] += moved_sq(like, start_at, j, xs, start[i] + low)
             for p in range(points):
                 y = _new_row(xs, ds, rs, of(u[p] * caps[p, at]), of(caps[p, at] * l1[at]), norms, at, z, t)
                 partial[i, SUMS + p] += _move_sq(xs, y) if moves else _height(xs, ds, y)

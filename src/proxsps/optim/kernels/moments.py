@@ -32,7 +32,7 @@ from proxsps.optim.kernels.layout import (
     run,
     turns,
 )
-from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
+from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq
 
 NOWHERE, NO_WEIGHTS = np.empty(0, np.int64), np.empty((4, 0))
 
@@ -153,14 +153,13 @@ def _sum_average(
         g = numba.carray(pointer(g_at[j], like), low + n)[low:]
         d = numba.carray(pointer(d_at[j], like), low + n)[low:]
         old, new, out = of(weights[0, j]), of(weights[1, j]), partial[i]
-        start = numba.carray(pointer(start_at[j], like), sample_end(low + n)) if len(start_at) else x
         out[:] = 0
         for at in range(0, n, RUN):
             sums = _add_average(x[at : at + RUN], g[at : at + RUN], d[at : at + RUN], old, new)
             for row in range(5):
                 out[row] += sums[row]
             if len(start_at):
-                out[7] += moved_sq(x[at : at + RUN], start, low + at)
+                out[7] += moved_sq(like, start_at, j, x[at : at + RUN], low + at)
         out[5], out[6] = out[0], out[1]
 
 
@@ -177,7 +176,6 @@ def _sum_adam(
         d = numba.carray(pointer(d_at[j], like), low + n)[low:]
         v = numba.carray(pointer(v_at[j], like), low + n)[low:]
         old, new, old_v, new_v = of(weights[0, j]), of(weights[1, j]), of(weights[2, j]), of(weights[3, j])
-        start = numba.carray(pointer(start_at[j], like), sample_end(low + n)) if len(start_at) else x
         out = partial[i]
         out[:] = 0
         for at in range(0, n, RUN):
@@ -190,7 +188,7 @@ def _sum_adam(
             if not np.isfinite(sums[7]) and overflows(g[at:end]):
                 out[0] = np.nan
             if len(start_at):
-                out[7] += moved_sq(x[at:end], start, low + at)
+                out[7] += moved_sq(like, start_at, j, x[at:end], low + at)
 
 
 @numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
