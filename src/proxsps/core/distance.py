@@ -6,9 +6,7 @@ Ghat_k is k + 1 times the average of ||D^-1 g||^2, which decays with the rate b.
 all of them, and A_k the step of DoG (Ivgi, Hinder and Carmon, 2023). In pure noise rbar grows like k^(c^2/2), so that c
 must stay below 1.
 
-The start x_0 is kept as a sample of the entries: every 17th of the flat tensor, because strides that divide the widths
-of layers would sample the same columns of every row. A squared distance over n entries is estimated as n/p times that
-over the p sampled entries, tensor by tensor.
+The start x_0 is kept as a sample of the entries (`proxsps.core.sampling`).
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from proxsps.core.estimate import averaged, corrected_weights
 
 SCALE, FORGETTING, START = 0.85, 0.99, 1e-2  # c, b and r0
 SMALLEST = 1e-35  # of the root of the added squares: a cap beyond the range of f32 would be infinite there
-STRIDE = 17
 
 
 class Travel(NamedTuple):
@@ -72,31 +69,3 @@ def distance_cap(travel: Travel, c: float = SCALE) -> Array:
     total = xp.sqrt(travel.taken * travel.g_sq)
     seen = total > 0
     return c * (seen * travel.reach) / total.clip(SMALLEST)
-
-
-def sample(flat: Array, offset: int = 0) -> Array:
-    """The sampled entries of a flat tensor: entries whose index is a multiple of 17.
-
-    Args:
-        flat: the entries, shape (n,), or a piece of them.
-        offset: the index of the first entry in the whole tensor, so that pieces sample the same entries.
-    """
-    return flat[-offset % STRIDE :: STRIDE]
-
-
-def sample_size(n: int, offset: int = 0) -> int:
-    """How many entries `sample` takes of n."""
-    return max(0, -(-(n - -offset % STRIDE) // STRIDE))
-
-
-def sampled_square(sampled: Array, n: int, start: Array | None = None) -> Array:
-    """Estimate of ||x - x_0||^2 over the n entries of a tensor, or of ||x||^2 without a start; 0-d.
-
-    Args:
-        sampled: the sampled entries of x.
-        n: the number of entries of the tensor; of the whole tensor if the samples of all pieces are joined.
-        start: the sampled entries of x_0.
-    """
-    moved = sampled if start is None else sampled - start
-    xp = array_namespace(moved)
-    return xp.sum(moved * moved) * (n / max(1, moved.shape[0]))

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.core.distance import Travel, advance_travel, distance_cap, sampled_square, start_reach
+from proxsps.core.distance import Travel, advance_travel, distance_cap, start_reach
 from proxsps.core.estimate import (
     Averages,
     Weights,
@@ -25,6 +25,8 @@ from proxsps.core.estimate import (
     start_averages,
     update_averages,
 )
+from proxsps.core.sampling import sampled_square
+from proxsps.jax.checks import check_sample
 from proxsps.jax.groups import TreeBlock, is_parameter, parameters
 from proxsps.jax.passes import SHORT, dot, flat_sample
 from proxsps.regularizers._support import wide
@@ -58,7 +60,7 @@ class Moments(NamedTuple):
     averages: Averages | tuple[()] = ()  # the numbers of the averaged model
     square: Any = ()  # v, the average square of the gradient, a tree
     steps: Array | tuple[()] = ()  # the number of gradients of each parameter so far, for the weights of v
-    start: Array | tuple[()] = ()  # every 17th entry of each parameter at the start, in one vector, ordered by size
+    start: Array | tuple[()] = ()  # a sample of each parameter at the start, in one vector, ordered by size
     travel: Travel | tuple[()] = ()  # the numbers of the distance cap
 
 
@@ -161,7 +163,9 @@ def _with_travel(before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tu
     dtype = travel.reach.dtype
     xs = dict(rest) | {place: x for block in blocks for x, place in zip(block.xs, block.places, strict=True)}
     moved_sq, offset = jnp.zeros((), dtype), 0
-    for part, n in _samples([wide(jnp.asarray(xs[place])) for place in sorted(xs)]):
+    samples = _samples([wide(jnp.asarray(xs[place])) for place in sorted(xs)])
+    check_sample(origin.size, sum(part.size for part, _ in samples))
+    for part, n in samples:
         start = origin[offset : offset + part.size].astype(part.dtype)
         moved_sq = moved_sq + sampled_square(part, n, start).astype(dtype)
         offset += part.size

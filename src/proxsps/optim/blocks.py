@@ -17,6 +17,7 @@ from proxsps.regularizers.structure import Entries, Quadratic, Rows, Scalar, Str
 
 if TYPE_CHECKING:
     from proxsps.optim.moments import Moments
+    from proxsps.optim.passes import Places
 
 PLAIN = (Tensor, torch.nn.Parameter)
 FULL = {torch.float32, torch.float64}
@@ -51,6 +52,7 @@ class Block:
     metrics: list[Tensor] = field(default_factory=list)  # D of every entry, if the prox needs it
     owns: list[dict[str, Any]] | None = None  # state of the owners, if it was looked up; {} for owners without state
     starts: list[Tensor] | None = None  # sampled entries of x_0, if a part may compare them while it sums
+    places: Places | None = None  # the indices of these entries
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
 

@@ -26,8 +26,9 @@ from proxsps.optim.hints import (
     shrinkage_hint,
 )
 from proxsps.optim.numbers import Numbers, choose
+from proxsps.optim.passes import Places
 from proxsps.optim.reduce import ProcessGroup
-from proxsps.optim.travel import Distance, packed, unpacked
+from proxsps.optim.travel import EARLIER, ORIGIN, Distance, packed, unpacked
 
 
 class CappedPolyak(PolyakOptimizer):
@@ -71,6 +72,10 @@ class CappedPolyak(PolyakOptimizer):
         if defaults["distance_cap"]:
             defaults |= {"reach": 0.0, "g_sq": 0.0, "k": 0.0}
         super().__init__(params, defaults, process_group, check_replicas)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._places = Places()
 
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:
@@ -150,7 +155,7 @@ class CappedPolyak(PolyakOptimizer):
                 estimate.start(owner)
         if options["distance_cap"]:
             numbers = choose(gather(self.param_groups, self._ranks), options["capturable"])
-            Distance(self.param_groups, self.state, numbers, self._ranks).start()
+            Distance(self.param_groups, self.state, numbers, self._ranks, self._places).start()
 
     def _drop_blank_state(self) -> None:
         k = self.param_groups[0].get("k")
@@ -159,10 +164,12 @@ class CappedPolyak(PolyakOptimizer):
                 self.state.pop(param, None)
 
     def _packed(self, param: Tensor, key: str, value: Any) -> Any:
-        return packed(param, value, self._ranks) if key == "start" else value
+        return packed(param, value, self._ranks) if key == ORIGIN else value
 
     def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
-        return unpacked(param, value, self._ranks) if key == "start" else value
+        if key == EARLIER:
+            return None
+        return unpacked(param, value, self._ranks) if key == ORIGIN else value
 
     @property
     def _remembers(self) -> bool:
@@ -180,7 +187,7 @@ class CappedPolyak(PolyakOptimizer):
     def _caps(self, numbers: Numbers) -> Caps:
         options, distance = self.param_groups[0], None
         if options["distance_cap"]:
-            distance = Distance(self.param_groups, self.state, numbers, self._ranks)
+            distance = Distance(self.param_groups, self.state, numbers, self._ranks, self._places)
         return Caps(options["cap"] == MATCHED, distance, options["lr_is_factor"])
 
     def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:

@@ -54,11 +54,11 @@ def blank(owner: Tensor) -> Tensor:
 
 
 def memory_dtype(key: str, owner: Tensor) -> torch.dtype:
-    """The dtype of a state tensor: counts are f32, averages at least f32, and a start keeps its dtype."""
+    """The dtype of a state tensor: counts are f32, averages at least f32, and sampled parameters keep their dtype."""
     if key == "steps":
         return torch.float32
     half = owner.dtype in (torch.float16, torch.bfloat16)
-    if key == "start":
+    if key == "origin":
         return owner.dtype.to_real()
     return torch.float32 if half else owner.dtype
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from proxsps.core.distance import STRIDE, sample_size
+from proxsps.core.sampling import block_bits, sample_size, sampled_at, sampled_blocks
 from proxsps.optim.blocks import FULL, Block, plain, stored
 from proxsps.optim.lists import join
 
@@ -131,7 +130,7 @@ def moved_sq(block: Block) -> float | None:
     """||x - x_0||^2 of a block, estimated from the sample of its start; None if that is not a simple view of x."""
     if not comparable(block):
         return None
-    distance, sizes = Distance(block.starts or ()), [x.numel() for x in block.params]
+    distance, sizes = Distance(block), [x.numel() for x in block.params]
     small = [i for i, size in enumerate(sizes) if 0 < size <= COPIES[0]]
     if small:
         distance.add(small, [sizes[i] for i in small], 0, join([block.params[i] for i in small]))
@@ -150,39 +149,53 @@ def comparable(block: Block) -> bool:
     return len(dtypes) <= 1 and dtypes <= FULL and [s.shape for s in starts] == [(sample_size(x.numel()),) for x in xs]
 
 
-class Distance:
-    """||x - x_0||^2, added up over vectors of parameters."""
+class Places:
+    """The indices of sampled entries, as tensors.
 
-    def __init__(self, starts: Sequence[Tensor]) -> None:
-        self._starts = starts
+    An optimizer keeps them: they take time to compute, tensors of one size share them, and a captured step reads them.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int, torch.device], Tensor] = {}
+
+    def __call__(self, n: int, low: int, high: int, device: torch.device) -> Tensor:
+        """Indices of the sampled entries from `low` to `high` of a flat tensor of n entries, counted from `low`."""
+        key = n, low, high, device
+        if key in self._known:
+            return self._known[key]
+        blocks = sampled_blocks(n, low, high)
+        index = sampled_at(torch.arange(blocks.start, blocks.stop, device=device), block_bits(n)) - low
+        index = index.int() if high - low < 1 << 31 else index
+        if type(index) is Tensor and not torch.compiler.is_compiling():  # neither traced nor a fake tensor
+            self._known[key] = index
+        return index
+
+    def sample(self, x: Tensor, n: int, low: int = 0) -> Tensor:
+        """The sampled entries of a vector that is a part of a flat tensor of n entries, from entry `low` on."""
+        return x.index_select(0, self(n, low, low + len(x), x.device)) if block_bits(n) else x
+
+
+class Distance:
+    """||x - x_0||^2, added up over vectors of parameters of a block."""
+
+    def __init__(self, block: Block) -> None:
+        self._starts, self._places = block.starts or (), block.places or Places()
         self.moved_sq = 0.0
 
     def add(self, members: Sequence[int], sizes: Sequence[int], low: int, x: Tensor) -> None:
         """Compare the entries from `low` on of one tensor, or all entries of several joined tensors."""
         if len(members) == 1:
-            first = -low % STRIDE
-            own, start = x[first::STRIDE], self._starts[members[0]]
-            at = (low + first) // STRIDE
-            norm = torch.linalg.vector_norm(own - start[at : at + len(own)]).item()
-            self.moved_sq += norm**2 * sizes[0] / start.numel()
+            (n,), start = sizes, self._starts[members[0]]
+            blocks = sampled_blocks(n, low, low + len(x))
+            moves = self._places.sample(x, n, low) - start[blocks.start : blocks.stop]
+            self.moved_sq += torch.linalg.vector_norm(moves).item() ** 2 * n / start.numel()
             return
-        # A view of each would take longer than the arithmetic.
-        places, scales = _joined_sample(tuple(sizes))
-        moves = x[places].sub_(join([self._starts[i] for i in members]))
-        self.moved_sq += torch.dot(moves.double().square_(), scales).item()
-
-
-@lru_cache(maxsize=64)
-def _joined_sample(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Positions of the sampled entries of joined tensors, and the number of entries that each stands for."""
-    places: list[int] = []
-    scales: list[float] = []
-    first = 0
-    for size in sizes:
-        places += range(first, first + size, STRIDE)
-        scales += [size / sample_size(size)] * sample_size(size)
-        first += size
-    return torch.tensor(places, device="cpu"), torch.tensor(scales, dtype=torch.float64, device="cpu")
+        starts = [self._starts[i] for i in members]
+        if sum(sizes) == sum(map(len, starts)):  # a view of each would take longer than the arithmetic
+            self.moved_sq += torch.linalg.vector_norm(x - join(starts)).item() ** 2
+            return
+        for i, own in zip(members, x.split(list(sizes)), strict=True):
+            self.add([i], [own.numel()], 0, own)
 
 
 def combined(block: Block, keep: Tensor | float, move: Tensor | float, pull: Tensor | float) -> Iterator[Tensor]:

@@ -1,9 +1,11 @@
 """The distance cap of a step: the distance of the parameters from the start, from a sample of their entries.
 
-State of a parameter: `start` holds the sampled entries of x_0, every 17th of the flat tensor (`proxsps.core.distance`).
-For a sharded parameter, and in checkpoints, they are a padded matrix with one row for each row of the parameter, which
-can be sharded and resharded like the parameter.
-The numbers rbar, G and k are in the groups.
+State of a parameter: `origin` holds the sampled entries of x_0 (`proxsps.core.sampling`). For a sharded parameter, and
+in checkpoints, they are a padded matrix with one row for each row of the parameter, which can be sharded and resharded
+like the parameter. The numbers rbar, G and k are in the groups.
+
+Earlier versions sampled other entries, as `start`. That is dropped when it is loaded: the distance is then measured
+from the loaded parameters, and rbar, which is a maximum over all steps, remains valid.
 """
 
 from __future__ import annotations
@@ -18,22 +20,21 @@ from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.core.distance import (
-    STRIDE,
     Travel,
     advance_travel,
     distance_cap,
-    sample,
-    sample_size,
     start_reach,
 )
+from proxsps.core.sampling import block_bits, sample_size, sampled_at, sampled_blocks
 from proxsps.optim.blocks import PLAIN, Block
 from proxsps.optim.memory import State, local_entries
 from proxsps.optim.numbers import Host, Numbers
 from proxsps.optim.parts import Part
-from proxsps.optim.passes import widened
+from proxsps.optim.passes import Places, widened
 from proxsps.optim.reduce import Ranks
 
 KEYS = ("reach", "g_sq", "k")
+ORIGIN, EARLIER = "origin", "start"  # keys of the state
 
 
 class Distance:
@@ -44,14 +45,17 @@ class Distance:
         state: the optimizer's state.
         numbers: the numbers of the step.
         ranks: the ranks that step together.
+        places: the indices of sampled entries.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], state: State, numbers: Numbers, ranks: Ranks) -> None:
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], state: State, numbers: Numbers, ranks: Ranks, places: Places
+    ) -> None:
         self._groups, self._state, self._numbers = groups, state, numbers
         self._before = Travel(*(numbers.scalar(groups[0][key]) for key in KEYS))
         # Whether this is the first step, if that is known without waiting for a device.
         self._first = not isinstance(numbers, Host) or bool(self._before.taken == 0)
-        self._ranks = ranks
+        self._ranks, self._places = ranks, places
         self._fresh: list[tuple[Tensor, Tensor]] = []
         self._samples: list[Tensor] = []
         self._starts: list[Tensor] = []
@@ -63,24 +67,24 @@ class Distance:
             return
         for block in blocks:
             owns = [self._state.get(owner, {}) for owner in block.owners] if block.owns is None else block.owns
-            starts: list[Any] = [own.get("start") for own in owns]
+            starts: list[Any] = [own.get(ORIGIN) for own in owns]
             if not block.sharded and all([type(start) is Tensor for start in starts]):
-                block.starts = starts
+                block.starts, block.places = starts, self._places
 
     def _owners(self) -> Iterator[Tensor]:
         """All parameters that have a gradient, or had one before."""
         for group in self._groups:
             for param in group["params"]:
-                if param.grad is not None or "start" in self._state.get(param, ()):
+                if param.grad is not None or ORIGIN in self._state.get(param, ()):
                     yield param
 
     def _take(self, owner: Tensor) -> None:
-        own, found = self._state.get(owner, {}), sampled(owner, self._ranks)
-        if "start" not in own or (self._first and isinstance(self._numbers, Host)):
+        own, found = self._state.get(owner, {}), sampled(owner, self._ranks, self._places)
+        if ORIGIN not in own or (self._first and isinstance(self._numbers, Host)):
             self._fresh.append((owner, found.keep()))
             start = found.entries.clone()
         else:
-            start = found.read(own["start"])
+            start = found.read(own[ORIGIN])
         self._samples.append(widened(found.entries))
         self._starts.append(widened(start))
         self._factors.append(found.share * found.size / max(1, sample_size(found.size)))
@@ -93,7 +97,7 @@ class Distance:
 
     def _keep(self) -> None:
         for owner, start in self._fresh:
-            self._state[owner]["start"] = start
+            self._state[owner][ORIGIN] = start
 
     def sums(self, parts: Iterable[Part]) -> Array:
         """||x - x_0||^2 and, if it may be needed, ||x||^2, of the entries on this rank."""
@@ -154,7 +158,7 @@ class Rows(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The sampled entries that this rank holds of a parameter, and where they are in its `start`."""
+    """The sampled entries that this rank holds of a parameter, and where they are in its `origin`."""
 
     entries: Tensor
     size: int  # entries of the whole parameter
@@ -168,7 +172,7 @@ class Sample(NamedTuple):
             from proxsps.optim.shards import is_sharded, sharded_like
 
             if is_sharded(self.owner):
-                return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, _width(self.rows)))
+                return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, self._width(self.rows)))
         return self.entries.clone()
 
     def read(self, start: Tensor) -> Tensor:
@@ -178,23 +182,31 @@ class Sample(NamedTuple):
     def matrix(self, entries: Tensor) -> Tensor:
         """Sampled entries with one row for each row of the tensor, padded with zeros."""
         rows = self.rows or _all_rows(self.owner)
-        local = entries.new_zeros(rows.held * _width(rows))
-        local[self._places(rows)] = entries
-        return local.view(rows.held, _width(rows))
+        width = self._width(rows)
+        local = entries.new_zeros(rows.held * width)
+        local[self._slots(rows)] = entries
+        return local.view(rows.held, width)
 
     def vector(self, matrix: Tensor) -> Tensor:
         """The inverse of `matrix`."""
-        return matrix.reshape(-1)[self._places(self.rows or _all_rows(self.owner))]
+        return matrix.reshape(-1)[self._slots(self.rows or _all_rows(self.owner))]
 
-    def _places(self, rows: Rows) -> Tensor:
-        """Where the entries are in the matrix of these rows."""
-        before = rows.first * rows.length
-        first = before + -before % STRIDE
-        place: Tensor = first + STRIDE * torch.arange(self.entries.shape[0], device=self.entries.device)
-        return (place // rows.length - rows.first) * _width(rows) + place % rows.length // STRIDE
+    def _width(self, rows: Rows) -> int:
+        """The largest number of blocks that a row has entries of."""
+        bits, length = block_bits(self.size), rows.length
+        aligned = length % (1 << bits) == 0
+        return length >> bits if aligned else ((length - 2) >> bits) + 2
+
+    def _slots(self, rows: Rows) -> Tensor:
+        """Where the entries are in the matrix of these rows: the place of their block among those of their row."""
+        low, bits = rows.first * rows.length, block_bits(self.size)
+        blocks = sampled_blocks(self.size, low, low + rows.held * rows.length)
+        block = torch.arange(blocks.start, blocks.stop, device=self.entries.device)
+        row = sampled_at(block, bits) // max(1, rows.length)
+        return (row - rows.first) * self._width(rows) + block - (row * rows.length >> bits)
 
 
-def sampled(owner: Tensor, ranks: Ranks) -> Sample:
+def sampled(owner: Tensor, ranks: Ranks, places: Places) -> Sample:
     """The sample of a parameter."""
     x, rows, share = owner.detach(), None, 1 / ranks.size
     if type(owner) not in PLAIN and "torch.distributed.tensor" in sys.modules:
@@ -206,12 +218,7 @@ def sampled(owner: Tensor, ranks: Ranks) -> Sample:
     x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     offset = 0 if rows is None else rows.first * rows.length
     count = owner.numel() * (2 if owner.is_complex() else 1)
-    return Sample(sample(x.reshape(-1), offset), count, share, rows, owner)
-
-
-def _width(rows: Rows) -> int:
-    """The largest number of sampled entries in a row."""
-    return -(-rows.length // STRIDE)
+    return Sample(places.sample(x.reshape(-1), count, offset), count, share, rows, owner)
 
 
 def _all_rows(owner: Tensor) -> Rows:
@@ -219,13 +226,13 @@ def _all_rows(owner: Tensor) -> Rows:
     return Rows(0, total, math.prod(owner.shape[1:]) * (2 if owner.is_complex() else 1), total)
 
 
-def packed(owner: Tensor, start: Tensor, ranks: Ranks) -> Tensor:
-    """A `start` as it goes into a checkpoint: the same matrix, whether the parameter is sharded or not."""
-    found = sampled(owner, ranks)
-    return start if found.rows is not None else found.matrix(start)
+def packed(owner: Tensor, origin: Tensor, ranks: Ranks) -> Tensor:
+    """An `origin` as it goes into a checkpoint: the same matrix, whether the parameter is sharded or not."""
+    found = sampled(owner, ranks, Places())
+    return origin if found.rows is not None else found.matrix(origin)
 
 
-def unpacked(owner: Tensor, start: Tensor, ranks: Ranks) -> Tensor:
+def unpacked(owner: Tensor, origin: Tensor, ranks: Ranks) -> Tensor:
     """The inverse of `packed`."""
-    found = sampled(owner, ranks)
-    return start if found.rows is not None else found.vector(start)
+    found = sampled(owner, ranks, Places())
+    return origin if found.rows is not None else found.vector(origin)

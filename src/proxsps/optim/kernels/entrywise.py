@@ -29,7 +29,7 @@ import numpy as np
 
 from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
-from proxsps.optim.kernels.sampling import moved_sq, sample_end
+from proxsps.optim.kernels.sampling import NO_START, moved_sq
 from proxsps.optim.kernels.scalar import prox
 
 LINE, SOFT, BOX, GENERAL = range(4)  # affine; l1 alone; bounds alone; everything
@@ -46,8 +46,8 @@ class Sources(NamedTuple):
     g_at: np.ndarray
     d_at: np.ndarray  # averages; empty without
     v_at: np.ndarray  # averages of squares; empty in the identity metric
-    start_at: np.ndarray  # sampled entries of x_0; empty without a distance cap
-    start_scale: np.ndarray  # the factor for sums over the sample of a tensor
+    start_at: np.ndarray  # see `sampling.Start`
+    start_scale: np.ndarray
     coupling: np.ndarray  # lam of each block whose slope is g + lam x
     weights: np.ndarray  # old, new, old_v, new_v of each tensor, one row per tensor
     eps: float
@@ -215,7 +215,6 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             g = numba.carray(pointer(g_at[j], like), low + n)[low:]
             d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
             v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
-            start = numba.carray(pointer(start_at[j], like), sample_end(low + n)) if len(start_at) else x
             own, lam, out = typed_weights(like, weights, eps, least, j), of(coupling[b]), partial[i]
             out[:] = 0
             for at in range(0, n, RUN):
@@ -233,7 +232,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
                     if kinds[b] != LINE:
                         out[NOISE] += noise(xs, ds, zero)
                     if len(start_at):
-                        out[MOVED_SQ] += moved_sq(xs, start, low + at)
+                        out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at)
                 if moving:
                     squares = lengths(xs, ds, inverse, zero, one)
                     out[X_SQ] += squares[0]

@@ -17,6 +17,7 @@ from proxsps.optim.kernels.entrywise import BOX, GENERAL, LINE, NOISE, SOFT, SUM
 from proxsps.optim.kernels.layout import Layout, fold, run, sampled, turns
 from proxsps.optim.kernels.metric_rows import MetricRows
 from proxsps.optim.kernels.row_layout import RowMemory
+from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.kernels.scalar import Psi
 from proxsps.regularizers.structure import Scalar
 
@@ -92,7 +93,7 @@ class EntryPart:
         chunks, sets, points = layout.chunks, len(alphas), len(u)
         steps = np.multiply.outer(alphas, u).astype(self._like.dtype)
         partial = np.empty((len(chunks.sizes), SUMS + 2 * sets * points))
-        at = self.at if every == 1 else self.at._replace(start_at=entrywise.NOWHERE)
+        at = self.at if every == 1 else self.at._replace(start_at=NO_START.at)
         args = (*at, self._kinds, self._constants(alphas), steps, summing, moving, partial)
         backwards = every == 1 and next(self._turns)
         weight = self._weight + sets * points

@@ -18,7 +18,7 @@ from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
 from proxsps.optim.kernels.entrywise import Sources
 from proxsps.optim.kernels.row_layout import RowLayout, RowMemory
-from proxsps.optim.kernels.sampling import moved_sq, sample_end
+from proxsps.optim.kernels.sampling import moved_sq
 
 ROUNDS = 100  # Newton steps at most; some five are usual
 SUMS = 6  # <d, r d>, <d, x>, sum of (d x)^2, <g, x>, ||r g||^2, ||x - x_0||^2
@@ -182,8 +182,7 @@ def _pass(
             if summing:
                 _add_sums(xs, gs, ds, rs, partial[i])
                 if len(start_at):
-                    begin = numba.carray(pointer(start_at[j], like), sample_end(end))
-                    partial[i, SUMS - 1] += moved_sq(xs, begin, start[i] + low)
+                    partial[i, SUMS - 1] += moved_sq(like, start_at, j, xs, start[i] + low)
             for p in range(points):
                 y = _new_row(xs, ds, rs, of(u[p] * caps[p, at]), of(caps[p, at] * l1[at]), norms, at, z, t)
                 partial[i, SUMS + p] += _move_sq(xs, y) if moves else _height(xs, ds, y)

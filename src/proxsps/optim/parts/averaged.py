@@ -53,7 +53,7 @@ class AveragedLines(Lines):
         """All sums as rows with one column per block."""
         if not all(map(comparable, self.blocks)):
             return np.array([block_sums(block, points, exact=False) for block in self.blocks]).T
-        distances = [Distance(block.starts or ()) for block in self.blocks]
+        distances = list(map(Distance, self.blocks))
         pairs = zip(self.blocks, distances, strict=True)
         sums = np.array([block_sums(block, points, False, distance) for block, distance in pairs]).T
         self.moved_sq = np.array([distance.moved_sq for distance in distances])

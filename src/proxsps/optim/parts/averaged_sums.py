@@ -17,6 +17,7 @@ from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.core.estimate import Weights
+from proxsps.core.sampling import WHOLE
 from proxsps.optim.blocks import Block
 from proxsps.optim.lists import join
 from proxsps.optim.moments import Moments, least_metric, overflows
@@ -66,17 +67,17 @@ def _vectors(
 @lru_cache(maxsize=16)
 def _plan(sizes: tuple[int, ...]) -> list[list[int]]:
     """Which tensors are joined; cached, because with hundreds of tensors this takes time."""
-    alone = [[i] for i, size in enumerate(sizes) if size > JOINED[0]]
-    joined: list[list[int]] = []
-    room = 0
-    for i, size in enumerate(sizes):
-        if 0 < size <= JOINED[0]:
-            if size > room:
-                joined.append([])
-                room = JOINED[1]
-            joined[-1].append(i)
-            room -= size
-    return alone + joined
+    plan = [[i] for i, size in enumerate(sizes) if size > JOINED[0]]
+    for least, most in ((1, WHOLE), (WHOLE + 1, JOINED[0])):  # apart: tensors that are measured whole need no indices
+        room = 0
+        for i, size in enumerate(sizes):
+            if least <= size <= most:
+                if size > room:
+                    plan.append([])
+                    room = JOINED[1]
+                plan[-1].append(i)
+                room -= size
+    return plan
 
 
 def columns_of(block: Block) -> list[list[Tensor]]:
