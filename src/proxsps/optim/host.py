@@ -6,34 +6,23 @@ The formulas are those of `proxsps.core`, in the form of `proxsps.core.plain`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from proxsps.core import plain
 from proxsps.core.caps import Matched, l2_matched_height, matched_decision
-from proxsps.core.dual import DOUBLE, SINGLE, geometric
-from proxsps.core.plain import Found
+from proxsps.core.distance import FORGETTING, SCALE, SMALLEST, START
 from proxsps.core.rules import Decision
-from proxsps.optim.plan import Plan, Table
-
-LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
-SAMPLE, COARSEST = 16, 64  # a search starts from a sample of one entry in 16; one in 64 if there are many
-ENOUGH = 1 << 18  # entries of a sample that give the root to half a percent: more cost more than they save
-WORTH = 1 << 20  # entries from which on a pass over a sample saves time
-SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
+from proxsps.core.dual import geometric
+from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
+from proxsps.optim.plan import Plan, Rule, Table
+from proxsps.optim.last_step import Taken
 
 Floats = Sequence[float]
-
-
-class Model(NamedTuple):
-    """The linear model of a step, with one number per block in each list."""
-
-    gap: float  # m - C
-    table: Table
-    alpha: list[float]  # caps, or shares of one cap
-    lam: list[float]  # strengths of the squared l2 norm; 0 for blocks that are not affine
+# Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
+LEAST, MOST = 1e-20, 1e30
 
 
 class L2Step(NamedTuple):
@@ -52,135 +41,6 @@ class L2Step(NamedTuple):
         return matched_decision(above, np.sum(w * d_sq), found, np.float64(self.longest))
 
 
-class Search:
-    """Searches of a step over the blocks of a plan that are not affine.
-
-    Args:
-        plan: the plan.
-        model: the linear model, with caps or shares.
-        known: points that were evaluated with the sums, and the heights there.
-    """
-
-    def __init__(self, plan: Plan, model: Model, known: tuple[list[float], Floats, Floats] = ([], [], [])) -> None:
-        self._plan, self._model, self._known = plan, model, known
-        self._eps = float(np.finfo(plan.like.dtype).eps)
-
-    def _line(self, alpha: Floats) -> tuple[float, float]:
-        gap, table, _, lam = self._model
-        affine = [a if own else 0.0 for a, own in zip(alpha, self._plan.affine, strict=True)]
-        return plain.l2_line(gap, table.d_sq, table.d_dot_x, affine, lam)
-
-    def heights(self, alpha: Floats, u: list[float], every: int = 1) -> tuple[list[float], list[float]]:
-        """h and its slope at the points u, with the line of the affine blocks."""
-        start, fall = self._line(alpha)
-        if every == 1 and u == self._known[0]:
-            _, h, slope = self._known
-        else:
-            h, slope = self._plan.heights(alpha, u, every)
-        return [start - fall * v + own for v, own in zip(u, h, strict=True)], [own - fall for own in slope]
-
-    def dual(self, alpha: Floats) -> Decision:
-        """The dual variable of the truncated model."""
-        start, _ = self._line(alpha)
-        tolerance, noise = self._stopping(start)
-        points = self._known[0] or first_points(self._plan, lambda u, n: self.heights(alpha, u, n), start)
-        several = self._plan.points if len(points) == self._plan.points else 1
-        if self._known[0]:
-            several = 1
-        found = plain.search(
-            lambda u: self.heights(alpha, u), tolerance, self._eps, LIMIT, noise, points, several
-        )
-        return Decision(found.unclipped_root(), found.u, found.h, float(found.evaluations))
-
-    def matched(self, longest: float) -> tuple[Decision, float]:
-        """The step of the matched cap: its report, and its size s."""
-        gap, table, share, lam = self._model
-        if gap <= 0:
-            return Decision(0.0, 0.0, gap), 0.0
-        d_sq = sum([w * e for w, e in zip(share, table.d_sq, strict=True)])
-        ratio = plain.ray_ratio(gap, d_sq, longest)
-        lines = [w if own else 0.0 for w, own in zip(share, self._plan.affine, strict=True)]
-
-        def height(steps: list[float], every: int = 1) -> list[float]:
-            found = self._plan.ray(share, steps, every)
-            return [
-                plain.l2_matched_height(gap, table.d_sq, table.d_dot_x, lines, lam, s) + h
-                for s, h in zip(steps, found, strict=True)
-            ]
-
-        def evaluate(v: list[float], every: int = 1) -> tuple[list[float], list[float]]:
-            positive = [plain.ray_step(one, longest, ratio) for one in v if one > 0]
-            found = iter(height(positive, every)) if positive else iter(())
-            return [next(found) if one > 0 else gap for one in v], [math.nan] * len(v)
-
-        start = [1.0]
-        if self._samples:
-            noise = 3 * math.sqrt(SAMPLE / self._plan.entries)
-            about = plain.search(
-                lambda v: evaluate(v, SAMPLE), noise / 100 * gap, 1e-3, LIMIT, 0.0, [1.0], at_zero=gap
-            ).u
-            if about < 1 - noise:
-                start = [1.0, *(about * (1 + noise * k) for k in (-1.0, 0.0, 1.0))]
-        tolerance, noise = self._stopping(gap)
-        found = plain.search(evaluate, tolerance, self._eps, LIMIT, noise, start, at_zero=gap)
-        # H may jump at 0 if x violates a constraint. A step of any size then restores it.
-        s, h = max(plain.ray_step(found.u, longest, ratio), SMALLEST * longest), found.h
-        if found.u <= 0:
-            h = height([s])[0]
-        u = s / longest
-        steep = longest * d_sq
-        root = u if u < 1 else max(gap / steep if steep > 0 else gap, 1.0)
-        return Decision(root, u, h, float(found.evaluations)), s
-
-    def _stopping(self, gap: float) -> tuple[float, float]:
-        """The certificate, and the size of h, at which a search stops (`proxsps.core.dual.stopping`)."""
-        products = math.sqrt(sum(self._model.table.noise_sq))
-        return (SINGLE if self._eps > 1e-10 else DOUBLE) * abs(gap), 2 * self._eps * products
-
-    @property
-    def _samples(self) -> bool:
-        return self._plan.entries >= WORTH
-
-
-def first_points(
-    plan: Plan, heights: Callable[[list[float], int], tuple[list[float], list[float]]], start: float, doubt: float = 0.0
-) -> list[float]:
-    """Points for the first round: around the root that a sample of the entries gives, or all over [0, 1].
-
-    Args:
-        plan: the plan.
-        heights: (points, one entry in how many) -> h and its slope.
-        start: h(0); infinity if the step will be the cap.
-        doubt: the possible error of `start`.
-    """
-    if start == math.inf:
-        return [1.0]
-    if plan.entries < WORTH:
-        return list(geometric(plan.points))
-    every = min(max(SAMPLE, plan.entries // ENOUGH), COARSEST)
-    noise = 3 * math.sqrt(every / plan.entries) * abs(start) + doubt  # about the accuracy of h on the sample
-    found: Found = plain.search(lambda u: heights(u, every), noise / 100, 1e-3, 8, 0.0, geometric(4), 4)
-    u = found.u if found.done else found.estimate
-    if plan.points == 1 or not 0 < u < 1:
-        return [u]
-    spread = min(-noise / found.slope, u / 4) if found.slope < 0 else u / 4
-    return [min(u + spread * k, 1.0) for k in (-1.0, 0.0, 1.0)]
-
-
-class Rule(NamedTuple):
-    """What sets the methods apart, as far as a step on the host needs it."""
-
-    name: str  # truncated, linear, sps_max or dec_sps
-    c: float = 1.0  # of the last two
-    beta: float | None = None  # weight of the old average of gradients; None without averages
-    beta2: float | None = None  # the same of their squares; None in the identity metric
-    coupled: bool = False  # whether the squared l2 norm is part of the loss
-    matched: bool = False  # whether step and prox have the same size
-    distance: bool = False  # whether there is a distance cap
-    factor: bool = False  # whether learning rates are factors on the step
-    max_move: float | None = None
-
-
 class Chosen(NamedTuple):
     """A step that was chosen: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
 
@@ -192,10 +52,10 @@ class Chosen(NamedTuple):
     longest: float = math.nan
 
 
-def choose(plan: Plan, rule: Rule, model: Model, bounded: bool, largest: float, distance: float, known: Any) -> Chosen:
+def choose(plan: Plan, rule: Rule, model: Model, bounded: bool, largest: float, distance: float, search: Search) -> Chosen:
     """The step of ProxSPS and its relatives; `largest` is the largest learning rate."""
     if not (rule.matched or rule.distance):
-        return _chosen(plan, rule, model, bounded, known)
+        return _chosen(plan, model, bounded, search)
     factor = largest if rule.factor else 1.0
     longest = distance if rule.factor else min(largest, distance) if rule.distance else largest
     caps = factor * longest
@@ -203,18 +63,18 @@ def choose(plan: Plan, rule: Rule, model: Model, bounded: bool, largest: float, 
         return Chosen(Decision(0.0, 0.0, model.gap), 0.0, 0.0, caps, distance, longest)
     if not (rule.matched and bounded):
         scaled = model._replace(alpha=[longest * w for w in model.alpha])
-        return _chosen(plan, rule, scaled, bounded, known)._replace(
+        return _chosen(plan, scaled, bounded, Search(plan, scaled))._replace(
             reach=caps, caps=caps, distance=distance, longest=longest
         )
     if all(plan.affine):
         gap, table, share, lam = model
         s = plain.l2_matched(gap, table.d_sq, table.d_dot_x, share, lam, longest)
         return Chosen(L2Step(model, longest, s), 1.0, factor * s, caps, distance, longest)
-    decision, s = Search(plan, model).matched(longest)
+    decision, s = search.matched(longest)
     return Chosen(decision, 1.0, factor * s, caps, distance, longest)
 
 
-def _chosen(plan: Plan, rule: Rule, model: Model, bounded: bool, known: Any) -> Chosen:
+def _chosen(plan: Plan, model: Model, bounded: bool, search: Search) -> Chosen:
     """The dual variable with known caps."""
     gap, table, alpha, lam = model
     if all(plan.affine):
@@ -222,8 +82,182 @@ def _chosen(plan: Plan, rule: Rule, model: Model, bounded: bool, known: Any) -> 
         root = plain.line_root(start, fall) if bounded else 1.0
         u = plain.clipped(root)
         return Chosen(Decision(root, u, start - fall * u), u)
-    search = Search(plan, model, known)
     if bounded:
         decision = search.dual(alpha)
         return Chosen(decision, decision.u)
     return Chosen(Decision(1.0, 1.0, search.heights(alpha, [1.0])[0][0]), 1.0)
+
+
+def estimate(
+    plan: Plan, options: dict[str, Any], f: float, table: Table, lam: Floats, resting: float
+) -> tuple[float, dict[str, float]]:
+    """The value m of the linear model at x, and the numbers of averages after the step (`proxsps.core.estimate`)."""
+    if plan.rule.coupled:
+        return f + sum([b * e for b, e in zip(lam, table.x_sq, strict=True)]) / 2, {}
+    if plan.rule.beta is None:
+        return f, {}
+    new = plan.weight
+    value = (1 - new) * float(options["model_value"]) + new * f
+    offset = (1 - new) * float(options["model_offset"]) + new * (sum(table.g_dot_x) + resting)
+    m = f + ((value - f) - (offset - (sum(table.d_dot_x) + resting)))
+    return m, {"model_value": value, "model_offset": offset, "k": float(options["k"]) + 1}
+
+
+def _ahead(
+    plan: Plan, options: dict[str, Any], f: float, C: float, alpha: list[float], lam: list[float], resting: float
+) -> list[float]:
+    """Points at which the pass that computes the sums evaluates heights as well; none if they would not help."""
+    if C == -math.inf:
+        return [1.0]
+    if plan.entries < WORTH:
+        return list(geometric(plan.points))
+    if len(plan.parts) > 1:
+        return []
+    table = plan.sampled_sums(SAMPLE)
+    m, _ = estimate(plan, options, f, table, lam, resting)
+    # A sum over a sample is off by about the root of its squares, scaled up.
+    doubt = 0.0 if plan.rule.beta is None else 2 * math.sqrt(SAMPLE * sum(table.noise_sq))
+    if not math.isfinite(m + doubt):
+        return []
+    search = Search(plan, Model(m - C, table, alpha, lam))
+    start, _ = search.line(alpha)
+    return first_points(plan, lambda u, every: search.heights(alpha, u, every), start, doubt)
+
+
+def _ordinary(plan: Plan, table: Table) -> bool:
+    """Whether the sums of squares are well inside the range of the entries' type."""
+    if plan.like.dtype == np.float64:
+        return True
+    full = [d_sq for d_sq, block in zip(table.d_sq, plan.blocks, strict=True) if block.params]
+    return all([LEAST < d_sq < MOST for d_sq in full])
+
+
+def _admissible(table: Table, gap: float, above: float, bounded: bool) -> bool:
+    """Whether a step may be taken (`proxsps.core.step.admissible`)."""
+    finite = math.isfinite(gap) and math.isfinite(above) and all(map(math.isfinite, table.d_sq + table.d_dot_x))
+    return finite and not (bounded and above < 0)
+
+
+def _distance(
+    options: dict[str, Any], k: float, moved_sq: float, start_sq: float, table: Table, rule: Rule
+) -> tuple[float, dict[str, float]]:
+    """The distance cap, and its numbers after the step (`proxsps.core.distance`)."""
+    reach = START * (1 + math.sqrt(start_sq)) if k <= 0 else float(options["reach"])
+    reach, new = max(reach, math.sqrt(moved_sq)), plain.corrected_weight(k, FORGETTING)
+    g_sq = (1 - new) * float(options["g_sq"]) + new * sum(table.d_sq if rule.beta is None else table.g_sq)
+    total = math.sqrt((k + 1) * g_sq)
+    cap = SCALE * reach / max(total, SMALLEST) if total > 0 else 0.0
+    return cap, {"reach": reach, "g_sq": g_sq, "k": k + 1}
+
+
+def _sps_max(opt: Any, plan: Plan, model: Model) -> Chosen:
+    """SPS and SPS_max (`proxsps.core.rules.sps_max`)."""
+    fall = sum([a * e for a, e in zip(model.alpha, model.table.d_sq, strict=True)])
+    root = plain.line_root(model.gap, plan.rule.c * fall)
+    u = plain.clipped(root)
+    return Chosen(Decision(root, u, model.gap - u * fall), u)
+
+
+def _dec_sps(opt: Any, plan: Plan, model: Model) -> Chosen:
+    """DecSPS, with its memory in the groups (`proxsps.core.rules.dec_sps`)."""
+    groups, alpha = [block.group for block in plan.blocks], model.alpha
+    fall = sum([a * e for a, e in zip(alpha, model.table.d_sq, strict=True)])
+    c = plan.rule.c * math.sqrt(float(groups[0]["k"]) + 1)
+    root = plain.line_root(model.gap, c * fall)
+    limits = [float(group["memory"]) / a for group, a in zip(groups, alpha, strict=True) if a > 0]
+    u = min([plain.clipped(root) if fall > 0 else 1.0, *[limit / c for limit in limits]])
+    for group, a in zip(groups, alpha, strict=True):
+        group["k"] = float(group["k"]) + 1
+        if a > 0:
+            group["memory"] = c * u * a
+    return Chosen(Decision(root, u, model.gap - u * fall), u)
+
+
+_RULES = {"sps_max": _sps_max, "dec_sps": _dec_sps}
+
+
+def _write(plan: Plan, model: Model, chosen: Chosen) -> float:
+    """Move all blocks; returns the factor by which `max_move` shortens the move."""
+    u, reach, lam, coupled = chosen.u, chosen.reach, model.lam, plan.rule.coupled
+    alpha = [reach * a for a in model.alpha]
+    if not reach > 0:  # averages are stored, nothing moves
+        plan.write([1.0] * len(alpha), [0.0] * len(alpha), alpha, 0.0, 0.0)
+        return 1.0
+    if coupled:
+        keep, move = [1 - a * u * b for a, b in zip(alpha, lam, strict=True)], [-a * u for a in alpha]
+    else:
+        keep = [1 / (1 + a * b) for a, b in zip(alpha, lam, strict=True)]
+        move = [-(a * shrink) * u for a, shrink in zip(alpha, keep, strict=True)]
+    s = 1.0
+    if plan.rule.max_move is not None:
+        s = plain.relaxation(_move_sq(plan, model.table, keep, move, alpha, u), plan.rule.max_move)
+        keep, move = [a + (1 - s) * (1 - a) for a in keep], [s * b for b in move]
+    plan.write(keep, move, alpha, u, s)
+    return s
+
+
+def _move_sq(plan: Plan, table: Table, keep: Floats, move: Floats, alpha: list[float], u: float) -> float:
+    """||x+ - x||^2 over all blocks (`proxsps.core.step.prox_move_sq`)."""
+    if plan.rule.coupled:
+        return sum([b * b * e for b, e in zip(move, table.d_sq, strict=True)])
+    total = plan.move_sq(alpha, u) if plan.curves else 0.0
+    for i, affine in enumerate(plan.affine):
+        if affine:
+            lost = 1 - keep[i]
+            total += move[i] ** 2 * table.p_sq[i] - 2 * move[i] * lost * table.p_dot_x[i] + lost**2 * table.x_sq[i]
+    return total
+
+
+def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float) -> Taken | None:
+    """Take the step of a plan, or none if it has to be skipped; None if its numbers need doubles.
+
+    Args:
+        opt: the optimizer.
+        plan: its plan.
+        f: the loss.
+        C: its lower bound, 0 if it has none.
+        bounded: whether it has one.
+        weight: of this rank's loss.
+    """
+    rule, options = plan.rule, opt.param_groups[0]
+    rates, lam = [float(block.group["lr"]) for block in plan.blocks], plan.lam
+    largest, k = max(rates), float(options.get("k", 0.0))
+    scaled = rule.matched or rule.distance
+    alpha = [rate / (largest or 1.0) for rate in rates] if scaled else rates
+    plan.prepare(k, lam)
+    resting = plan.resting_dot()
+    ahead: list[float] = []
+    if plan.curves and not (scaled or rule.coupled) and plan.ranks == 1:
+        ahead = _ahead(plan, options, f, C if bounded else -math.inf, alpha, lam, resting)
+    table, heights = plan.sums(alpha, ahead, rule.coupled or rule.max_move is not None)
+    if not _ordinary(plan, table):
+        return None
+    moved_sq, start_sq = plan.distance_sq(opt) if rule.distance else (0.0, 0.0)
+    moved_sq += sum(table.moved_sq)
+    active = 1
+    if plan.ranks > 1:
+        f, C, table, moved_sq, start_sq, active = join_floats(opt, plan, f, C, weight, table, moved_sq, start_sq)
+    m, after = estimate(plan, options, f, table, lam, resting)
+    gap, above = m - C, (f if rule.beta is not None else m) - C
+    if not _admissible(table, gap, above, bounded):
+        opt._explain_skip(np.float64(m if rule.coupled else f), np.float64(C), bounded)
+        return Taken(np.array(alpha), False, np.float64(gap))
+    opt._skips = 0
+    distance = math.nan
+    if rule.distance:
+        distance, numbers = _distance(options, k, moved_sq, start_sq, table, rule)
+        after |= numbers
+    model = Model(gap, table, alpha, lam)
+    if rule.name in _RULES:
+        chosen = _RULES[rule.name](opt, plan, model)
+    else:
+        search = Search(plan, model, ahead, heights)
+        chosen = choose(plan, rule, model, bounded, largest, distance, search)
+    s = _write(plan, model, chosen)
+    if rule.beta2 is not None:
+        plan.count()
+    for group in opt.param_groups:
+        group.update(after)
+    if bounded and rule.beta is not None:
+        opt._notice_low(np.float64(gap), np.float64(C))
+    return Taken(np.array(alpha), True, np.float64(gap), chosen, s)

@@ -29,7 +29,7 @@ import numpy as np
 
 from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
-from proxsps.optim.kernels.sampling import NO_START, moved_sq
+from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.kernels.scalar import prox
 
 LINE, SOFT, BOX, GENERAL = range(4)  # affine; l1 alone; bounds alone; everything

@@ -1,6 +1,6 @@
-"""The passes of a plan by compiled kernels: dense f32 or f64 memory on the CPU.
+"""The parts of a plan: blocks that compiled kernels process together, in dense f32 or f64 memory on the CPU.
 
-Blocks are processed in parts. Affine blocks and those whose prox acts on each entry are one part, rows in the identity
+Affine blocks and those whose prox acts on each entry are one part, rows in the identity
 metric and rows in Adam's metric one each. Numbers that go in and out are Python floats, one per block.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,16 +18,10 @@ from proxsps.optim.kernels.metric_rows import MetricRows
 from proxsps.optim.kernels.row_layout import RowMemory
 from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.kernels.scalar import Psi
+from proxsps.optim.plan import Heights
 from proxsps.regularizers.structure import Scalar
 
 Floats = Sequence[float]
-
-
-class Heights(NamedTuple):
-    """sum <d, y - x> and its derivative at several points; the derivative is NaN where it is not known."""
-
-    h: list[float]
-    slope: list[float]
 
 
 class EntryPart:
@@ -52,12 +45,11 @@ class EntryPart:
         self._weight = (1.0, 1.5, 3.0)[kind]
         self._curves = layout.of_blocks(np.flatnonzero(self._kinds != LINE))
         self.entries = self._curves.chunks.total
-        self.noise_sq = 0.0
+        self.curved = bool((self._kinds != LINE).any())
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         found = self._pass(self._layout, np.array([alpha]), u, summing=True, moving=moving)
-        self.noise_sq = float(found[NOISE].sum())
         return found[:SUMS].tolist(), self._heights(found, alpha, len(u))
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
@@ -70,10 +62,12 @@ class EntryPart:
         heights: list[float] = (-found[SUMS::2].sum(axis=1)).tolist()
         return heights
 
-    def sampled_dots(self, every: int) -> tuple[float, float, float]:
-        """<g, x>, <d, x> and the sum of (d x)^2, estimated from a sample."""
-        found = self._pass(self._layout, np.ones((1, len(self._kinds))), (), every, summing=True).sum(axis=1)
-        return float(found[entrywise.G_DOT_X]), float(found[entrywise.D_DOT_X]), float(found[NOISE])
+    def sampled_sums(self, every: int) -> list[list[float]]:
+        """The sums of a step, estimated from a sample."""
+        found: list[list[float]] = self._pass(
+            self._layout, np.ones((1, len(self._kinds))), (), every, summing=True
+        ).tolist()
+        return found
 
     def _heights(self, found: np.ndarray, alpha: Floats, points: int) -> Heights:
         h, slope = found[SUMS : SUMS + points].sum(axis=1), found[SUMS + points :] @ np.asarray(alpha)
@@ -148,7 +142,7 @@ class RowPart:
         blocks: the number of blocks.
     """
 
-    points, entries, noise_sq = 3, 0, 0.0  # sums in doubles are hardly rounded
+    curved, points, entries = True, 3, 0
 
     def __init__(
         self, at: Sources, memory: RowMemory, psi: Psi, owners: np.ndarray, tensors: np.ndarray, blocks: int
@@ -208,14 +202,13 @@ class MetricRowPart:
         blocks: the number of blocks.
     """
 
-    points, entries = 1, 0
+    curved, points, entries = True, 1, 0
 
     def __init__(
         self, at: Sources, memory: MetricRows, l1: np.ndarray, owners: np.ndarray, tensors: np.ndarray, blocks: int
     ) -> None:
         self.at, self._memory, self._l1 = at, memory, l1
         self._owners, self._tensors, self._blocks = owners, tensors, blocks
-        self.noise_sq = 0.0
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
@@ -223,7 +216,7 @@ class MetricRowPart:
         d_sq, d_dot_x, noise, g_dot_x, g_sq, moved = (
             np.bincount(self._tensors, row, self._blocks).tolist() for row in found
         )
-        self.noise_sq, nothing = sum(noise), [0.0] * self._blocks
+        nothing = [0.0] * self._blocks
         sums = [d_sq, d_dot_x, noise, nothing, g_dot_x, g_sq, nothing, nothing, moved]
         return sums, Heights(h, [math.nan] * len(u))
 
