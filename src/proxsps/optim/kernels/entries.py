@@ -116,9 +116,8 @@ def _pass(
 
 
 def _counted(at: Averages, columns: np.ndarray) -> np.ndarray:
-    """The further sums of chunks: nothing for missing gradients, and the sample scaled up."""
+    """The further sums of chunks: the sample scaled up."""
     tensor = at.layout.chunks.columns[1]
-    columns[1:3, ~at.seen[tensor]] = 0
     if len(at.start.at):
         columns[3] *= at.start.scale[tensor]
     return columns

@@ -240,7 +240,6 @@ def reduce(
     run(_pass, chunks, own.like, *chunks.columns, *args, weight=weight, backwards=next(own.turns))
     tensor = chunks.columns[0]
     sums = np.array([np.bincount(tensor, row, len(own.x_at)) for row in partial[:, :SUMS].T])
-    sums[3:5, ~own.seen] = 0
     if len(own.start.at):
         sums[5] *= own.start.scale
     return sums, partial[:, SUMS:].sum(axis=0)

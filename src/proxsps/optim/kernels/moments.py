@@ -60,7 +60,6 @@ class Averages(NamedTuple):
     d_at: np.ndarray
     v_at: np.ndarray  # empty in the identity metric
     start: Start
-    seen: np.ndarray  # whether a tensor has a gradient
     weights: np.ndarray  # old, new, old_v, new_v as rows, one column per tensor
     eps: float
     least: float
@@ -235,7 +234,7 @@ def _write_adam(
 
 def averages(
     params: Sequence[Sequence[Tensor]],
-    grads: Sequence[Sequence[Tensor | None]],
+    grads: Sequence[Sequence[Tensor]],
     first: Sequence[Sequence[Tensor]],
     second: Sequence[Sequence[Tensor]] | None,
     weights: np.ndarray,
@@ -249,19 +248,14 @@ def averages(
 
     Args:
         params: one list per block.
-        grads: in the same form; None for a tensor without a gradient, for which the weights of new values must be 0.
+        grads: in the same form.
         first: d, in the same form.
         second: v, in the same form, or None for the identity metric.
         weights: old, new and, with `second`, old_v, new_v as rows, one column per tensor.
         eps: added to the root of v.
         least: a lower bound for D; entries that never had a gradient need it if eps is 0.
     """
-    xs, given = list(itertools.chain(*params)), list(itertools.chain(*grads))
-    states = [list(itertools.chain(*ts)) for ts in (first, second) if ts is not None]
-    gs, seen = [g for g in given if g is not None], np.ones(len(given), bool)
-    if len(gs) < len(given):
-        seen = np.array([g is not None for g in given], bool)
-        gs = [d if g is None else g for g, d in zip(given, states[0], strict=True)]
+    xs, gs, *states = [list(itertools.chain(*ts)) for ts in (params, grads, first, second) if ts is not None]
     sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
     found = _state_addresses(xs, gs, states, tuple(itertools.chain(*sizes)))
     if found is None:
@@ -269,7 +263,7 @@ def averages(
     like, x_at, g_at, d_at, v_at = found
     whole = layout(sizes, torch.get_num_threads())
     places = (x_at, g_at, d_at, v_at, NO_START)
-    return Averages(like, whole, *places, seen, weights, float(eps), float(least), turns())
+    return Averages(like, whole, *places, weights, float(eps), float(least), turns())
 
 
 def _state_addresses(
@@ -296,8 +290,6 @@ def sums(at: Averages) -> Sums:
     kernel, weight = (_sum_adam, 3.0) if adam else (_sum_average, 1.5)
     run(kernel, chunks, at.like, *chunks.columns, *args, weight=weight, backwards=next(at.turns))
     columns, tensor = partial.T, chunks.columns[1]
-    if not at.seen.all():
-        columns[3:5, ~at.seen[tensor]] = 0
     if len(at.start.at):
         columns[7] *= at.start.scale[tensor]
     return Sums(*at.layout.per_block(columns))

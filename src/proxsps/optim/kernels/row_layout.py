@@ -62,7 +62,6 @@ class RowMemory(NamedTuple):
     turns: Iterator[bool]  # whether the next pass goes backwards
     g_at: np.ndarray = NOWHERE  # empty without averages
     weights: np.ndarray = NO_WEIGHTS  # old and new as rows, one column per tensor
-    seen: np.ndarray = np.empty(0, bool)  # whether a tensor has a gradient
 
 
 def memory(
@@ -91,7 +90,7 @@ def memory(
         like, (x_at, d_at) = at.like, at.at
     else:
         like, x_at, d_at = averages.like, averages.x_at, averages.d_at
-        further = averages.g_at, averages.weights, averages.seen
+        further = averages.g_at, averages.weights
     shapes = tuple([tuple([x.shape for x in block]) for block in params])
     plain = all([x.is_contiguous() for x in xs])
     strides = None if plain else tuple([tuple([x.stride() for x in block]) for block in params])

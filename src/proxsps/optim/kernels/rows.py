@@ -211,7 +211,6 @@ def first_sums(at: RowMemory) -> tuple[np.ndarray, np.ndarray]:
     of_tensors = np.empty((2, 0))
     if tensors:
         of_tensors = np.array([np.bincount(chunks.columns[0], row, tensors) for row in further.T])
-        of_tensors[:, ~at.seen] = 0
     if layout.in_order and not at.joined:
         return partial, of_tensors
     return np.array([np.bincount(at.group, row, at.groups) for row in partial]), of_tensors
