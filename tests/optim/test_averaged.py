@@ -113,7 +113,7 @@ def test_all_paths_take_the_same_steps(path, beforehand, variant, dtype):
     def run(fused):
         opt, params, step = problem(variant, fused, dtype)
         for k in range(4):
-            step(without=(1, 4) if k == 2 else ())  # averages of tensors without a gradient decay
+            step(without=(1, 4) if k == 2 else ())  # which then rest
         return everything(opt, params)
 
     assert_close(run(path), beforehand(lambda: run(False)), 1e-10 if dtype is torch.float64 else 1e-4)

@@ -153,17 +153,6 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch, adam):
 
 
 @in_both_metrics
-def test_a_tensor_without_a_gradient_has_no_part_in_sums_of_gradients(adam):
-    case, zeros = Case(torch.float64, adam), Case(torch.float64, adam)
-    case.g[0][1], zeros.g[0][1] = None, torch.zeros(64, dtype=torch.float64)
-    for own in (case, zeros):
-        own.weights[:, 1] = 0.9, 0.0, 1.0, 0.0
-    pairs = [entries.first_reduce(own.memory(), PSI, ALPHA, POINTS) for own in (case, zeros)]
-    for got, want in zip(*pairs, strict=True):
-        np.testing.assert_allclose(np.array(got), np.array(want), rtol=1e-13)
-
-
-@in_both_metrics
 @pytest.mark.parametrize("place", ["x", "g"])
 def test_entries_that_are_not_finite_show_in_the_sums(place, adam):
     for bad in (math.nan, math.inf):

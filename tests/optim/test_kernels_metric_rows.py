@@ -54,7 +54,7 @@ def parameters(opt):
 
 
 def train(opt, losses, seed=1):
-    """Steps with gradients that are drawn; at the loss 40 one tensor has none, and its average decays."""
+    """Steps with gradients that are drawn; at the loss 40 one tensor has none, and rests."""
     generator = torch.Generator().manual_seed(seed)
     params = parameters(opt)
     for loss in losses:

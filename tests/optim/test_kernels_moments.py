@@ -159,22 +159,6 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch, adam):
 
 
 @both_metrics
-def test_a_tensor_without_a_gradient_has_no_part_in_its_sums_and_keeps_its_second_moments(adam):
-    case, other = cases("odd", torch.float64, adam), cases("odd", torch.float64, adam)
-    case.g[0][1], other.g[0][1] = None, torch.zeros(64, dtype=torch.float64)
-    for changed in (case, other):
-        changed.weights[:, 1] = 0.9, 0.0, 1.0, 0.0
-    squares = other.v[0][1].clone() if adam else None
-    for got, want in zip(moments.sums(case.memory()), moments.sums(other.memory()), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-14)
-    for changed in (case, other):
-        moments.write(changed.memory(), np.ones(3), np.full(3, -0.1))
-    assert torch.equal(case.x[0][1], other.x[0][1])
-    assert torch.equal(case.d[0][1], other.d[0][1])
-    assert not adam or torch.equal(case.v[0][1], squares)
-
-
-@both_metrics
 def test_entries_that_are_not_finite_show_in_the_sums(adam):
     for name in "xg":
         for bad in (np.nan, np.inf):

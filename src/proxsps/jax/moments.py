@@ -102,7 +102,7 @@ def take_in(
 ) -> Estimate:
     """The model from a loss and its gradients.
 
-    A parameter without a gradient does not move. The model keeps its slope there, which decays.
+    A parameter without a gradient rests: neither it nor its averages change.
 
     Args:
         kind: what is kept.
@@ -225,9 +225,8 @@ def _with_averages(
         g_dot_x = g_dot_x + dot(block.ds, block.xs, value.dtype)
         d_dot_x = d_dot_x + dot(ds, block.xs, value.dtype)
         out.append(block._replace(ds=ds))
-    for place, x in rest:
-        slopes[place] = averaged(slopes[place], jnp.zeros_like(slopes[place]), _like(weights, slopes[place]))
-        d_dot_x = d_dot_x + dot([slopes[place]], [wide(jnp.asarray(x))], value.dtype)
+    at_rest = dot([slopes[place] for place, _ in rest], [wide(jnp.asarray(x)) for _, x in rest], value.dtype)
+    g_dot_x, d_dot_x = g_dot_x + at_rest, d_dot_x + at_rest
     averages = update_averages(numbers_before, value, g_dot_x, weights)
     return out, averaged_value(value, averages, d_dot_x), before._replace(average=slopes, averages=averages)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -150,9 +150,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             check_bound(lower_bound)
         if value is not None:
             self._drop_blank_state()
-        blocks = gather(self.param_groups, self._ranks, self._kept)
+        blocks = gather(self.param_groups, self._ranks)
         # A rank without gradients takes part too, because the other ranks wait for it.
-        found = [x for block in blocks for x in _with_gradient(block)]
+        found = [x for block in blocks for x in block.params[:1]]
         if not found and (returned is not None or (value is not None and self.needs_loss)):
             self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step", 5)
         if value is None:
@@ -173,11 +173,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     def _remembers(self) -> bool:
         """Whether there is state beside the numbers in the groups."""
         return False
-
-    @property
-    def _kept(self) -> Container[Tensor]:
-        """Parameters that take part in a step even without a gradient."""
-        return ()
 
     def _check_options(self) -> None:
         """Raise an error, or warn, for options that schedulers or users have set since the last step."""
@@ -250,7 +245,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         for block in blocks:
             for finish in block.afterwards:
                 finish()
-        if len(blocks) > len(self.param_groups):  # shards, whole and frozen tensors of one group
+        if len(blocks) > len(self.param_groups):  # shards and whole tensors of one group
             places = {id(block.group): i for i, block in reversed(list(enumerate(blocks)))}
             taken = taken._replace(alpha=numbers.vector([alpha[places[id(group)]] for group in self.param_groups]))
         self._taken["last"] = taken
@@ -318,11 +313,3 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 def _above(m: Array, C: Array | float) -> Array:
     """m - C; without an operation for the usual C = 0."""
     return m if isinstance(C, float) and C == 0 else m - C
-
-
-def _with_gradient(block: Block) -> list[Tensor]:
-    """The first tensor of a block that has a gradient, if there is one."""
-    for x, owner in zip(block.params, block.owners, strict=True):
-        if owner.grad is not None:
-            return [x]
-    return []

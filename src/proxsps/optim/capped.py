@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -175,10 +175,6 @@ class CappedPolyak(PolyakOptimizer):
     def _remembers(self) -> bool:
         options = self.param_groups[0]
         return self._averages(options) or options["distance_cap"]
-
-    @property
-    def _kept(self) -> Container[Tensor]:
-        return self.state if self._averages(self.param_groups[0]) else ()
 
     @property
     def _further_sums(self) -> tuple[int, int]:

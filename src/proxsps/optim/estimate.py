@@ -28,7 +28,7 @@ from proxsps.optim.memory import State, blank, entries, replace
 from proxsps.optim.moments import ROWS, DeviceMoments, Moments
 from proxsps.optim.numbers import Device, Numbers
 from proxsps.optim.parts import Part, Sums
-from proxsps.optim.passes import widened
+from proxsps.optim.passes import COPIES, bucketed, widened
 from proxsps.regularizers import Zero
 from proxsps.regularizers.base import subgradient_all, value_all
 
@@ -155,13 +155,13 @@ class Averaged(Estimate):
             moments.fresh = any(["average" not in own for own in owns])
             if self._beta2 is not None:
                 moments.squares = _held(block, owns, "square")
-                moments.present = [owner.grad is not None for owner in owners]
                 if isinstance(moments, DeviceMoments):
                     moments.beta2 = self._beta2
                     moments.steps = [own["steps"] for own in owns]
                 else:
-                    moments.square_weights = self._square_weights(owns, moments.present)
+                    moments.square_weights = self._square_weights(owns)
             block.moments = moments
+        self._at_rest = list(map(self._resting, blocks))
 
     def start(self, owner: Tensor) -> None:
         """Make the state of a parameter, where there is none."""
@@ -172,13 +172,21 @@ class Averaged(Estimate):
             own["square"] = blank(owner)
             own["steps"] = torch.zeros((), dtype=torch.float32, device=owner.device)
 
-    def _square_weights(self, owns: Sequence[dict[str, Any]], present: Sequence[bool]) -> list[Weights]:
-        """The weights of each tensor; a tensor without a gradient keeps its v."""
+    def _resting(self, block: Block) -> Array | float:
+        """<d, x> over the tensors of a block that rest; 0 if there are none."""
+        owners = [block.group["params"][i] for i in block.resting]
+        pairs = [(own["average"], p) for p in owners if "average" in (own := self._state.get(p, {}))]
+        if not pairs:
+            return 0.0
+        parts = ((entries(d, block.gathered), widened(entries(p.detach(), block.gathered))) for d, p in pairs)
+        return self._numbers.total([torch.dot(d, x) for d, x in bucketed(parts, *COPIES)])
+
+    def _square_weights(self, owns: Sequence[dict[str, Any]]) -> list[Weights]:
+        """The weights of each tensor, which has its own count."""
         counts = [float(own["steps"]) if "steps" in own else 0.0 for own in owns]
         known = {count: corrected_weights(self._numbers.scalar(count), self._beta2) for count in set(counts)}
         weights = {count: Weights(*map(self._numbers.factor, pair)) for count, pair in known.items()}
-        same = Weights(1.0, 0.0)
-        return [weights[count] if has else same for count, has in zip(counts, present, strict=True)]
+        return [weights[count] for count in counts]
 
     def extras(self, parts: Iterable[Part]) -> list[Array]:
         """See `Moments.extras`, as rows with one number per block."""
@@ -187,23 +195,26 @@ class Averaged(Estimate):
             for place, column in zip(part.places, part.extras(), strict=True):
                 for row, number in zip(rows, column, strict=False):  # the last ones are of moves
                     row[place] = number
-        if not self._centered:
+        if any(block.resting for block in self._blocks):  # their <d, x> is in both products
+            for row in (rows[0], rows[2]):
+                row[:] = [number + own for number, own in zip(row, self._at_rest, strict=True)]
+        elif not any(block.centered for block in self._blocks):
             rows[2] = []
         return [self._numbers.vector(row) if row else 0.0 for row in rows]
-
-    @property
-    def _centered(self) -> bool:
-        return any(block.centered for block in self._blocks)
 
     def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
         """The average of the linear models at the current point."""
         d_dot_x = over_blocks(sums.d_dot_x)
-        if self._centered:
+        if not isinstance(extras[2], float):
             d_dot_x = d_dot_x + over_blocks(extras[2])
-        return self.expected(f, over_blocks(extras[0]), d_dot_x)
+        return self._value(f, over_blocks(extras[0]), d_dot_x)
 
     def expected(self, f: Array, g_dot_x: Array, d_dot_x: Array) -> Array:
-        """The same, from inner products."""
+        """The same, from inner products over the tensors that move."""
+        resting = sum(self._at_rest)
+        return self._value(f, g_dot_x + resting, d_dot_x + resting)
+
+    def _value(self, f: Array, g_dot_x: Array, d_dot_x: Array) -> Array:
         with self._numbers.unchecked():  # what is not finite is skipped
             self._after = update_averages(self._before, f, g_dot_x, self._weights)
             return averaged_value(f, self._after, d_dot_x)
@@ -231,30 +242,29 @@ class Averaged(Estimate):
             self._count(ok)
 
     def _count(self, ok: Array) -> None:
-        """Count one more gradient for each parameter that has one, if the step is taken."""
+        """Count one more gradient for each parameter of the step, if it is taken."""
         if isinstance(self._numbers, Device):
             self._count_on_device(ok)
             return
         counts = []
         for block in self._blocks:
             owns = [self._state[owner] for owner in block.owners] if block.owns is None else block.owns
-            for owner, own, has in zip(block.owners, owns, block.known_moments.present, strict=True):
-                if has:
-                    own = own or self._state[owner]
-                    if "steps" not in own:
-                        own["steps"] = torch.zeros((), dtype=torch.float32)
-                    counts.append(own["steps"])
+            for owner, own in zip(block.owners, owns, strict=True):
+                own = own or self._state[owner]
+                if "steps" not in own:
+                    own["steps"] = torch.zeros((), dtype=torch.float32)
+                counts.append(own["steps"])
         if counts:  # a tensor with alpha, because torch takes far longer for hundreds of sums with a number
             torch._foreach_add_(counts, torch.ones(()), alpha=1.0)
 
     def _count_on_device(self, ok: Array) -> None:
         """Count without reading `ok`: to add one tensor to all counts, torch would read it."""
-        old, new = [], []
+        old: list[Tensor] = []
+        new: list[Tensor] = []
         for own in (block.moments for block in self._blocks if block.params):
             if isinstance(own, DeviceMoments) and own.counts is not None:
-                counts = (own.counts + ok).unbind()
-                old += [steps for steps, has in zip(own.steps, own.present, strict=True) if has]
-                new += [steps for steps, has in zip(counts, own.present, strict=True) if has]
+                old += own.steps
+                new += (own.counts + ok).unbind()
         if old:
             torch._foreach_copy_(old, new)
 

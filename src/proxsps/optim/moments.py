@@ -42,12 +42,11 @@ class Moments:
     Complex tensors are real views, and all have at least single precision.
     """
 
-    grads: list[Tensor]  # g; zeros for a parameter without a gradient
+    grads: list[Tensor]  # g
     averages: list[Tensor]  # d before the step
     weights: Weights  # of old d and new g
     squares: list[Tensor] | None = None  # v before the step; None in the identity metric
     square_weights: Sequence[Weights] = ()  # of old v and new g^2: each tensor has its own count
-    present: Sequence[bool] = ()  # whether each tensor has a gradient; in a metric only
     eps: float = 0.0
     moves: bool = False  # whether the Euclidean length of the move is needed
     sizes: bool = True  # whether ||D^-1 g||^2 is needed
@@ -171,14 +170,11 @@ class DeviceMoments(Moments):
             block.metrics = self.metrics = [views.metrics[i] for i in range(size) if i in views.metrics]
 
     def _square_weights(self, numbers: Numbers) -> Tensor:
-        """The weight of g^2 in the new v of each tensor; 0 if there is no gradient."""
+        """The weight of g^2 in the new v of each tensor."""
         self.counts = torch.stack(list(self.steps))
         wide = any(v.dtype is torch.float64 for v in self.squares or ())
         new: Tensor = corrected_weight(numbers.column(self.counts) if wide else self.counts, self.beta2)
-        if all(self.present):
-            return new
-        zero = torch.zeros_like(new[0])
-        return torch.stack([w if has else zero for w, has in zip(new.unbind(), self.present, strict=True)])
+        return new
 
     def _make(
         self, block: Block, numbers: Numbers, members: Sequence[int], weights: Tensor | None, views: Views
@@ -202,21 +198,12 @@ class DeviceMoments(Moments):
             D = D.clamp_min(least_metric(v.dtype))
         # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
         D = torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
-        if not all([self.present[i] for i in members]):
-            D = self._at_rest(D, members)
         e = d / D
         _spread_views(views.directions, members, shapes, e)
         if block.kind != LINES:
             _spread_views(views.metrics, members, shapes, D)
         self._new[-1].append(v)
         self._add_up(block, numbers, x, g, d, (e, g / D))
-
-    def _at_rest(self, D: Tensor, members: Sequence[int]) -> Tensor:
-        """The metric with infinity for tensors that never had a gradient in a step that was taken: they stay."""
-        blank = [self.steps[i] == 0 if not self.present[i] else torch.zeros_like(self.steps[i]) > 0 for i in members]
-        sizes = [self.grads[i].numel() for i in members]
-        rest = torch.cat([one.expand(size) for one, size in zip(blank, sizes, strict=True)])
-        return torch.where(rest, math.inf, D)
 
     def _add_up(
         self, block: Block, numbers: Numbers, x: Tensor, g: Tensor, d: Tensor, over: tuple[Tensor, ...] = ()

@@ -31,7 +31,7 @@ class Shadow(JoinHook):
     def main_hook(self) -> None:
         """Take part in the all-reduce of a step, with nothing to add."""
         groups, ranks = self._opt.param_groups, self._opt._ranks
-        blocks = gather(groups, ranks, self._opt._kept)
+        blocks = gather(groups, ranks)
         for block in blocks:
             block.params, block.slopes, block.indices = [], [], []
         numbers = choose(blocks, groups[0]["capturable"])

@@ -86,15 +86,21 @@ def part(tensors: tuple[Tensor, ...], rank: int) -> tuple[Tensor, ...]:
 
 
 def train(
-    model: nn.Module, opt: PolyakOptimizer, data: Callable[[int], tuple[Tensor, ...]], steps: int
+    model: nn.Module,
+    opt: PolyakOptimizer,
+    data: Callable[[int], tuple[Tensor, ...]],
+    steps: int,
+    resting: Callable[[int], Sequence[int]] = lambda k: (),
 ) -> list[tuple[str, bool]]:
-    """Steps, with the branch of each and whether its length was limited."""
+    """Steps, with the branch of each and whether its length was limited; parameters at rest have no gradient."""
     seen = []
     for k in range(steps):
         x, y = data(k)
         opt.zero_grad()
         loss = mse_loss(model(x), y)
         loss.backward()
+        for i in resting(k):
+            list(model.parameters())[i].grad = None
         opt.step(loss=loss)
         seen.append((opt.last_step.branch_name, float(opt.last_step.relaxation) < 1))
     return seen

@@ -47,6 +47,12 @@ def test_units_need_all_their_tensors_and_gather_them(sharded):
             close(got, want, 1e-11)
 
 
+def test_parameters_at_rest_take_the_steps_of_one_process(sharded):
+    for outcome in sharded.of("resting"):
+        for got, want in outcome.values():
+            close(got, want, 1e-11)
+
+
 @pytest.mark.parametrize("kind", ["whole", "sharded", "weights"])
 def test_arrays_of_a_regularizer_are_cut_with_the_parameters(sharded, kind):
     for outcome in sharded.of("arrays"):

@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.core.step import Affine
@@ -83,29 +82,23 @@ def averages_of(blocks: Sequence[Block]) -> Any:
     if kernels is None or not any(block.params for block in blocks) or any(block.centered for block in blocks):
         return None
     records = [block.known_moments for block in blocks]
-    grads = [[None if _unstored(g) else g for g in own.grads] for own in records]
     squares = None if records[0].squares is None else [own.squares for own in records]
-    weights = np.concatenate([_weights(own, gs) for own, gs in zip(records, grads, strict=True)], axis=1)
+    weights = np.concatenate(list(map(_weights, records)), axis=1)
     eps, least = records[0].eps, 0.0
     if squares is not None:
         least = least_metric(next(x.dtype for block in blocks for x in block.params))
-    params, averages = [block.params for block in blocks], [own.averages for own in records]
+    params = [block.params for block in blocks]
+    grads, averages = ([getattr(own, name) for own in records] for name in ("grads", "averages"))
     return kernels.moments.averages(params, grads, averages, squares, weights, eps, least)
 
 
-def _unstored(g: Tensor) -> bool:
-    """Whether a gradient stands for zeros that take no memory."""
-    return not g.is_contiguous() and not any(g.stride())
-
-
-def _weights(own: Moments, grads: Sequence[Tensor | None]) -> np.ndarray:
+def _weights(own: Moments) -> np.ndarray:
     """Weights of old and new averages as rows, one column per tensor; those of squares may differ by tensor."""
-    weights = np.empty((4, len(grads)))
+    weights = np.empty((4, len(own.grads)))
     weights[:2] = np.reshape(own.weights, (2, 1))
     if own.squares:
         same = all([pair is own.square_weights[0] for pair in own.square_weights])
         weights[2:] = np.reshape(own.square_weights[0], (2, 1)) if same else np.array(own.square_weights).T
-    weights[1, [g is None for g in grads]] = 0.0
     return weights
 
 
