@@ -61,16 +61,14 @@ class Assembly:
         blocks: the blocks of the step.
         numbers: where its numbers are computed.
         ranks: the ranks that take the step together.
-        fused: whether to use the compiled kernels: True, False, or None: where they apply.
         coupled: whether the slopes include the squared l2 norm.
     """
 
     def __init__(
-        self, blocks: Sequence[Block], numbers: Host | Device, ranks: Ranks, fused: bool | None, coupled: bool
+        self, blocks: Sequence[Block], numbers: Host | Device, ranks: Ranks, coupled: bool
     ) -> None:
         self.blocks, self.numbers, self._coupled = blocks, numbers, coupled
         self._ranks = ranks
-        self._fused = fused
         self._reach: Array | float = 1.0
         kinds = [block.kind for block in blocks]
         self._affine = [kind == LINES for kind in kinds]
@@ -85,9 +83,9 @@ class Assembly:
         for (kind, share, _), places in sorted(members.items(), key=lambda item: ORDER[item[0][0]]):
             own = [blocks[i] for i in places]
             if kind == LINES:
-                self.lines = make_lines(numbers, own, places, fused, coupled)
+                self.lines = make_lines(numbers, own, places, coupled)
             else:
-                self.curves.append(make_curve(kind, numbers, own, places, fused))
+                self.curves.append(make_curve(kind, numbers, own, places))
                 self.curves[-1].share = share
         self._search = Search(blocks, self.lines, self.curves, numbers, ranks, self._sharded)
 
@@ -139,9 +137,7 @@ class Assembly:
                 curve.ahead = self._search.begin(columns, gap, curve)
             d_sq = take(curve)[0]
             if host and not _ordinary(d_sq):
-                self.curves[i] = make_curve(
-                    curve.kind, self.numbers, curve.blocks, curve.places, self._fused, exact=True
-                )
+                self.curves[i] = make_curve(curve.kind, self.numbers, curve.blocks, curve.places, exact=True)
                 self.curves[i].share = curve.share
                 take(self.curves[i])
         return Sums(*array_namespace(columns[0]).stack(columns, axis=1))

@@ -33,15 +33,21 @@ from proxsps.optim.checks import (
     is_fake,
 )
 from proxsps.optim.estimate import Estimate
+from proxsps.optim.host import take
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import keep_numbers
 from proxsps.optim.numbers import Device, Host, Numbers, choose
+from proxsps.optim.plan import Plan, Rule
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.saving import SavesState
 from proxsps.optim.search import Gap
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
+FUSED = (
+    "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with regularisers "
+    "that have kernels and no centres. fused=None falls back to torch otherwise."
+)
 LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
 
 
@@ -83,6 +89,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._loading: dict[str, Any] | None = None
         self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
+        self._plan: Plan | None = None
         self._leave_join()
 
     # Groups
@@ -141,16 +148,21 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             self._check_uneven()
         value, weight, returned = self._loss(closure, loss)
         options = self.param_groups[0]
-        check_agreement(type(self).__name__, self.param_groups)
         if lower_bound is None:
             lower_bound = options.get("lower_bound", 0.0)
         elif not self.bounded:
             raise ValueError(f"{type(self).__name__} does not use a lower bound; leave it out, or use ProxSPS.")
         if lower_bound is not None:
             check_bound(lower_bound)
+        plan = None if value is None or torch.compiler.is_compiling() else self._plan
+        if plan is not None and plan.holds(self):
+            self._check_options()
+            if self._take(plan, value, weight, lower_bound):
+                return returned
+        check_agreement(type(self).__name__, self.param_groups)
         if value is not None:
             self._drop_blank_state()
-        blocks = gather(self.param_groups, self._ranks)
+        blocks = gather(self.param_groups, self._ranks, self._rule().beta2 is not None)
         # A rank without gradients takes part too, because the other ranks wait for it.
         found = [x for block in blocks for x in block.params[:1]]
         if not found and (returned is not None or (value is not None and self.needs_loss)):
@@ -160,8 +172,33 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if value is not None and (found or self._ranks.size > 1) and computable(found, value, self.needs_loss):
             numbers = choose(blocks, options["capturable"] or any(map(is_fake, found)))
             self._check_options()
-            self._step(blocks, numbers, value, weight, lower_bound)
+            if not (isinstance(numbers, Host) and self._plan_and_take(blocks, value, weight, lower_bound)):
+                self._step(blocks, numbers, value, weight, lower_bound)
         return returned
+
+    def _plan_and_take(self, blocks: list[Block], value: Any, weight: float, bound: Any) -> bool:
+        """Take the step by the kernels, if they apply; the plan is kept for the next step."""
+        fused = self.param_groups[0]["fused"]
+        plan = None if fused is False else Plan.make(self, blocks, self._rule())
+        if plan is None and fused and any([block.params for block in blocks]):
+            raise RuntimeError(FUSED)
+        self._plan = plan
+        return plan is not None and self._take(plan, value, weight, bound)
+
+    def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> bool:
+        """Take the step of a plan; False if its numbers need doubles, so that nothing was done."""
+        bounded = self.bounded and bound is not None
+        taken = take(self, plan, float(value), float(bound) if bounded else 0.0, bounded, weight)
+        if taken is None:
+            return False
+        self._taken["last"] = taken
+        if self._ranks.check and self._ranks.size > 1:
+            self._ranks.compare(report(taken).tau, self._named())
+        return True
+
+    def _rule(self) -> Rule:
+        """The rule of the method, with the options that it has now."""
+        return Rule(max_move=self._max_move)
 
     def _start_state(self) -> None:
         """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
@@ -207,7 +244,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         estimate.prepare(blocks, numbers)
         alpha = caps.prepare(blocks, numbers)
         lam = numbers.vector([block.lam for block in blocks])
-        assembly = Assembly(blocks, numbers, self._ranks, self.param_groups[0]["fused"], estimate.coupled)
+        assembly = Assembly(blocks, numbers, self._ranks, estimate.coupled)
         alone = self._ranks.size == 1
         ahead: Gap | None = None
         if alone and not estimate.coupled and not caps.scaled:

@@ -47,6 +47,7 @@ class Block:
     sharded: bool = False
     gathered: bool = False  # whether some tensors are whole, although ranks hold only shards of them
     afterwards: list[Callable[[], object]] = field(default_factory=list)  # called after params are written
+    in_metric: bool = False  # whether distances are measured in Adam's metric
     scaled: bool = False  # whether the cap is `alpha` times one number for all blocks that is known after the sums
     moments: Moments | None = None  # averages of gradients, if the model uses them
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
@@ -73,11 +74,6 @@ class Block:
     def along(self) -> list[Tensor]:
         """The directions of the move: D^-1 d in a metric, else d."""
         return self.slopes if self.directions is None else self.directions
-
-    @property
-    def in_metric(self) -> bool:
-        """Whether distances are measured in Adam's metric."""
-        return self.moments is not None and self.moments.squares is not None
 
     @property
     def structures(self) -> list[Structure | None]:
@@ -239,12 +235,15 @@ def _same_format(*tensors: Tensor) -> bool:
     return any(all(t.is_contiguous(memory_format=f) for t in tensors) for f in formats)
 
 
-def gather(groups: Sequence[dict[str, Any]], ranks: Ranks) -> list[Block]:
+def gather(groups: Sequence[dict[str, Any]], ranks: Ranks, in_metric: bool = False) -> list[Block]:
     """The blocks of all groups, in order, at least one per group; blocks without gradients are empty.
 
     The number of blocks does not depend on which parameters have gradients, so it is the same on all ranks.
     """
-    return [block for group in groups for block in _blocks(group, ranks)]
+    blocks = [block for group in groups for block in _blocks(group, ranks)]
+    for block in blocks:
+        block.in_metric = in_metric
+    return blocks
 
 
 def _blocks(group: dict[str, Any], ranks: Ranks) -> list[Block]:

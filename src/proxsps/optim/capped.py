@@ -27,6 +27,7 @@ from proxsps.optim.hints import (
 )
 from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.passes import Places
+from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.travel import EARLIER, ORIGIN, Distance, packed, unpacked
 
@@ -179,6 +180,15 @@ class CappedPolyak(PolyakOptimizer):
     @property
     def _further_sums(self) -> tuple[int, int]:
         return self._estimate().rows, int(self.param_groups[0]["distance_cap"])
+
+    def _rule(self) -> Rule:
+        options = self.param_groups[0]
+        return Rule(
+            matched=options["cap"] == MATCHED,
+            distance=options["distance_cap"],
+            factor=options["lr_is_factor"],
+            max_move=self._max_move,
+        )
 
     def _caps(self, numbers: Numbers) -> Caps:
         options, distance = self.param_groups[0], None

@@ -19,6 +19,9 @@ from proxsps.core.dual import geometric
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
 from proxsps.optim.plan import Plan, Rule, Table
 from proxsps.optim.last_step import Taken
+from proxsps.optim.numbers import Host
+from proxsps.optim.parts import Sums
+from proxsps.optim.reduce import join
 
 Floats = Sequence[float]
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
@@ -208,6 +211,46 @@ def _move_sq(plan: Plan, table: Table, keep: Floats, move: Floats, alpha: list[f
     return total
 
 
+def _join(
+    opt: Any,
+    plan: Plan,
+    f: float,
+    C: float,
+    weight: float,
+    table: Table,
+    moved_sq: float,
+    start_sq: float,
+    resting: float,
+) -> tuple[float, float, Table, float, float, float]:
+    """The same numbers over all ranks, in one all-reduce."""
+    numbers, share = Host(plan.blocks), 1 / plan.ranks
+    rows = {name: np.array(row) for name, row in table._asdict().items()}
+    sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
+    extras: list[Any] = []
+    if plan.rule.beta is not None:
+        at_rest = np.zeros(len(plan.blocks))
+        at_rest[0] = resting
+        extras = [rows["g_dot_x"], rows["g_sq"], at_rest]
+        if plan.rule.max_move is not None:
+            extras += [rows["p_sq"], rows["p_dot_x"]]
+    elif plan.rule.coupled:
+        extras = [np.zeros(len(plan.blocks))]
+    travelled = [share * np.array([moved_sq, start_sq])] if plan.rule.distance else []
+    found = join(
+        opt._ranks, numbers, plan.blocks, np.float64(f), np.float64(C), weight, sums, extras, travelled, active=True
+    )
+    rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
+    if plan.rule.beta is not None:
+        rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))
+        resting = float(found.extras[2].sum())
+        if plan.rule.max_move is not None:
+            rows |= dict(zip(("p_sq", "p_dot_x"), found.extras[3:], strict=True))
+    if plan.rule.distance:
+        moved_sq, start_sq = found.travelled[0].tolist()
+    joined = Table(**{name: row.tolist() for name, row in rows.items()})
+    return float(found.m), float(found.C), joined, moved_sq, start_sq, resting
+
+
 def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float) -> Taken | None:
     """Take the step of a plan, or none if it has to be skipped; None if its numbers need doubles.
 
@@ -234,9 +277,10 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         return None
     moved_sq, start_sq = plan.distance_sq(opt) if rule.distance else (0.0, 0.0)
     moved_sq += sum(table.moved_sq)
-    active = 1
     if plan.ranks > 1:
-        f, C, table, moved_sq, start_sq, active = join_floats(opt, plan, f, C, weight, table, moved_sq, start_sq)
+        f, C, table, moved_sq, start_sq, resting = _join(
+            opt, plan, f, C, weight, table, moved_sq, start_sq, resting
+        )
     m, after = estimate(plan, options, f, table, lam, resting)
     gap, above = m - C, (f if rule.beta is not None else m) - C
     if not _admissible(table, gap, above, bounded):

@@ -21,7 +21,7 @@ from proxsps.optim.memory import blank
 from proxsps.optim.travel import ORIGIN, sampled
 
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
-NUMBERS = {"params", "lr", "weight_decay", "lower_bound", "k", "memory", "model_value", "model_offset", "reach", "g_sq"}
+NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", "reach", "g_sq"}
 
 
 class Rule(NamedTuple):

@@ -15,6 +15,7 @@ from proxsps.optim.capped import CappedPolyak
 from proxsps.optim.checks import check_fraction
 from proxsps.optim.estimate import Averaged, Estimate
 from proxsps.optim.numbers import Numbers
+from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.regularizers import Regularizer
 
@@ -97,6 +98,9 @@ class ProxSPS(CappedPolyak):
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         check_fraction("momentum", group["momentum"])
+
+    def _rule(self) -> Rule:
+        return super()._rule()._replace(beta=self.param_groups[0]["momentum"] or None)
 
     def _estimate(self) -> Estimate:
         options = self.param_groups[0]

@@ -11,6 +11,7 @@ from proxsps.optim.capped import CappedPolyak
 from proxsps.optim.caps import MATCHED
 from proxsps.optim.checks import check_betas, check_diagonal, check_nonnegative
 from proxsps.optim.estimate import Averaged, Estimate
+from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.regularizers import Regularizer
 
@@ -95,6 +96,11 @@ class ProxSPSAdam(CappedPolyak):
         check_betas(group["betas"])
         check_nonnegative("eps", group["eps"])
         check_diagonal(type(self).__name__, group["regularizer"])
+
+    def _rule(self) -> Rule:
+        options = self.param_groups[0]
+        beta, beta2 = options["betas"]
+        return super()._rule()._replace(beta=beta, beta2=beta2, eps=options["eps"])
 
     def _estimate(self) -> Estimate:
         options = self.param_groups[0]

@@ -16,6 +16,7 @@ from proxsps.optim.checks import check_positive
 from proxsps.optim.estimate import Coupled, Estimate
 from proxsps.optim.memory import store
 from proxsps.optim.numbers import Numbers
+from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.checks import check_subgradient
@@ -87,6 +88,9 @@ class SPS(CoupledPolyak):
         }
         super().__init__(params, defaults, process_group, check_replicas)
 
+    def _rule(self) -> Rule:
+        return Rule("sps_max", self.param_groups[0]["c"], coupled=True, max_move=self._max_move)
+
     def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
         return sps_max(model, self.param_groups[0]["c"])
 
@@ -141,6 +145,9 @@ class DecSPS(CoupledPolyak):
             "capturable": capturable,
         }
         super().__init__(params, defaults, process_group, check_replicas)
+
+    def _rule(self) -> Rule:
+        return Rule("dec_sps", self.param_groups[0]["c0"], coupled=True, max_move=self._max_move)
 
     def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
         groups = [block.group for block in blocks]
