@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from proxsps import L1, L2, Box, ElasticNet, GroupLasso, NonNegative, NuclearNorm, ProxSPS, ProxSPSAdam, Regularizer
-from proxsps.optim.parts import load_kernels
+from proxsps.optim.plan import load_kernels
 
 DECAY = 5e-4
 BASE = ("AdamW fused",)

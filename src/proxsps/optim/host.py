@@ -284,8 +284,8 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     m, after = estimate(plan, options, f, table, lam, resting)
     gap, above = m - C, (f if rule.beta is not None else m) - C
     if not _admissible(table, gap, above, bounded):
-        opt._explain_skip(np.float64(m if rule.coupled else f), np.float64(C), bounded)
-        return Taken(np.array(alpha), False, np.float64(gap))
+        opt._explain_skip(m if rule.coupled else f, C, bounded)
+        return Taken(alpha, False, gap)
     opt._skips = 0
     distance = math.nan
     if rule.distance:
@@ -303,5 +303,5 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     for group in opt.param_groups:
         group.update(after)
     if bounded and rule.beta is not None:
-        opt._notice_low(np.float64(gap), np.float64(C))
-    return Taken(np.array(alpha), True, np.float64(gap), chosen, s)
+        opt._notice_low(gap, C)
+    return Taken(alpha, True, gap, chosen, s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from proxsps.core.array import Array
@@ -30,6 +31,8 @@ class Taken(NamedTuple):
 def report(taken: Taken) -> LastStep:
     """The report of a step."""
     alpha, ok, gap, step, s = taken
+    if isinstance(alpha, list):
+        alpha, gap = np.array(alpha), np.float64(gap)
     if step is None:
         solution = Solution.skipped(gap)
     else:

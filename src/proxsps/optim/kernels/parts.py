@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,18 +44,23 @@ class EntryPart:
         self._kinds = np.array([_kind(one) for one in psi])
         self._psi = np.array([one or Scalar() for one in psi], np.float64).reshape(-1, 4).T.copy()
         self._weight = (1.0, 1.5, 3.0)[kind]
-        self._curves = layout.of_blocks(np.flatnonzero(self._kinds != LINE))
-        self.entries = self._curves.chunks.total
         self.curved = bool((self._kinds != LINE).any())
+        self._curves = layout.of_blocks(np.flatnonzero(self._kinds != LINE)) if self.curved else layout
+        self.entries = self._curves.chunks.total if self.curved else 0
+        self._no_steps = np.empty((1, len(psi), 0), like.dtype)
+        self._constants_of_lines = np.zeros((1, 5, len(psi)))
+        self._room = np.empty((len(layout.chunks.sizes), SUMS))  # of a pass without points
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
-        found = self._pass(self._layout, np.array([alpha]), u, summing=True, moving=moving)
+        found = self._pass(self._layout, [alpha], u, summing=True, moving=moving)
+        if not u:
+            return found.tolist(), Heights([], [])
         return found[:SUMS].tolist(), self._heights(found, alpha, len(u))
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """Heights at the points u."""
-        return self._heights(self._pass(self._curves, np.array([alpha]), u, every), alpha, len(u))
+        return self._heights(self._pass(self._curves, [alpha], u, every), alpha, len(u))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """Heights where step and prox have the size s times `share`."""
@@ -64,9 +70,7 @@ class EntryPart:
 
     def sampled_sums(self, every: int) -> list[list[float]]:
         """The sums of a step, estimated from a sample."""
-        found: list[list[float]] = self._pass(
-            self._layout, np.ones((1, len(self._kinds))), (), every, summing=True
-        ).tolist()
+        found: list[list[float]] = self._pass(self._layout, [[1.0] * len(self._kinds)], (), every, True).tolist()
         return found
 
     def _heights(self, found: np.ndarray, alpha: Floats, points: int) -> Heights:
@@ -74,22 +78,21 @@ class EntryPart:
         return Heights((-h).tolist(), (-slope).tolist())
 
     def _pass(
-        self,
-        layout: Layout,
-        alphas: np.ndarray,
-        u: Floats,
-        every: int = 1,
-        summing: bool = False,
-        moving: bool = False,
+        self, layout: Layout, alphas: Any, u: Floats, every: int = 1, summing: bool = False, moving: bool = False
     ) -> np.ndarray:
         """Sums, then heights and slopes for each set of caps, as rows with one column per block."""
         layout, scale = (layout, None) if every == 1 else sampled(layout, every)
         chunks, sets, points = layout.chunks, len(alphas), len(u)
-        steps = np.multiply.outer(alphas, u).astype(self._like.dtype)
-        partial = np.empty((len(chunks.sizes), SUMS + 2 * sets * points))
+        if points:
+            caps = np.asarray(alphas)
+            steps, constants = np.multiply.outer(caps, u).astype(self._like.dtype), self._constants(caps)
+            partial = np.empty((len(chunks.sizes), SUMS + 2 * sets * points))
+        else:
+            steps, constants = self._no_steps, self._constants_of_lines
+            partial = self._room if layout is self._layout else np.empty((len(chunks.sizes), SUMS))
         at = self.at if every == 1 else self.at._replace(start_at=NO_START.at)
-        args = (*at, self._kinds, self._constants(alphas), steps, summing, moving, partial)
         backwards = every == 1 and next(self._turns)
+        args = (*at, self._kinds, constants, steps, summing, moving, partial)
         weight = self._weight + sets * points
         run(self._reduce, chunks, self._like, *chunks.columns, *args, weight=weight, backwards=backwards)
         if scale is not None:
@@ -118,7 +121,8 @@ class EntryPart:
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """x <- keep x + move p for affine blocks, x + relax (y(u) - x) for the others; stores new averages."""
         chunks, caps = self._layout.chunks, np.array([alpha])
-        args = (*self.at, self._kinds, np.array(keep), np.array(move), self._constants(caps)[0], u * caps[0], relax)
+        constants = self._constants(caps) if self.curved else self._constants_of_lines
+        args = (*self.at, self._kinds, np.array(keep), np.array(move), constants[0], u * caps[0], relax)
         run(self._write, chunks, self._like, *chunks.columns, *args, weight=2.0, backwards=next(self._turns))
 
 
