@@ -64,9 +64,7 @@ class Assembly:
         coupled: whether the slopes include the squared l2 norm.
     """
 
-    def __init__(
-        self, blocks: Sequence[Block], numbers: Host | Device, ranks: Ranks, coupled: bool
-    ) -> None:
+    def __init__(self, blocks: Sequence[Block], numbers: Host | Device, ranks: Ranks, coupled: bool) -> None:
         self.blocks, self.numbers, self._coupled = blocks, numbers, coupled
         self._ranks = ranks
         self._reach: Array | float = 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self
@@ -33,6 +32,7 @@ from proxsps.optim.checks import (
     is_fake,
 )
 from proxsps.optim.estimate import Estimate
+from proxsps.optim.hints import warn
 from proxsps.optim.host import take
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import keep_numbers
@@ -166,7 +166,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         # A rank without gradients takes part too, because the other ranks wait for it.
         found = [x for block in blocks for x in block.params[:1]]
         if not found and (returned is not None or (value is not None and self.needs_loss)):
-            self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step", 5)
+            self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step")
         if value is None:
             self._start_state()
         if value is not None and (found or self._ranks.size > 1) and computable(found, value, self.needs_loss):
@@ -322,10 +322,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             )
         else:
             kind, reason = "gradient", "A gradient or a parameter is not finite"
-        self._warn_once(kind, reason, 7)
+        self._warn_once(kind, reason)
         self._skips += 1
         if self._skips == LOW:
-            self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}", 7)
+            self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}")
 
     def _notice_low(self, gap: Array, C: Array) -> None:
         """Warn once if the model stays at or below its bound, so that the loss has no effect."""
@@ -335,16 +335,13 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
                 f"The average of the linear models was at or below lower_bound={float(C):.6g} for {LOW} steps in a "
                 "row. The bound is too high for this loss; lower it, or set it to None"
             )
-            self._warn_once("low", reason, 6, "The loss had no effect on the parameters in these steps")
+            self._warn_once("low", reason, "The loss had no effect on the parameters in these steps")
 
-    def _warn_once(
-        self, kind: str, reason: str, stacklevel: int, effect: str = "Parameters were left untouched"
-    ) -> None:
+    def _warn_once(self, kind: str, reason: str, effect: str = "Parameters were left untouched") -> None:
         """Warn the first time that this kind of reason occurs."""
         if kind not in self._warned:
             self._warned.add(kind)
-            text = f"{type(self).__name__}: {reason}. {effect}. This warning is shown once."
-            warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
+            warn(f"{type(self).__name__}: {reason}. {effect}. This warning is shown once.")
 
 
 def _above(m: Array, C: Array | float) -> Array:

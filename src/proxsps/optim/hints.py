@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from proxsps.optim.checks import is_fake
 
+INSIDE = tuple(str(Path(str(module.__file__)).parent) for module in (sys.modules["proxsps"], torch))
+
 SHRINKAGE = 0.02  # share of the weights that weight decay may remove in one step without a hint
 SMALL_FACTOR = 0.05  # on the steps without a learning rate: smaller ones are usually meant as learning rates
 FIRST_STEPS = 100  # in which all factors have to be small for a hint
+
+
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn, with the line of the user's code that called this package, directly or through torch."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(INSIDE):
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(text, category, stacklevel=level)
 
 
 def shrinkage_hint(groups: Iterable[dict[str, Any]], decay_is_l2: bool) -> str | None:

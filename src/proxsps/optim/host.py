@@ -14,13 +14,13 @@ import numpy as np
 from proxsps.core import plain
 from proxsps.core.caps import Matched, l2_matched_height, matched_decision
 from proxsps.core.distance import FORGETTING, SCALE, SMALLEST, START
-from proxsps.core.rules import Decision
 from proxsps.core.dual import geometric
+from proxsps.core.rules import Decision
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
-from proxsps.optim.plan import Plan, Rule, Table
 from proxsps.optim.last_step import Taken
 from proxsps.optim.numbers import Host
 from proxsps.optim.parts import Sums
+from proxsps.optim.plan import Plan, Rule, Table
 from proxsps.optim.reduce import join
 
 Floats = Sequence[float]
@@ -55,7 +55,9 @@ class Chosen(NamedTuple):
     longest: float = math.nan
 
 
-def choose(plan: Plan, rule: Rule, model: Model, bounded: bool, largest: float, distance: float, search: Search) -> Chosen:
+def choose(
+    plan: Plan, rule: Rule, model: Model, bounded: bool, largest: float, distance: float, search: Search
+) -> Chosen:
     """The step of ProxSPS and its relatives; `largest` is the largest learning rate."""
     if not (rule.matched or rule.distance):
         return _chosen(plan, model, bounded, search)
@@ -110,7 +112,7 @@ def _ahead(
     plan: Plan, options: dict[str, Any], f: float, C: float, alpha: list[float], lam: list[float], resting: float
 ) -> list[float]:
     """Points at which the pass that computes the sums evaluates heights as well; none if they would not help."""
-    if C == -math.inf:
+    if -math.inf == C:
         return [1.0]
     if plan.entries < WORTH:
         return list(geometric(plan.points))
@@ -131,8 +133,8 @@ def _ordinary(plan: Plan, table: Table) -> bool:
     """Whether the sums of squares are well inside the range of the entries' type."""
     if plan.like.dtype == np.float64:
         return True
-    full = [d_sq for d_sq, block in zip(table.d_sq, plan.blocks, strict=True) if block.params]
-    return all([LEAST < d_sq < MOST for d_sq in full])
+    full = [d_sq for d_sq, block in zip(table.d_sq, plan.blocks, strict=True) if not block.empty]
+    return all([LEAST < d_sq < MOST for d_sq in full]) and all([math.isfinite(sum(row)) for row in table])
 
 
 def _admissible(table: Table, gap: float, above: float, bounded: bool) -> bool:
@@ -278,9 +280,7 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     moved_sq, start_sq = plan.distance_sq(opt) if rule.distance else (0.0, 0.0)
     moved_sq += sum(table.moved_sq)
     if plan.ranks > 1:
-        f, C, table, moved_sq, start_sq, resting = _join(
-            opt, plan, f, C, weight, table, moved_sq, start_sq, resting
-        )
+        f, C, table, moved_sq, start_sq, resting = _join(opt, plan, f, C, weight, table, moved_sq, start_sq, resting)
     m, after = estimate(plan, options, f, table, lam, resting)
     gap, above = m - C, (f if rule.beta is not None else m) - C
     if not _admissible(table, gap, above, bounded):

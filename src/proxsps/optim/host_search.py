@@ -147,5 +147,3 @@ def first_points(
         return [u]
     spread = min(-noise / found.slope, u / 4) if found.slope < 0 else u / 4
     return [min(u + spread * k, 1.0) for k in (-1.0, 0.0, 1.0)]
-
-

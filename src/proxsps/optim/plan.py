@@ -120,7 +120,7 @@ class Plan:
         """A state tensor of real numbers; if there is none yet, one that is kept if the step is taken."""
         own = self._state.get(owner, {})
         if key not in own and (owner, key) not in self.fresh:
-            self.fresh[owner, key] = torch.zeros(()) if key == "steps" else blank(owner)
+            self.fresh[owner, key] = torch.zeros((), dtype=torch.float32) if key == "steps" else blank(owner)
         found: Tensor = own[key] if key in own else self.fresh[owner, key]
         return torch.view_as_real(found) if found.is_complex() else found
 
@@ -280,7 +280,10 @@ class Plan:
         for p in self._resting:
             own = self._state.get(p, {})
             if "average" in own:
-                total += float(torch.sum(own["average"].double() * p.detach().double()))
+                d, x = (
+                    torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (own["average"], p.detach())
+                )
+                total += float(torch.sum(d.double() * x.double()))
         return total
 
 
@@ -303,5 +306,3 @@ def _total(found: Sequence[Heights]) -> Heights:
     if len(found) == 1:
         return found[0]
     return Heights(*([sum(column) for column in zip(*rows, strict=True)] for rows in zip(*found, strict=True)))
-
-

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, pointer, run
 from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
 from proxsps.optim.kernels.entrywise import Sources
+from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, pointer, run
 from proxsps.optim.kernels.row_layout import RowLayout, RowMemory
 from proxsps.optim.kernels.sampling import moved_sq
 
