@@ -44,10 +44,6 @@ from proxsps.optim.search import Gap
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
-FUSED = (
-    "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with regularisers "
-    "that have kernels and no centres. fused=None falls back to torch otherwise."
-)
 LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
 
 
@@ -157,8 +153,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         plan = None if value is None or torch.compiler.is_compiling() else self._plan
         if plan is not None and plan.holds(self):
             self._check_options()
-            if self._take(plan, value, weight, lower_bound):
-                return returned
+            self._take(plan, value, weight, lower_bound)
+            return returned
         check_agreement(type(self).__name__, self.param_groups)
         if value is not None:
             self._drop_blank_state()
@@ -172,29 +168,24 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if value is not None and (found or self._ranks.size > 1) and computable(found, value, self.needs_loss):
             numbers = choose(blocks, options["capturable"] or any(map(is_fake, found)))
             self._check_options()
-            if not (isinstance(numbers, Host) and self._plan_and_take(blocks, value, weight, lower_bound)):
+            if isinstance(numbers, Host):
+                self._plan = Plan(self, blocks, self._rule())
+                self._take(self._plan, value, weight, lower_bound)
+            else:
                 self._step(blocks, numbers, value, weight, lower_bound)
         return returned
 
-    def _plan_and_take(self, blocks: list[Block], value: Any, weight: float, bound: Any) -> bool:
-        """Take the step by the kernels, if they apply; the plan is kept for the next step."""
-        fused = self.param_groups[0]["fused"]
-        plan = None if fused is False else Plan.make(self, blocks, self._rule())
-        if plan is None and fused and any([block.params for block in blocks]):
-            raise RuntimeError(FUSED)
-        self._plan = plan
-        return plan is not None and self._take(plan, value, weight, bound)
-
-    def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> bool:
-        """Take the step of a plan; False if its numbers need doubles, so that nothing was done."""
+    def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> None:
+        """Take the step of a plan; in doubles if its numbers need them."""
         bounded = self.bounded and bound is not None
-        taken = take(self, plan, float(value), float(bound) if bounded else 0.0, bounded, weight)
+        numbers = float(value), float(bound) if bounded else 0.0, bounded, weight
+        taken = take(self, plan, *numbers)
         if taken is None:
-            return False
+            blocks = gather(self.param_groups, self._ranks, plan.rule.beta2 is not None)
+            taken = take(self, Plan(self, blocks, plan.rule, exact=True), *numbers)
         self._taken["last"] = taken
-        if self._ranks.check and self._ranks.size > 1:
+        if taken is not None and self._ranks.check and self._ranks.size > 1:
             self._ranks.compare(report(taken).tau, self._named())
-        return True
 
     def _rule(self) -> Rule:
         """The rule of the method, with the options that it has now."""

@@ -98,13 +98,13 @@ def estimate(
 ) -> tuple[float, dict[str, float]]:
     """The value m of the linear model at x, and the numbers of averages after the step (`proxsps.core.estimate`)."""
     if plan.rule.coupled:
-        return f + sum([b * e for b, e in zip(lam, table.x_sq, strict=True)]) / 2, {}
+        return f + plan.penalty + sum([b * e for b, e in zip(lam, table.x_sq, strict=True)]) / 2, {}
     if plan.rule.beta is None:
         return f, {}
     new = plan.weight
     value = (1 - new) * float(options["model_value"]) + new * f
     offset = (1 - new) * float(options["model_offset"]) + new * (sum(table.g_dot_x) + resting)
-    m = f + ((value - f) - (offset - (sum(table.d_dot_x) + resting)))
+    m = f + ((value - f) - (offset - (sum(table.d_dot_x) + sum(table.d_dot_c) + resting)))
     return m, {"model_value": value, "model_offset": offset, "k": float(options["k"]) + 1}
 
 
@@ -131,7 +131,7 @@ def _ahead(
 
 def _ordinary(plan: Plan, table: Table) -> bool:
     """Whether the sums of squares are well inside the range of the entries' type."""
-    if plan.like.dtype == np.float64:
+    if plan.wide:
         return True
     full = [d_sq for d_sq, block in zip(table.d_sq, plan.blocks, strict=True) if not block.empty]
     return all([LEAST < d_sq < MOST for d_sq in full]) and all([math.isfinite(sum(row)) for row in table])
@@ -225,19 +225,20 @@ def _join(
     resting: float,
 ) -> tuple[float, float, Table, float, float, float]:
     """The same numbers over all ranks, in one all-reduce."""
-    numbers, share = Host(plan.blocks), 1 / plan.ranks
+    numbers = Host(plan.blocks)
     rows = {name: np.array(row) for name, row in table._asdict().items()}
     sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
     extras: list[Any] = []
     if plan.rule.beta is not None:
-        at_rest = np.zeros(len(plan.blocks))
-        at_rest[0] = resting
+        # Added up over ranks that all have the same, and over blocks that are weighted by their shares.
+        at_rest = np.array(table.d_dot_c or [0.0] * len(plan.blocks))
+        at_rest[0] += resting
         extras = [rows["g_dot_x"], rows["g_sq"], at_rest]
         if plan.rule.max_move is not None:
             extras += [rows["p_sq"], rows["p_dot_x"]]
     elif plan.rule.coupled:
-        extras = [np.zeros(len(plan.blocks))]
-    travelled = [share * np.array([moved_sq, start_sq])] if plan.rule.distance else []
+        extras = [np.array(plan.penalties)]
+    travelled = [np.array([moved_sq, start_sq])] if plan.rule.distance else []
     found = join(
         opt._ranks, numbers, plan.blocks, np.float64(f), np.float64(C), weight, sums, extras, travelled, active=True
     )
@@ -247,6 +248,8 @@ def _join(
         resting = float(found.extras[2].sum())
         if plan.rule.max_move is not None:
             rows |= dict(zip(("p_sq", "p_dot_x"), found.extras[3:], strict=True))
+    elif plan.rule.coupled:
+        plan.penalty = float(found.extras[0].sum())
     if plan.rule.distance:
         moved_sq, start_sq = found.travelled[0].tolist()
     joined = Table(**{name: row.tolist() for name, row in rows.items()})
@@ -277,8 +280,7 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     table, heights = plan.sums(alpha, ahead, rule.coupled or rule.max_move is not None)
     if not _ordinary(plan, table):
         return None
-    moved_sq, start_sq = plan.distance_sq(opt) if rule.distance else (0.0, 0.0)
-    moved_sq += sum(table.moved_sq)
+    moved_sq, start_sq = plan.distance_sq(opt, table) if rule.distance else (0.0, 0.0)
     if plan.ranks > 1:
         f, C, table, moved_sq, start_sq, resting = _join(opt, plan, f, C, weight, table, moved_sq, start_sq, resting)
     m, after = estimate(plan, options, f, table, lam, resting)
@@ -298,8 +300,6 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         search = Search(plan, model, ahead, heights)
         chosen = choose(plan, rule, model, bounded, largest, distance, search)
     s = _write(plan, model, chosen)
-    if rule.beta2 is not None:
-        plan.count()
     for group in opt.param_groups:
         group.update(after)
     if bounded and rule.beta is not None:

@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from proxsps.core import plain
 from proxsps.core.dual import DOUBLE, SINGLE, geometric
 from proxsps.core.plain import Found
@@ -47,9 +45,10 @@ class Search:
 
     def __init__(self, plan: Plan, model: Model, ahead: Sequence[float] = (), known: Heights | None = None) -> None:
         self._plan, self._model, self._ahead, self._known = plan, model, list(ahead), known
-        self._eps = float(np.finfo(plan.like.dtype).eps)
+        self._eps = plan.eps
 
     def line(self, alpha: Floats) -> tuple[float, float]:
+        """h(0) and how far h falls, of the affine blocks."""
         gap, table, _, lam = self._model
         affine = [a if own else 0.0 for a, own in zip(alpha, self._plan.affine, strict=True)]
         return plain.l2_line(gap, table.d_sq, table.d_dot_x, affine, lam)
