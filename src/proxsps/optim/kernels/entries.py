@@ -128,7 +128,7 @@ def _sources(at: Memory | Averages) -> tuple[Any, ...]:
     """What the kernels read entries from."""
     if isinstance(at, Averages):
         return at.x_at, at.d_at, at.g_at, at.v_at, at.start.at, at.weights, at.eps, at.least
-    return at.x_at, at.d_at, NOWHERE, NOWHERE, NOWHERE, NO_WEIGHTS, 0.0, 0.0
+    return at.x_at, at.d_at, NOWHERE, NOWHERE, NO_START.at, NO_WEIGHTS, 0.0, 0.0
 
 
 def move_sq(at: Memory | Averages, psi: Psi, alpha: np.ndarray, u: float) -> np.ndarray:
