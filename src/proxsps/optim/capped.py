@@ -25,9 +25,10 @@ from proxsps.optim.hints import (
     factor_hint,
     shrinkage_hint,
 )
-from proxsps.optim.numbers import Numbers, choose
+from proxsps.optim.numbers import Host, Numbers, choose
 from proxsps.optim.passes import Places
 from proxsps.optim.reduce import ProcessGroup
+from proxsps.optim.resting import EFFECT, REASON, Rest
 from proxsps.optim.travel import EARLIER, ORIGIN, Distance, packed, unpacked
 
 
@@ -75,7 +76,7 @@ class CappedPolyak(PolyakOptimizer):
 
     def _forget(self) -> None:
         super()._forget()
-        self._places = Places()
+        self._places, self._rest = Places(), Rest()
 
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:
@@ -194,4 +195,8 @@ class CappedPolyak(PolyakOptimizer):
         return truncated(model)
 
     def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
-        return caps.decide(assembly, known)
+        step = caps.decide(assembly, known)
+        if caps.distance is not None and isinstance(assembly.numbers, Host) and self._max_move is None:
+            if self._rest.lasts(float(caps.distance.taken), float(caps.distance.moved), known, step):
+                self._warn_once("rest", REASON, 7, EFFECT)
+        return step
