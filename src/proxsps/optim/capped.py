@@ -196,7 +196,7 @@ class CappedPolyak(PolyakOptimizer):
 
     def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
         step = caps.decide(assembly, known)
-        if caps.distance is not None and isinstance(assembly.numbers, Host) and self._max_move is None:
-            if self._rest.lasts(float(caps.distance.taken), float(caps.distance.moved), known, step):
-                self._warn_once("rest", REASON, 7, EFFECT)
+        watched = caps.distance if isinstance(assembly.numbers, Host) and self._max_move is None else None
+        if watched is not None and self._rest.lasts(float(watched.taken), float(watched.moved), known, step):
+            self._warn_once("rest", REASON, 7, EFFECT)
         return step

@@ -162,11 +162,12 @@ class Places:
 
     def _index(self, sizes: tuple[int, ...], low: int, high: int, device: torch.device) -> Tensor:
         if torch.compiler.is_compiling():
-            return sample_index(sizes, low, high, device)
+            traced: Tensor = sample_index(sizes, low, high, device)
+            return traced
         key = sizes, low, high, device
         if key in self._known:
             return self._known[key]
-        index = sample_index(*key)
+        index: Tensor = sample_index(*key)
         if type(index) is Tensor:  # not a fake one
             self._known[key] = index
         return index
@@ -191,7 +192,7 @@ class Places:
         return found
 
 
-@torch.compiler.assume_constant_result  # else it would be part of every compiled step
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else every compiled step would contain it
 def sample_index(sizes: tuple[int, ...], low: int, high: int, device: torch.device) -> Tensor:
     """Indices of the sampled entries of joined flat tensors, from entry `low` of the first to `high`, from `low` on."""
     parts, first = [], -low

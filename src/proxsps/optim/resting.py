@@ -23,8 +23,8 @@ STILL = 0.01  # of the longest step
 
 REASON = (
     f"In {LIMITED} steps that were limited by the distance from the start, the measured distance was never more than "
-    f"{STILL:.0%} of the longest of these steps, and steps do not become longer while it rests. Of parameters with more "
-    f"than {WHOLE:,} entries one in {1 << BLOCK_BITS} is measured: either few entries move and none of those, or "
+    f"{STILL:.0%} of the longest of these steps, and steps do not become longer while it rests. Of parameters with "
+    f"more than {WHOLE:,} entries one in {1 << BLOCK_BITS} is measured: either few entries move and none of those, or "
     "parameters are set back after the steps"
 )
 EFFECT = (

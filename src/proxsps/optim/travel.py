@@ -19,12 +19,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.distance import (
-    Travel,
-    advance_travel,
-    distance_cap,
-    start_reach,
-)
+from proxsps.core.distance import Travel, advance_travel, distance_cap, start_reach
 from proxsps.core.sampling import block_bits, sample_size, sampled_at, sampled_blocks
 from proxsps.optim.blocks import PLAIN, Block
 from proxsps.optim.memory import State, local_entries
@@ -206,7 +201,8 @@ class Sample(NamedTuple):
         blocks = sampled_blocks(self.size, low, low + rows.held * rows.length)
         block = torch.arange(blocks.start, blocks.stop, device=self.entries.device)
         row = sampled_at(block, bits) // max(1, rows.length)
-        return (row - rows.first) * self._width(rows) + block - (row * rows.length >> bits)
+        slots: Tensor = (row - rows.first) * self._width(rows) + block - (row * rows.length >> bits)
+        return slots
 
 
 def sampled(owners: Sequence[Tensor], ranks: Ranks, places: Places) -> list[Sample]:
