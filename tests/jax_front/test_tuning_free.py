@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampled import sample
 from scipy.optimize import brentq
 
 from proxsps.jax import prox_sps, prox_sps_adam
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso
 
-STRIDE, SCALE, FORGETTING, START = 17, 0.85, 0.99, 1e-2
+SCALE, FORGETTING, START = 0.85, 0.99, 1e-2
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Reference:
 
     def farthest(self, xs, gs, metrics):
         """The distance cap."""
-        samples, state = [x.reshape(-1)[::STRIDE] for x in xs], self.state
+        samples, state = [sample(x.reshape(-1)) for x in xs], self.state
         if not self.k:
             state["start"] = samples
             state["reach"] = START * (1 + self.norm(xs, samples))

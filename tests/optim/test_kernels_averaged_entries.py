@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from sampled import sample
 
 pytest.importorskip("numba")
 
-from proxsps.core.distance import sample
 from proxsps.optim import kernels
 from proxsps.optim.kernels import entries, layout, moments
 from proxsps.optim.kernels.scalar import Psi

@@ -7,10 +7,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from sampled import sample
 
 pytest.importorskip("numba")
 
-from proxsps.core.distance import sample
 from proxsps.optim import kernels
 from proxsps.optim.kernels import layout, moments
 
@@ -68,7 +68,7 @@ class Case:
         terms = [d * r, d * x, x * x, g * x, (scale * g) ** 2, r * r, r * x]
         moved = 0.0
         if self.x0 is not None and len(x):
-            far = x[::17] - self.x0[b][j].double().numpy()
+            far = sample(x) - self.x0[b][j].double().numpy()
             moved = (far**2).sum() * len(x) / len(far)
         return x, d, v, r, terms, moved
 

@@ -9,9 +9,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from sampled import sample
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from proxsps.core.distance import sample
 from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam
 from proxsps.regularizers import L1, L1Ball, NuclearNorm
 
@@ -82,19 +82,19 @@ def test_what_is_in_the_state(variant, kit):
     params, opt = make(kit, variant, torch.bfloat16)
     start = [sample(p.detach().reshape(-1)).clone() for p in params]
     drive(kit, params, opt, 0, 3)
-    has = {"average"} if variant == "momentum" else {"start"} if variant == "distance" else {"average", "start"}
+    has = {"average"} if variant == "momentum" else {"origin"} if variant == "distance" else {"average", "origin"}
     has |= {"square", "steps"} if variant.startswith("adam") else set()
     for p, x0 in zip(params, start, strict=True):
         own = opt.state[p]
         assert set(own) == has
-        assert all(own[key].dtype is torch.float32 for key in has - {"start"})
-        if "start" in own:
-            assert torch.equal(own["start"], x0)
+        assert all(own[key].dtype is torch.float32 for key in has - {"origin"})
+        if "origin" in own:
+            assert torch.equal(own["origin"], x0)
         if "steps" in own:
             assert own["steps"] == 3
     numbers = set(opt.param_groups[0]) & {"model_value", "model_offset", "k", "reach", "g_sq"}
     assert numbers == ({"k"} | ({"model_value", "model_offset"} if "average" in has else set())) | (
-        {"reach", "g_sq"} if "start" in has else set()
+        {"reach", "g_sq"} if "origin" in has else set()
     )
     assert float(opt.param_groups[0]["k"]) == 3
     floats = sum(v.numel() for own in opt.state.values() for v in own.values()) / sum(p.numel() for p in params)
@@ -218,7 +218,7 @@ def test_a_group_added_later_starts_where_it_is(kit):
     opt.add_param_group({"params": [b], "weight_decay": 0.1})
     where = sample(b.detach().clone())
     drive(kit, [a, b], opt, 3, 6)
-    assert torch.equal(opt.state[b]["start"], where)
+    assert torch.equal(opt.state[b]["origin"], where)
     assert opt.state[b]["steps"] == 3
     assert opt.state[a]["steps"] == 6
     assert opt.param_groups[1]["k"] == opt.param_groups[0]["k"] == 6
@@ -394,7 +394,7 @@ def test_distributed_checkpoints_find_state_to_fill(kit):
             p.grad = torch.zeros_like(p)
         opt.param_groups[0]["lr"] = 0.0
         opt.step()
-        assert all({"average", "start"} <= set(opt.state[p]) for p in params)
+        assert all({"average", "origin"} <= set(opt.state[p]) for p in params)
         assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
         opt.param_groups[0]["lr"] = 1.0
         fresh = kit.drawn(*SHAPES)

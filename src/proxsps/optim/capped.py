@@ -25,10 +25,11 @@ from proxsps.optim.hints import (
     factor_hint,
     shrinkage_hint,
 )
-from proxsps.optim.numbers import Numbers, choose
+from proxsps.optim.numbers import Host, Numbers, choose
 from proxsps.optim.passes import Places
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
+from proxsps.optim.resting import EFFECT, REASON, Rest
 from proxsps.optim.travel import EARLIER, ORIGIN, Distance, packed, unpacked
 
 
@@ -76,7 +77,7 @@ class CappedPolyak(PolyakOptimizer):
 
     def _forget(self) -> None:
         super()._forget()
-        self._places = Places()
+        self._places, self._rest = Places(), Rest()
 
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:
@@ -200,4 +201,8 @@ class CappedPolyak(PolyakOptimizer):
         return truncated(model)
 
     def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
-        return caps.decide(assembly, known)
+        step = caps.decide(assembly, known)
+        watched = caps.distance if isinstance(assembly.numbers, Host) and self._max_move is None else None
+        if watched is not None and self._rest.lasts(float(watched.taken), float(watched.moved), known, step):
+            self._warn_once("rest", REASON, 7, EFFECT)
+        return step
