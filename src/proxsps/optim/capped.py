@@ -25,7 +25,7 @@ from proxsps.optim.hints import (
     factor_hint,
     shrinkage_hint,
 )
-from proxsps.optim.numbers import Host, Numbers, choose
+from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.passes import Places
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
@@ -201,8 +201,9 @@ class CappedPolyak(PolyakOptimizer):
         return truncated(model)
 
     def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
-        step = caps.decide(assembly, known)
-        watched = caps.distance if isinstance(assembly.numbers, Host) and self._max_move is None else None
-        if watched is not None and self._rest.lasts(float(watched.taken), float(watched.moved), known, step):
-            self._warn_once("rest", REASON, 7, EFFECT)
-        return step
+        return caps.decide(assembly, known)
+
+    def _notice_rest(self, taken: float, moved: float, length: float) -> None:
+        """Warn once if the measured distance rests although steps are taken."""
+        if self._rest.lasts(taken, moved, length):
+            self._warn_once("rest", REASON, EFFECT)

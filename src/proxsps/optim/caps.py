@@ -113,11 +113,6 @@ class Caps:
             return distance, self._largest, distance
         return distance.clip(max=self._largest), 1.0, distance
 
-    @property
-    def distance(self) -> Distance | None:
-        """The distance cap."""
-        return self._distance
-
     def changes(self) -> dict[str, tuple[Array, Array]]:
         """Numbers in the groups that a step changes: their values after and before it."""
         return {} if self._distance is None else self._distance.changes()

@@ -22,6 +22,7 @@ from proxsps.optim.numbers import Host
 from proxsps.optim.parts import Sums
 from proxsps.optim.plan import Plan, Rule, Table
 from proxsps.optim.reduce import join
+from proxsps.optim.resting import limited_length
 
 Floats = Sequence[float]
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
@@ -153,6 +154,18 @@ def _distance(
     total = math.sqrt((k + 1) * g_sq)
     cap = SCALE * reach / max(total, SMALLEST) if total > 0 else 0.0
     return cap, {"reach": reach, "g_sq": g_sq, "k": k + 1}
+
+
+def _notice_rest(opt: Any, k: float, moved_sq: float, model: Model, chosen: Chosen, rule: Rule) -> None:
+    """Tell the optimizer how far a step goes that the distance cap limits."""
+    if opt._rest.steps is None and k > 0:
+        return
+    decision, length, table = chosen.decision, 0.0, model.table
+    decision = decision if isinstance(decision, Decision) else decision.decision()
+    if decision.u >= 1 and chosen.distance <= chosen.longest:
+        d_sq, g_sq = sum(table.d_sq), sum(table.d_sq if rule.beta is None else table.g_sq)
+        length = limited_length(model.gap, float(decision.height), d_sq, g_sq, chosen.longest, chosen.caps)
+    opt._notice_rest(k, math.sqrt(moved_sq), length)
 
 
 def _sps_max(opt: Any, plan: Plan, model: Model) -> Chosen:
@@ -299,6 +312,8 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     else:
         search = Search(plan, model, ahead, heights)
         chosen = choose(plan, rule, model, bounded, largest, distance, search)
+    if rule.distance and rule.max_move is None:
+        _notice_rest(opt, k, moved_sq, model, chosen, rule)
     s = _write(plan, model, chosen)
     for group in opt.param_groups:
         group.update(after)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from proxsps.core.plain import corrected_weight
-from proxsps.core.sampling import sample_size
 from proxsps.optim.blocks import ENTRIES, LINES, PLAIN, PROXES, ROWS, UNITS, Block, plain, same_order
 from proxsps.optim.memory import blank, entries, replace
 from proxsps.optim.passes import widened
@@ -196,7 +195,8 @@ class Plan:
             found: Tensor = own[ORIGIN]
             return found
         if (owner, ORIGIN) not in self.fresh:
-            self.fresh[owner, ORIGIN] = sampled(owner, opt._ranks, opt._places).keep()
+            (found,) = sampled([owner], opt._ranks, opt._places)
+            self.fresh[owner, ORIGIN] = found.keep()
         return self.fresh[owner, ORIGIN]
 
     # Whether it still holds
@@ -361,15 +361,12 @@ class Plan:
         """||x - x_0||^2, and at the first step ||x_0||^2, of the entries on this rank, estimated from samples."""
         moved = sum([b.share * own for b, own in zip(self.blocks, table.moved_sq, strict=True)])
         length = 0.0
-        for p in self.apart:
-            found = sampled(p, opt._ranks, opt._places)
-            move = found.entries.double() - found.read(self.start(p, opt)).double()
-            moved += found.share * float(move.square().sum()) * found.size / max(1, sample_size(found.size))
+        for found in sampled(self.apart, opt._ranks, opt._places):
+            move = found.entries.double() - found.read(self.start(found.owner, opt)).double()
+            moved += found.factor * float(move.square().sum())
         if opt.param_groups[0]["k"] == 0:
-            for p in self.owners:
-                found = sampled(p, opt._ranks, opt._places)
-                size = found.size / max(1, sample_size(found.size))
-                length += found.share * float(found.entries.double().square().sum()) * size
+            for found in sampled(self.owners, opt._ranks, opt._places):
+                length += found.factor * float(found.entries.double().square().sum())
         return moved, length
 
     def sampled_sums(self, every: int) -> Table:

@@ -11,12 +11,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from proxsps.core.array import over_blocks
-from proxsps.core.rules import Decision
 from proxsps.core.sampling import BLOCK_BITS, WHOLE
-from proxsps.optim.caps import Known, Step
 
 LIMITED = 100  # steps
 STILL = 0.01  # of the longest step
@@ -37,40 +32,34 @@ class Rest:
     """The steps since the start of a run, for as long as the measured distance rests."""
 
     def __init__(self) -> None:
-        self._steps: int | None = None  # None if the start was not observed, or the distance has grown
+        self.steps: int | None = None  # None if the start was not observed, or the distance has grown
         self._longest = 0.0
 
-    def lasts(self, taken: float, moved: float, known: Known, step: Step) -> bool:
+    def lasts(self, taken: float, moved: float, length: float) -> bool:
         """Whether the distance has rested for so many steps that it is to be said, which is so once.
 
         Args:
             taken: steps before this one.
             moved: the measured distance before this step.
-            known: the numbers that chose the step.
-            step: the step.
+            length: how far the step goes if the distance cap limits it, else 0.
         """
         if taken == 0:
-            self._steps, self._longest = 0, 0.0
-        if self._steps is None:
+            self.steps, self._longest = 0, 0.0
+        if self.steps is None:
             return False
         if moved > STILL * self._longest:
-            self._steps = None
+            self.steps = None
             return False
-        length = _limited_length(known, step)
         if length > 0:
-            self._steps, self._longest = self._steps + 1, max(self._longest, length)
-        return length > 0 and self._steps == LIMITED
+            self.steps, self._longest = self.steps + 1, max(self._longest, length)
+        return length > 0 and self.steps == LIMITED
 
 
-def _limited_length(known: Known, step: Step) -> float:
-    """How far a step goes if the distance cap limits it, else 0.
+def limited_length(gap: float, height: float, d_sq: float, g_sq: float, longest: float, caps: float) -> float:
+    """How far a step goes whose cap is `longest`, times a factor `caps`.
 
     A regulariser, or a share of 0, may keep entries where they are. A part q of the fall of the linear model is left
     then, and at most sqrt(q) of the length: ||x+ - x||^2 <= tau <d, x - x+> where x minimises the regulariser.
     """
-    decision = step.decision if isinstance(step.decision, Decision) else step.decision.decision()
-    free = float(step.longest * over_blocks(known.sums.d_sq))
-    if not (decision.u >= 1 and step.distance <= step.longest and free > 0):
-        return 0.0
-    part = min(1.0, max(0.0, float(known.gap - decision.height) / free))
-    return float(step.caps) * math.sqrt(float(np.sum(known.g_sq)) * part)
+    free = longest * d_sq
+    return caps * math.sqrt(g_sq * min(1.0, max(0.0, (gap - height) / free))) if free > 0 else 0.0

@@ -83,7 +83,7 @@ class Distance:
                 start = found.read(own[ORIGIN])
             self._samples.append(widened(found.entries))
             self._starts.append(widened(start))
-            self._factors.append(found.share * found.size / max(1, sample_size(found.size)))
+            self._factors.append(found.factor)
 
     def start(self) -> None:
         """Create the state of all parameters with a gradient, if there is none."""
@@ -163,6 +163,11 @@ class Sample(NamedTuple):
     share: float  # one over the number of ranks that hold the same entries
     rows: Rows | None  # the rows that these entries are from; None for all of a tensor
     owner: Tensor
+
+    @property
+    def factor(self) -> float:
+        """From a sum over the sample to one over all entries, times the rank's share."""
+        return self.share * self.size / max(1, sample_size(self.size))
 
     def keep(self) -> Tensor:
         """The entries as state: a vector, or for a sharded tensor a matrix that is sharded in the same way."""
