@@ -12,6 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.moments import new_slopes, store_slopes
 from proxsps.optim.kernels.sampling import moved_sq, sample_end
@@ -154,7 +155,7 @@ def _further(x, g, d, zero):
     return dx, gx, gg
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def reduce_plain(
     like, block, tensor, start, length, x_at, d_at, g_at, v_at, start_at, weights, eps, least, kinds, constants, steps,
     partial, further, first, last,
@@ -192,7 +193,7 @@ def reduce_plain(
                     partial[i, -1] += moved_sq(xs, begin, start[i] + low)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def move_sq_plain(
     like, block, tensor, start, length, x_at, d_at, g_at, v_at, start_at, weights, eps, least, constants, steps,
     partial, first, last,
@@ -214,7 +215,7 @@ def move_sq_plain(
             partial[0, i] += _change_sq(x[low : low + RUN], ds, s, psi)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
+@compiled(fastmath=ENTRYWISE)
 def write_plain(
     like, block, tensor, start, length, x_at, d_at, g_at, v_at, start_at, weights, eps, least, constants, steps, relax,
     first, last,

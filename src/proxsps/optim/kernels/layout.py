@@ -29,9 +29,7 @@ from torch import Tensor
 from proxsps.optim.blocks import PLAIN, same_order
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
-# Entries summed in their own precision before they go into a double. This number is compiled into the kernels of other
-# modules, whose cache on disk does not notice a change here: clear it by hand.
-RUN = 2_048
+RUN = 2_048  # entries summed in their own precision before they go into a double
 PIECE = 256  # least entries of a chunk that a sample reads
 SHARES = 8  # parts of the work per thread, so that a thread that wakes late or is held up gets fewer of them
 # Entries that even a backward pass reads forwards: memory is prefetched in this direction, and a turn after every chunk

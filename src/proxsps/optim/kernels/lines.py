@@ -5,11 +5,12 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import REORDER, RUN, Memory, pointer, run
 from proxsps.optim.kernels.sampling import NO_START, Start, moved_sq, sample_end
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def _sum_two(like, block, tensor, start, length, x_at, g_at, start_at, partial, first, last):
     """||g||^2 and <g, x> of each chunk, and ||x - x_0||^2 over its sample."""
     for i in range(first, last):
@@ -31,7 +32,7 @@ def _sum_two(like, block, tensor, start, length, x_at, g_at, start_at, partial, 
         partial[0, i], partial[1, i], partial[2, i], partial[3, i] = gg, gx, 0.0, moved
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def _sum_three(like, block, tensor, start, length, x_at, g_at, start_at, lam, partial, first, last):
     """||d||^2, <d, x> and ||x||^2 of each chunk, for d = g + lam x, and ||x - x_0||^2 over its sample."""
     for i in range(first, last):
@@ -57,7 +58,7 @@ def _sum_three(like, block, tensor, start, length, x_at, g_at, start_at, lam, pa
         partial[0, i], partial[1, i], partial[2, i], partial[3, i] = dd, dx, xx, moved
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def _write(like, block, tensor, start, length, x_at, g_at, keep, move, first, last):
     """x <- keep x + move g in each chunk."""
     for i in range(first, last):

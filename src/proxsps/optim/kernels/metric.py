@@ -16,6 +16,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.entry_loops import BOX, FURTHER, SOFT
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.moments import averaged, averaged_square, metric, overflows
@@ -184,7 +185,7 @@ def new_weights(like, weights, j):
     return of(weights[0, j]), of(weights[1, j]), of(weights[2, j]), of(weights[3, j])
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def reduce_metric(
     like, block, tensor, start, length, x_at, d_at, g_at, v_at, start_at, weights, eps, least, kinds, constants, steps,
     partial, further, first, last,
@@ -223,7 +224,7 @@ def reduce_metric(
                     partial[i, -1] += moved_sq(xs, begin, start[i] + low)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def move_sq_metric(
     like, block, tensor, start, length, x_at, d_at, g_at, v_at, start_at, weights, eps, least, constants, steps,
     partial, first, last,
@@ -245,7 +246,7 @@ def move_sq_metric(
             partial[0, i] += _change_sq(x[low:end], ds, rs, s, psi)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE, error_model="numpy")
+@compiled(fastmath=ENTRYWISE, error_model="numpy")
 def write_metric(
     like, block, tensor, start, length, x_at, d_at, g_at, v_at, start_at, weights, eps, least, constants, steps, relax,
     first, last,

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 from torch import Tensor
 
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, pointer, run
 from proxsps.optim.kernels.metric import new_weights, slopes, store_metric
 from proxsps.optim.kernels.moments import Averages, overflows
@@ -159,7 +160,7 @@ def _add_sums(x, g, d, r, out):
             out[0] = np.nan
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _pass(
     like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, v_at, start_at, weights, eps, least, l1, caps,
     u, moves, summing, norms, partial, first, last,
@@ -191,7 +192,7 @@ def _pass(
                 partial[i, SUMS + p] += _move_sq(xs, y) if moves else _height(xs, ds, y)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _write(
     like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, v_at, weights, eps, least, l1, caps, u, relax,
     norms, first, last,

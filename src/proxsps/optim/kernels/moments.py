@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import (
     ENTRYWISE,
     REORDER,
@@ -140,7 +141,7 @@ def _add_adam(x, g, d, v, old, new, old_v, new_v, eps, least, one):
     return dr, dx, xx, gx, gg, rr, rx, size
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _sum_average(
     like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, least, partial, first, last
 ):
@@ -163,7 +164,7 @@ def _sum_average(
         out[5], out[6] = out[0], out[1]
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _sum_adam(
     like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, weights, eps, least, partial, first, last
 ):
@@ -192,7 +193,7 @@ def _sum_adam(
                 out[7] += moved_sq(x[at:end], start, low + at)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE)
+@compiled(fastmath=ENTRYWISE)
 def _write_average(
     like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, least, keep, move, first, last
 ):
@@ -211,7 +212,7 @@ def _write_average(
             x[k] = a * x[k] + b * slope
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ENTRYWISE, error_model="numpy")
+@compiled(fastmath=ENTRYWISE, error_model="numpy")
 def _write_adam(
     like, block, tensor, origin, length, x_at, g_at, d_at, v_at, weights, eps, least, keep, move, first, last
 ):
