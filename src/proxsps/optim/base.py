@@ -27,6 +27,7 @@ from proxsps.optim.checks import (
     check_limit,
     check_lr,
     check_nonnegative,
+    check_rate,
     check_regularizer,
     check_unflattened,
     computable,
@@ -34,7 +35,7 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.estimate import Estimate
 from proxsps.optim.last_step import LastStep, Taken, report
-from proxsps.optim.memory import keep_numbers
+from proxsps.optim.memory import follow_dtypes, keep_numbers
 from proxsps.optim.numbers import Device, Host, Numbers, choose
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
 from proxsps.optim.saving import SavesState
@@ -83,6 +84,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._loading: dict[str, Any] | None = None
         self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
+        self._dtypes: list[torch.dtype] = []  # of the parameters, at the last step
         self._leave_join()
 
     # Groups
@@ -109,12 +111,29 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_lr(type(self).__name__, group["lr"], group["params"])
-        check_nonnegative("weight_decay", group["weight_decay"])
+        self._check_numbers(group)
         if (bound := group.get("lower_bound")) is not None:
             check_bound(bound)
-        check_limit(group["max_move"])
         check_unflattened(group["params"])
         check_regularizer(group)
+
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        check_rate(group)
+        check_nonnegative("weight_decay", group["weight_decay"])
+        check_limit(group["max_move"])
+
+    def _check_changes(self) -> None:
+        """Check the numbers in the groups again, and let state follow the parameters into another dtype."""
+        for i, group in enumerate(self.param_groups):
+            try:
+                self._check_numbers(group)
+            except ValueError as error:
+                text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
+                raise ValueError(text) from None
+        dtypes = [param.dtype for group in self.param_groups for param in group["params"]]
+        if dtypes != self._dtypes:
+            follow_dtypes(self.state, self.param_groups)
+            self._dtypes = dtypes
 
     # The step
 
@@ -137,6 +156,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             The closure's or the given loss.
         """
         self._taken["last"] = None
+        if not torch.compiler.is_compiling():
+            self._check_changes()
         if self._ranks.size > 1:
             self._check_uneven()
         value, weight, returned = self._loss(closure, loss)
@@ -205,6 +226,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         f, C = numbers.scalar(value), numbers.number(bound if bounded else 0.0)
         estimate, caps = self._estimate(), self._caps(numbers)
         estimate.prepare(blocks, numbers)
+        rates = [block.alpha for block in blocks if isinstance(block.alpha, Tensor)]  # on a device, not read
         alpha = caps.prepare(blocks, numbers)
         lam = numbers.vector([block.lam for block in blocks])
         assembly = Assembly(blocks, numbers, self._ranks, self.param_groups[0]["fused"], estimate.coupled)
@@ -227,6 +249,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         above, further = (gap, ()) if estimate.plain or estimate.coupled else (_above(f, C), (gap,))
         ok = admissible(above, sums.d_sq, sums.d_dot_x, bounded, *further)
         ok = ok if agreed is True else ok & agreed
+        ok = ok & are_rates(torch.stack(rates)) if rates else ok
         if numbers.refuses(ok):
             self._explain_skip(m if estimate.coupled else f, C, bounded)
             taken = Taken(alpha, False, gap)
@@ -308,6 +331,11 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             self._warned.add(kind)
             text = f"{type(self).__name__}: {reason}. {effect}. This warning is shown once."
             warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
+
+
+def are_rates(rates: Tensor) -> Tensor:
+    """Whether all caps on the step are finite numbers >= 0."""
+    return ((rates >= 0) & (rates < math.inf)).all()
 
 
 def _above(m: Array, C: Array | float) -> Array:
