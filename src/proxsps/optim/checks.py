@@ -27,6 +27,7 @@ METHOD = ("lower_bound", "c", "c0", "betas", "eps")
 ABSENT = ("maximize", "differentiable", "momentum", "nesterov", "betas", "amsgrad")
 # What torch and its schedulers write into the groups of any optimizer.
 COMMON = ("params", "param_names", "initial_lr", "differentiable")
+_INSTEAD = {"maximize": " Minimise the negated loss, and pass its lower_bound, or None if it has none."}
 MISSPELT = 0.85  # similarity from which an unknown key is a misspelt option, not the user's own key
 
 
@@ -164,7 +165,10 @@ def check_constructor(cls: type, options: Iterable[str]) -> None:
     for key in options:
         if key not in parameters:
             known = [name for name in parameters if name != "self"]
-            raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {key!r}. {hint(key, known)}")
+            advice = hint(key, known)
+            if key in ABSENT:
+                advice = f"It is an option of torch's optimizers that would change the step.{_INSTEAD.get(key, '')}"
+            raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {key!r}. {advice}")
 
 
 def check_group_keys(owner: str, group: Mapping[str, Any], known: Iterable[str]) -> None:
