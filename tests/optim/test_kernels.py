@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ pytest.importorskip("numba")
 
 import proxsps
 from proxsps.optim import ProxSPS, kernels
-from proxsps.optim.kernels import Psi, entries, layout, moments, rows
+from proxsps.optim.kernels import Psi, caching, entries, layout, moments, rows
 from proxsps.regularizers import L2
 
 LARGE = 300_001  # several threads take part
@@ -422,6 +423,59 @@ def test_a_second_process_does_not_compile_again(tmp_path):
     assert all(hits + misses > 0 for hits, misses in runs[0].values())
     assert all(hits > 0 and misses == 0 for hits, misses in runs[1].values())
     assert len(runs[0]) == len(runs[1]) == 3 + 6 + 4 + 4
+
+
+EDITED = """
+import sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from proxsps.optim.kernels import rows
+one, out = np.ones(1), np.empty(1)
+rows._factors(one, one, 0.25 * one, one, -np.inf * one, np.inf * one, out)
+print(*out)
+"""
+
+
+def test_kernels_are_compiled_again_after_an_edit_of_what_they_inline(tmp_path, forked):
+    """Of a function in another file, in a copy of the package."""
+
+    def result():
+        words = [sys.executable, "-c", EDITED, str(tmp_path)]
+        with forked(words, stdout=subprocess.PIPE, text=True) as process:
+            return process.communicate()[0].strip(), sorted(folder.glob("__pycache__/*.nb?"))
+
+    ignored, folder = shutil.ignore_patterns("__pycache__"), tmp_path / "proxsps" / "optim" / "kernels"
+    shutil.copytree(Path(proxsps.__file__).parent, tmp_path / "proxsps", ignore=ignored)
+    before, stored = result()
+    source = folder / "scalar.py"
+    source.write_text(source.read_text().replace("* shrink, lower", "* shrink + 1, lower"))
+    after, files = result()
+    assert (before, after) == ("0.375", "1.375")
+    assert len(stored) == 2
+    assert files == stored  # nothing piles up
+
+
+def test_a_process_killed_while_it_stores_a_kernel_leaves_no_old_code(tmp_path, monkeypatch):
+    """The index is written first, and would refer to the code of other sources."""
+    old, new = (caching.KernelFile(str(tmp_path), "kernel", stamp) for stamp in ("old", "new"))
+    old.save("float32", "old code")
+    assert old.load("float32") == "old code"
+    assert new.load("float32") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(new, "_save_data", lambda *given: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            new.save("float32", "new code")
+    assert new.load("float32") is None
+    new.save("float32", "new code")
+    assert new.load("float32") == "new code"
+
+
+def test_the_digest_of_kernels_covers_all_files_that_they_are_made_of():
+    """Of `blocks`, nothing is compiled."""
+    sources = [file.read_text() for file in Path(kernels.__file__).parent.glob("*.py")]
+    imported = {name for text in sources for name in re.findall(r"^from (proxsps\S+) import", text, re.MULTILINE)}
+    covered = {f"{package}.{file.removesuffix('.py')}" for package, file in caching.FURTHER} | {"proxsps.optim.blocks"}
+    assert {name for name in imported if not name.startswith("proxsps.optim.kernels")} == covered
 
 
 # -- which path a step takes ------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
 from proxsps.core.array import Array, array_namespace, over_blocks
 from proxsps.core.caps import (
     Matched,
@@ -191,6 +193,10 @@ class Assembly:
             self.lines.move(Affine(*(self.numbers.chosen(part, self.lines.places) for part in update)), ok)
         for curve in self.curves:
             curve.write(u, self.numbers.factor(s), ok)
+        # Autograd does not notice writes of the kernels and of torch's fused operations: backward through a graph of
+        # before would use the new parameters.
+        for x in () if torch.compiler.is_compiling() else [x for block in self.blocks for x in block.params]:
+            torch.autograd.graph.increment_version(x)
         return s
 
     def _moves_sq(self, update: Affine, u: Array, sums: Sums) -> Array:

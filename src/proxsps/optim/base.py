@@ -26,6 +26,7 @@ from proxsps.optim.checks import (
     check_limit,
     check_lr,
     check_nonnegative,
+    check_rate,
     check_regularizer,
     check_unflattened,
     computable,
@@ -35,7 +36,7 @@ from proxsps.optim.estimate import Estimate
 from proxsps.optim.hints import warn
 from proxsps.optim.host import take
 from proxsps.optim.last_step import LastStep, Taken, report
-from proxsps.optim.memory import keep_numbers
+from proxsps.optim.memory import follow_dtypes, keep_numbers
 from proxsps.optim.numbers import Device, Host, Numbers, choose
 from proxsps.optim.plan import Plan, Rule
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
@@ -86,6 +87,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
         self._plan: Plan | None = None
+        self._dtypes: list[torch.dtype] = []  # of the parameters, at the last step
         self._leave_join()
 
     # Groups
@@ -112,12 +114,29 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_lr(type(self).__name__, group["lr"], group["params"])
-        check_nonnegative("weight_decay", group["weight_decay"])
+        self._check_numbers(group)
         if (bound := group.get("lower_bound")) is not None:
             check_bound(bound)
-        check_limit(group["max_move"])
         check_unflattened(group["params"])
         check_regularizer(group)
+
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        check_rate(group)
+        check_nonnegative("weight_decay", group["weight_decay"])
+        check_limit(group["max_move"])
+
+    def _check_changes(self) -> None:
+        """Check the numbers in the groups again, and let state follow the parameters into another dtype."""
+        for i, group in enumerate(self.param_groups):
+            try:
+                self._check_numbers(group)
+            except ValueError as error:
+                text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
+                raise ValueError(text) from None
+        dtypes = [param.dtype for group in self.param_groups for param in group["params"]]
+        if dtypes != self._dtypes:
+            follow_dtypes(self.state, self.param_groups)
+            self._dtypes = dtypes
 
     # The step
 
@@ -155,6 +174,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             self._check_options()
             self._take(plan, value, weight, lower_bound)
             return returned
+        if not torch.compiler.is_compiling():
+            self._check_changes()
         check_agreement(type(self).__name__, self.param_groups)
         if value is not None:
             self._drop_blank_state()
@@ -233,6 +254,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         f, C = numbers.scalar(value), numbers.number(bound if bounded else 0.0)
         estimate, caps = self._estimate(), self._caps(numbers)
         estimate.prepare(blocks, numbers)
+        rates = [block.alpha for block in blocks if isinstance(block.alpha, Tensor)]  # on a device, not read
         alpha = caps.prepare(blocks, numbers)
         lam = numbers.vector([block.lam for block in blocks])
         assembly = Assembly(blocks, numbers, self._ranks, estimate.coupled)
@@ -255,6 +277,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         above, further = (gap, ()) if estimate.plain or estimate.coupled else (_above(f, C), (gap,))
         ok = admissible(above, sums.d_sq, sums.d_dot_x, bounded, *further)
         ok = ok if agreed is True else ok & agreed
+        ok = ok & are_rates(torch.stack(rates)) if rates else ok
         if numbers.refuses(ok):
             self._explain_skip(m if estimate.coupled else f, C, bounded)
             taken = Taken(alpha, False, gap)
@@ -333,6 +356,11 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if kind not in self._warned:
             self._warned.add(kind)
             warn(f"{type(self).__name__}: {reason}. {effect}. This warning is shown once.")
+
+
+def are_rates(rates: Tensor) -> Tensor:
+    """Whether all caps on the step are finite numbers >= 0."""
+    return ((rates >= 0) & (rates < math.inf)).all()
 
 
 def _above(m: Array, C: Array | float) -> Array:

@@ -24,6 +24,7 @@ from proxsps.optim.hints import (
     check_momentum,
     factor_hint,
     shrinkage_hint,
+    skorch_hint,
 )
 from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.passes import Places
@@ -61,6 +62,8 @@ class CappedPolyak(PolyakOptimizer):
                 f"{name}(lr=None) needs the distance cap to set its steps, got distance_cap=False: leave distance_cap "
                 "out, or pass a number as lr."
             )
+        if (hint := skorch_hint(lr)) is not None:
+            warnings.warn(f"{name}: {hint}.", UserWarning, stacklevel=3)
         cap = defaults["cap"]
         check_cap(cap)
         defaults |= {

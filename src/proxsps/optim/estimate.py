@@ -175,11 +175,13 @@ class Averaged(Estimate):
     def _resting(self, block: Block) -> Array | float:
         """<d, x> over the tensors of a block that rest; 0 if there are none."""
         owners = [block.group["params"][i] for i in block.resting]
-        pairs = [(own["average"], p) for p in owners if "average" in (own := self._state.get(p, {}))]
-        if not pairs:
-            return 0.0
-        parts = ((entries(d, block.gathered), widened(entries(p.detach(), block.gathered))) for d, p in pairs)
-        return self._numbers.total([torch.dot(d, x) for d, x in bucketed(parts, *COPIES)])
+        averages = [self._state.get(owner, {}).get("average") for owner in owners]
+        pairs = [
+            (entries(d, block.gathered), widened(entries(x.detach().resolve_conj(), block.gathered)))
+            for d, x in zip(averages, owners, strict=True)
+            if d is not None
+        ]
+        return self._numbers.total([torch.dot(d, x) for d, x in bucketed(pairs, *COPIES)]) if pairs else 0.0
 
     def _square_weights(self, owns: Sequence[dict[str, Any]]) -> list[Weights]:
         """The weights of each tensor, which has its own count."""

@@ -95,8 +95,8 @@ class ProxSPS(CappedPolyak):
         }
         super().__init__(params, defaults, process_group, check_replicas)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        super()._check_numbers(group)
         check_fraction("momentum", group["momentum"])
 
     def _rule(self) -> Rule:

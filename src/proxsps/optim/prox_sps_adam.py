@@ -93,9 +93,12 @@ class ProxSPSAdam(CappedPolyak):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
+        check_diagonal(type(self).__name__, group["regularizer"])
+
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        super()._check_numbers(group)
         check_betas(group["betas"])
         check_nonnegative("eps", group["eps"])
-        check_diagonal(type(self).__name__, group["regularizer"])
 
     def _rule(self) -> Rule:
         options = self.param_groups[0]

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.sampling import moved_sq
@@ -200,7 +201,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             total += change * change
         return total
 
-    @numba.njit(nogil=True, cache=True)
+    @compiled()
     def reduce(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
         least, kinds, constants, steps, summing, moving, partial, first, last,
@@ -252,7 +253,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
 
-    @numba.njit(nogil=True, cache=True)
+    @compiled()
     def move_sq(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
         least, constants, steps, partial, first, last,
@@ -287,7 +288,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             y = prox(x[k] - s * (scale * d[k]), scale * threshold, shrink, lower, upper)
             x[k] = y if relax == one else x[k] + relax * (y - x[k])
 
-    @numba.njit(nogil=True, cache=True)
+    @compiled()
     def write(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
         least, kinds, keep, move, constants, steps, relax, first, last,
