@@ -45,6 +45,7 @@ from proxsps.optim.search import Gap
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
+NUMBERS = ("lr", "weight_decay")  # that schedulers change
 LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
 
 
@@ -159,6 +160,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             The closure's or the given loss.
         """
         self._taken["last"] = None
+        compiling = torch.compiler.is_compiling()
+        if not compiling and not all([sound(group[key]) for group in self.param_groups for key in NUMBERS]):
+            self._check_changes()
         if self._ranks.size > 1:
             self._check_uneven()
         value, weight, returned = self._loss(closure, loss)
@@ -169,12 +173,12 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             raise ValueError(f"{type(self).__name__} does not use a lower bound; leave it out, or use ProxSPS.")
         if lower_bound is not None:
             check_bound(lower_bound)
-        plan = None if value is None or torch.compiler.is_compiling() else self._plan
+        plan = None if value is None or compiling else self._plan
         if plan is not None and plan.holds(self):
             self._check_options()
             self._take(plan, value, weight, lower_bound)
             return returned
-        if not torch.compiler.is_compiling():
+        if not compiling:
             self._check_changes()
         check_agreement(type(self).__name__, self.param_groups)
         if value is not None:
@@ -356,6 +360,11 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if kind not in self._warned:
             self._warned.add(kind)
             warn(f"{type(self).__name__}: {reason}. {effect}. This warning is shown once.")
+
+
+def sound(number: Any) -> bool:
+    """Whether a number is known to be finite and not negative."""
+    return type(number) is float and 0 <= number < math.inf
 
 
 def are_rates(rates: Tensor) -> Tensor:

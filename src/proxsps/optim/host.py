@@ -282,8 +282,6 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     """
     rule, options = plan.rule, opt.param_groups[0]
     rates, lam = [float(block.group["lr"]) for block in plan.blocks], plan.lam
-    if not all([0 <= number < math.inf for number in rates + lam]):
-        opt._check_changes()  # says what is wrong
     largest, k = max(rates), float(options.get("k", 0.0))
     scaled = rule.matched or rule.distance
     alpha = [rate / (largest or 1.0) for rate in rates] if scaled else rates

@@ -20,15 +20,14 @@ from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.blocks import PLAIN, same_order
+from proxsps.optim.kernels.caching import compiled
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
 RUN = 1_024  # entries summed in their own precision before they go into a double

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.entrywise import Sources
 from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, pointer, run
 from proxsps.optim.kernels.row_layout import RowLayout, RowMemory

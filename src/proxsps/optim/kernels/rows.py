@@ -15,8 +15,8 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.averages import new_slopes, store_slopes, typed_weights
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, pointer, run
 from proxsps.optim.kernels.row_layout import RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
