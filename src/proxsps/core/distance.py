@@ -19,7 +19,7 @@ from proxsps.core.array import Array, array_namespace
 from proxsps.core.estimate import averaged, corrected_weights
 
 SCALE, FORGETTING, START = 0.85, 0.99, 1e-2  # c, b and r0
-SMALLEST = 1e-35  # of the root of the added squares: a cap beyond the range of f32 would be infinite there
+LARGEST = 1e37  # a cap beyond the range of f32 would be infinite there
 STRIDE = 17
 
 
@@ -69,9 +69,9 @@ def advance_travel(travel: Travel, moved: Array, g_sq: Array, b: float = FORGETT
 def distance_cap(travel: Travel, c: float = SCALE) -> Array:
     """A_k, from numbers already updated with the current step; 0 if there never was a gradient."""
     xp = array_namespace(travel.reach)
-    total = xp.sqrt(travel.taken * travel.g_sq)
-    seen = total > 0
-    return c * (seen * travel.reach) / total.clip(SMALLEST)
+    total = travel.taken * travel.g_sq  # multiplied by its root and divided by itself, so that 0 gives 0
+    tiny = float(xp.finfo(total.dtype).smallest_normal)
+    return (c * travel.reach * xp.sqrt(total) / total.clip(tiny)).clip(max=LARGEST)
 
 
 def sample(flat: Array, offset: int = 0) -> Array:

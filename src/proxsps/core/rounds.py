@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.caps import Matched
+from proxsps.core.caps import SMALLEST, Matched, shortest_step
 
-SMALLEST = 1e-30  # of the longest step: H may jump at 0 if x violates a constraint, and a step of any size restores it
-DECADES = (-6.0, 2.0, 5)  # around the step without a regulariser: the points of the first round besides both ends
+DECADES = (-9.0, 3.0, 5)  # around the step without a regulariser: the points of the first round besides both ends
 PARTS = 5  # of equal ratio, into which a round divides the bracket
 LAST = (3.0, 0.0, 4)  # the points of the last round are nearer to 0 than the zero by 8^3, 8^2, 8 and 1 roundings
 
@@ -47,8 +46,8 @@ def refine_zero(
     def known(s: Array) -> Array:
         return xp.stack([s, gap + heights(s)])
 
-    shortest, typical = SMALLEST * longest, gap / (d_sq + (d_sq <= 0))
-    ladder = xp.clip(typical * 10.0 ** even(*DECADES), shortest, longest)
+    shortest = shortest_step(gap, d_sq, longest)
+    ladder = xp.clip(shortest / SMALLEST * 10.0 ** even(*DECADES), shortest, longest)
     first = known(xp.concat([shortest[None], ladder, longest[None]]))
     four, zeros = _nearest(first)
     parts = even(1 / PARTS, 1 - 1 / PARTS, PARTS - 1)

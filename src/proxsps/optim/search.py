@@ -12,10 +12,9 @@ from functools import partial
 import numpy as np
 
 from proxsps.core.array import Array
-from proxsps.core.caps import Matched, find_matched, l2_ray_heights, polyak_ray
+from proxsps.core.caps import Matched, find_matched, l2_ray_heights, polyak_ray, shortest_step
 from proxsps.core.dual import Evaluate, Found, eager_loop, geometric, search_dual, stopping
 from proxsps.core.model import line_heights
-from proxsps.core.rounds import SMALLEST
 from proxsps.core.step import Line, l2_line
 from proxsps.optim.blocks import PROXES, Block
 from proxsps.optim.numbers import Device, Host
@@ -152,8 +151,7 @@ class Search:
             return numbers.find_zero(evaluate, gap, *self._stopping(gap), start)
 
         found = find_matched(heights, gap, d_sq, longest, find)
-        # H may jump at 0 if x violates a constraint. A step of any size then restores it.
-        s = np.maximum(found.s, SMALLEST * longest)
+        s = np.maximum(found.s, shortest_step(gap, d_sq, longest))
         if gap <= 0 or s == found.s:
             return found
         return Matched(s, gap + heights(s[None])[0][0], found.evaluations + 1)
