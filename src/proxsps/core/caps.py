@@ -24,6 +24,7 @@ from proxsps.core.rules import Decision
 
 ROUNDS = 64  # at most, of the bracket for the squared l2 norm; two are usual
 INTERVALS = 6  # per round
+SMALLEST = 1e-20  # of a typical step: shorter than all that are searched for, and not too small for f32
 LARGEST_RATIO = 1e15  # of the longest step to a typical one: squares of it stay in the range of f32
 
 
@@ -224,8 +225,19 @@ def polyak_ray(gap: Array, d_sq: Array, longest: Array) -> Ray:
     return Ray(longest + 0 * gap, (longest * d_sq / _or_one(gap.clip(0.0))).clip(1.0, LARGEST_RATIO))
 
 
+def shortest_step(gap: Array, d_sq: Array, longest: Array) -> Array:
+    """A step far below any zero, to take where H jumps at 0: if x violates a constraint, any step restores it.
+
+    Args:
+        gap: m - C, shape (...).
+        d_sq: sum_j w_j <d_j, D_j^-1 d_j>, shape (...).
+        longest: the largest s that is allowed, finite, shape (...).
+    """
+    return SMALLEST * array_namespace(gap).clip(gap / _or_one(d_sq), 0 * longest, longest)
+
+
 def find_matched(
-    heights: Callable[[Array], tuple[Array, Any]],
+    heights: Evaluate,
     gap: Array,
     d_sq: Array,
     longest: Array,
@@ -234,26 +246,25 @@ def find_matched(
     """The step for any regulariser.
 
     Args:
-        heights: points s on the last axis -> (sum_j <d_j, x_j+(s) - x_j>, its derivative or NaN; None for searches
-            without slopes).
+        heights: points s on the last axis -> (sum_j <d_j, x_j+(s) - x_j>, its derivative or NaN).
         gap: m - C, shape (...).
         d_sq: sum_j w_j <d_j, D_j^-1 d_j>, which gives the search its scale; shape (...).
         longest: the largest s that is allowed, finite; shape (...).
         find: the search on [0, 1] for a function that may not be monotone: `search_dual` with the certificate
-            `height_off` and at_zero = gap, or `refine_zero`. Both evaluate 1 in their first round, which is the answer
-            whenever H(longest) > 0.
+            `height_off` and at_zero = gap. It evaluates 1 in its first round, which is the answer whenever
+            H(longest) > 0.
     """
     xp = array_namespace(d_sq)
     ray = polyak_ray(gap, d_sq, longest)
     positive = gap > 0
 
-    def evaluate(v: Array) -> tuple[Array, Any]:
+    def evaluate(v: Array) -> tuple[Array, Array]:
         height, slope = heights(ray.s(v))
         # A prox with step size 0 may not exist; H is the gap there.
         height = gap[..., None] + xp.where(v > 0, height, xp.zeros_like(height))
         # If there is nothing to search for, 1 is the answer at once.
         height = xp.where(positive[..., None], height, xp.ones_like(height))
-        return height, slope if slope is None else slope * ray.rate(v)
+        return height, slope * ray.rate(v)
 
     found = find(evaluate)
     s = xp.where(positive, ray.s(found.u), xp.zeros_like(found.u))

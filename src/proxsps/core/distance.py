@@ -17,7 +17,7 @@ from proxsps.core.array import Array, array_namespace
 from proxsps.core.estimate import averaged, corrected_weights
 
 SCALE, FORGETTING, START = 0.85, 0.99, 1e-2  # c, b and r0
-SMALLEST = 1e-35  # of the root of the added squares: a cap beyond the range of f32 would be infinite there
+LARGEST = 1e37  # a cap beyond the range of f32 would be infinite there
 
 
 class Travel(NamedTuple):
@@ -66,6 +66,4 @@ def advance_travel(travel: Travel, moved: Array, g_sq: Array, b: float = FORGETT
 def distance_cap(travel: Travel, c: float = SCALE) -> Array:
     """A_k, from numbers already updated with the current step; 0 if there never was a gradient."""
     xp = array_namespace(travel.reach)
-    total = xp.sqrt(travel.taken * travel.g_sq)
-    seen = total > 0
-    return c * (seen * travel.reach) / total.clip(SMALLEST)
+LARGEST = 1e37  # a cap beyond the range of f32 would be infinite there

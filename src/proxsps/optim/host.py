@@ -13,7 +13,7 @@ import numpy as np
 
 from proxsps.core import plain
 from proxsps.core.caps import Matched, l2_matched_height, matched_decision
-from proxsps.core.distance import FORGETTING, SCALE, SMALLEST, START
+from proxsps.core.distance import FORGETTING, LARGEST, SCALE, START
 from proxsps.core.dual import geometric
 from proxsps.core.rules import Decision
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
@@ -152,7 +152,7 @@ def _distance(
     reach, new = max(reach, math.sqrt(moved_sq)), plain.corrected_weight(k, FORGETTING)
     g_sq = (1 - new) * float(options["g_sq"]) + new * sum(table.d_sq if rule.beta is None else table.g_sq)
     total = math.sqrt((k + 1) * g_sq)
-    cap = SCALE * reach / max(total, SMALLEST) if total > 0 else 0.0
+    cap = min(SCALE * reach / total, LARGEST) if total > 0 else 0.0
     return cap, {"reach": reach, "g_sq": g_sq, "k": k + 1}
 
 

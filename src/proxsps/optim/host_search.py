@@ -19,7 +19,6 @@ LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double 
 SAMPLE, COARSEST = 16, 64  # a search starts from a sample of one entry in 16; one in 64 if there are many
 ENOUGH = 1 << 18  # entries of a sample that give the root to half a percent: more cost more than they save
 WORTH = 1 << 20  # entries from which on a pass over a sample saves time
-SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
 
 Floats = Sequence[float]
 
@@ -104,10 +103,10 @@ class Search:
                 start = [1.0, *(about * (1 + noise * k) for k in (-1.0, 0.0, 1.0))]
         tolerance, noise = self._stopping(gap)
         found = plain.search(evaluate, tolerance, self._eps, LIMIT, noise, start, at_zero=gap)
-        # H may jump at 0 if x violates a constraint. A step of any size then restores it.
-        s, h = max(plain.ray_step(found.u, longest, ratio), SMALLEST * longest), found.h
-        if found.u <= 0:
-            h = height([s])[0]
+        s, h = plain.ray_step(found.u, longest, ratio), found.h
+        shortest = plain.shortest_step(gap, d_sq, longest)
+        if s < shortest:
+            s, h = shortest, height([shortest])[0]
         u = s / longest
         steep = longest * d_sq
         root = u if u < 1 else max(gap / steep if steep > 0 else gap, 1.0)
