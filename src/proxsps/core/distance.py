@@ -67,3 +67,6 @@ def distance_cap(travel: Travel, c: float = SCALE) -> Array:
     """A_k, from numbers already updated with the current step; 0 if there never was a gradient."""
     xp = array_namespace(travel.reach)
 LARGEST = 1e37  # a cap beyond the range of f32 would be infinite there
+    total = travel.taken * travel.g_sq  # multiplied by its root and divided by itself, so that 0 gives 0
+    tiny = float(xp.finfo(total.dtype).smallest_normal)
+    return (c * travel.reach * xp.sqrt(total) / total.clip(tiny)).clip(max=LARGEST)
