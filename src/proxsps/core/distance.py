@@ -1,10 +1,21 @@
 """The distance cap: a limit on the step, from the distance between a run and its start, and from its gradients.
 
-    A_k = c rbar_k / sqrt(Ghat_k),    rbar_k = max{r0 (1 + ||x_0||), ||x_i - x_0|| for i <= k}
+    A_k = c rbar_k / sqrt(Ghat_k),    rbar_k = max{F_k r0 (1 + ||x_0||), ||x_i - x_0|| for i <= k},    Ghat_k = K_k G_k
 
-Ghat_k is k + 1 times the average of ||D^-1 g||^2, which decays with the rate b. Without decay it is the sum of
-all of them, and A_k the step of DoG (Ivgi, Hinder and Carmon, 2023). In pure noise rbar grows like k^(c^2/2), so that c
-must stay below 1.
+G_k is the average of ||D^-1 g||^2, which decays with the rate b. The steps are f_k A_k: f_k is a factor, 1 unless a user
+or a schedule sets it. F_k is the largest factor so far, and K_k the sum of their squares, that of this step included.
+Without factors K_k = k + 1. Without decay, Ghat_k is then the sum of all squared gradients, and A_k the step of DoG
+(Ivgi, Hinder and Carmon, 2023).
+
+Why factors enter in this way: Ghat adds up the squared gradients that moved the parameters. In pure noise, with r the
+distance, each step adds f^2 A^2 G = c^2 f^2 r^2 / K to r^2 and f^2 to K, so that r = K^(c^2/2): a schedule changes the
+time, and nothing else. (So c must stay below 1.) If all factors are f, the step is c rbar / sqrt((k + 1) G). All moves,
+and with them the distance, are then f times those without a factor, where gradients do not depend on the moves: F
+scales the first estimate too. Where they do, the distance may grow to that of a solution in both runs, and the steps of
+both become equal. A rule cannot have both: if r is the distance with the factor f, it does not know whether that
+without a factor is r / f or r. F is the largest factor, so that a schedule may begin at 0.
+
+Several blocks have shares w_j in [0, 1] of one step. ||D^-1 g||^2 then adds up w_j^2 ||D_j^-1 g_j||^2.
 
 The start x_0 is kept as a sample of the entries: every 17th of the flat tensor, because strides that divide the widths
 of layers would sample the same columns of every row. A squared distance over n entries is estimated as n/p times that
@@ -15,7 +26,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from proxsps.core.array import Array, array_namespace
+from proxsps.core.array import Array, array_namespace, times
 from proxsps.core.estimate import averaged, corrected_weights
 
 SCALE, FORGETTING, START = 0.85, 0.99, 1e-2  # c, b and r0
@@ -26,9 +37,11 @@ STRIDE = 17
 class Travel(NamedTuple):
     """The numbers of a distance cap, each of the shape of the runs."""
 
-    reach: Array  # rbar
+    reach: Array  # rbar, 0 before the first step
     g_sq: Array  # G, the average of ||D^-1 g||^2, with bias correction
     taken: Array  # k, steps so far, without those that were skipped
+    first: Array = 0.0  # r0 (1 + ||x_0||)
+    weight: Array | None = None  # K; None in a state from before factors were counted
 
 
 def start_travel(x_sq: Array, r0: float = START) -> Travel:
@@ -40,36 +53,58 @@ def start_travel(x_sq: Array, r0: float = START) -> Travel:
     """
     xp = array_namespace(x_sq)
     zero = xp.zeros_like(x_sq)
-    return Travel(start_reach(xp.sqrt(x_sq), r0), zero, zero)
+    return Travel(zero, zero, zero, start_reach(xp.sqrt(x_sq), r0), zero)
 
 
 def start_reach(norm: Array, r0: float = START) -> Array:
-    """rbar before the first step, from ||x_0||."""
+    """The first estimate of the distance, from ||x_0||."""
     return r0 * (1 + norm)
 
 
-def update_travel(travel: Travel, moved_sq: Array, g_sq: Array, b: float = FORGETTING) -> Travel:
+def completed(travel: Travel) -> Travel:
+    """Numbers from before factors were counted, with those that are missing: all factors were 1."""
+    if travel.weight is not None:
+        return travel
+    return travel._replace(first=array_namespace(travel.reach).zeros_like(travel.reach), weight=travel.taken)
+
+
+def moving_weights(share: Array) -> Array:
+    """w_j^2, shape (..., blocks), or 1 if all shares are 0: the average goes on while nothing moves."""
+    return (share + (1 - array_namespace(share).max(share, axis=-1)[..., None])) ** 2
+
+
+def update_travel(
+    travel: Travel, moved_sq: Array, g_sq: Array, factor: Array | float = 1.0, b: float = FORGETTING
+) -> Travel:
     """Update with the current point.
 
     Args:
         travel: the numbers before.
         moved_sq: ||x_k - x_0||^2, shape (...).
         g_sq: ||D^-1 g_k||^2, shape (...). In Adam's metric the number of parameters is nearly as good.
+        factor: f_k, shape (...).
         b: forgetting, in [0, 1).
     """
-    return advance_travel(travel, array_namespace(travel.reach).sqrt(moved_sq), g_sq, b)
+    return advance_travel(travel, array_namespace(travel.reach).sqrt(moved_sq), g_sq, factor, b)
 
 
-def advance_travel(travel: Travel, moved: Array, g_sq: Array, b: float = FORGETTING) -> Travel:
+def advance_travel(
+    travel: Travel, moved: Array, g_sq: Array, factor: Array | float = 1.0, b: float = FORGETTING
+) -> Travel:
     """The same from ||x_k - x_0||."""
-    reach = array_namespace(travel.reach).maximum(travel.reach, moved)
-    return Travel(reach, averaged(travel.g_sq, g_sq, corrected_weights(travel.taken, b)), travel.taken + 1)
+    xp = array_namespace(travel.reach)
+    return travel._replace(
+        reach=xp.maximum(xp.maximum(travel.reach, moved), times(factor, travel.first)),
+        g_sq=averaged(travel.g_sq, g_sq, corrected_weights(travel.taken, b)),
+        taken=travel.taken + 1,
+        weight=travel.weight + factor * factor,
+    )
 
 
 def distance_cap(travel: Travel, c: float = SCALE) -> Array:
-    """A_k, from numbers already updated with the current step; 0 if there never was a gradient."""
+    """A_k, from numbers already updated with the current step; 0 if there never was a gradient, or a factor above 0."""
     xp = array_namespace(travel.reach)
-    total = xp.sqrt(travel.taken * travel.g_sq)
+    total = xp.sqrt(travel.weight * travel.g_sq)
     seen = total > 0
     return c * (seen * travel.reach) / total.clip(SMALLEST)
 

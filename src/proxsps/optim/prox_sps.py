@@ -50,6 +50,9 @@ class ProxSPS(CappedPolyak):
         regularizer: any other regulariser, instead of `weight_decay`.
         lower_bound: $C$, which the loss never falls below. 0 is right for losses that are never negative. None for
             losses whose bound is not known: nothing is truncated, and the step is the cap.
+        factor: without an `lr`, multiplies all steps; None for 1. It becomes the `lr` of the groups, which schedulers
+            scale. Groups may have their own. $\bar r_k$ and $\hat G_k$ take factors into account, so that a schedule
+            does not change them for good.
         momentum: $\beta$, the weight of the old averages in each step; 0 for the loss of the batch alone. Needs one
             tensor of state per parameter.
         cap: "proximal" for the step above, or "matched". None means "proximal" with an `lr`, "matched" without.
@@ -71,6 +74,7 @@ class ProxSPS(CappedPolyak):
         regularizer: Regularizer | None = None,
         lower_bound: float | None = 0.0,
         *,
+        factor: float | Tensor | None = None,
         momentum: float = 0.0,
         cap: Literal["proximal", "matched"] | None = None,
         distance_cap: bool | None = None,
@@ -82,6 +86,7 @@ class ProxSPS(CappedPolyak):
     ) -> None:
         defaults = {
             "lr": lr,
+            "factor": factor,
             "weight_decay": weight_decay,
             "regularizer": regularizer,
             "lower_bound": lower_bound,

@@ -3,7 +3,7 @@
 State of a parameter: `start` holds the sampled entries of x_0, every 17th of the flat tensor (`proxsps.core.distance`).
 For a sharded parameter, and in checkpoints, they are a padded matrix with one row for each row of the parameter, which
 can be sharded and resharded like the parameter.
-The numbers rbar, G and k are in the groups.
+The numbers rbar, G, k, the first estimate of the distance and the sum of squared factors are in the groups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from proxsps.optim.parts import Part
 from proxsps.optim.passes import widened
 from proxsps.optim.reduce import Ranks
 
-KEYS = ("reach", "g_sq", "k")
+KEYS = ("reach", "g_sq", "k", "first_reach", "factors_sq")
 
 
 class Distance:
@@ -125,14 +125,14 @@ class Distance:
         norms = self._numbers.column(torch.stack(torch._foreach_norm(weighted, 2, self._numbers.dtype)))
         return (norms**2).reshape(len(lists), -1).sum(1)
 
-    def cap(self, sums: Array, g_sq: Array) -> Array:
-        """A_k, from the sums and ||D^-1 g||^2 over all ranks."""
+    def cap(self, sums: Array, g_sq: Array, factor: Array | float) -> Array:
+        """A_k, from the sums and ||D^-1 g||^2 over all ranks, and from the factor on the step."""
         before, xp = self._before, array_namespace(sums)
         moved, length = xp.sqrt(sums)
-        reach = before.reach
+        first = before.first
         if self._first:
-            reach = xp.where(before.taken <= 0, start_reach(length), reach)
-        self._after = advance_travel(before._replace(reach=reach), moved, g_sq)
+            first = xp.where(before.taken <= 0, start_reach(length), first)
+        self._after = advance_travel(before._replace(first=first), moved, g_sq, factor)
         return distance_cap(self._after)
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
