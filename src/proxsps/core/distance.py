@@ -1,19 +1,21 @@
 """The distance cap: a limit on the step, from the distance between a run and its start, and from its gradients.
 
-    A_k = c rbar_k / sqrt(Ghat_k),    rbar_k = max{F_k r0 (1 + ||x_0||), ||x_i - x_0|| for i <= k},    Ghat_k = K_k G_k
+    A_k = c rbar_k / sqrt(K_k G_k),    rbar_k = max{F_k r0 (1 + ||x_0||), ||x_i - x_0|| for i <= k}
 
-G_k is the average of ||D^-1 g||^2, which decays with the rate b. The steps are f_k A_k: f_k is a factor, 1 unless a user
-or a schedule sets it. F_k is the largest factor so far, and K_k the sum of their squares, that of this step included.
-Without factors K_k = k + 1. Without decay, Ghat_k is then the sum of all squared gradients, and A_k the step of DoG
-(Ivgi, Hinder and Carmon, 2023).
+G_k is the average of ||D^-1 g||^2, which decays with the rate b. Steps are f_k A_k with a factor f_k, which is 1 unless
+users or schedules set it. F_k is the largest factor so far, and K_k the sum of the squares of all factors, that of this
+step included. Without factors, F_k = 1 and K_k = k + 1. Without decay, K_k G_k is then the sum of all squared
+gradients, and A_k the step of DoG (Ivgi, Hinder and Carmon, 2023).
 
-Why factors enter in this way: Ghat adds up the squared gradients that moved the parameters. In pure noise, with r the
-distance, each step adds f^2 A^2 G = c^2 f^2 r^2 / K to r^2 and f^2 to K, so that r = K^(c^2/2): a schedule changes the
-time, and nothing else. (So c must stay below 1.) If all factors are f, the step is c rbar / sqrt((k + 1) G). All moves,
-and with them the distance, are then f times those without a factor, where gradients do not depend on the moves: F
-scales the first estimate too. Where they do, the distance may grow to that of a solution in both runs, and the steps of
-both become equal. A rule cannot have both: if r is the distance with the factor f, it does not know whether that
-without a factor is r / f or r. F is the largest factor, so that a schedule may begin at 0.
+Why factors enter in this way: the cap divides a distance by the root of the squared gradients that moved the run.
+
+- In pure noise, a step adds f^2 A^2 G = c^2 r^2 f^2 / K to the squared distance r^2, and f^2 to K. So r = K^(c^2/2), up
+  to a constant, with every schedule: it changes the time, and nothing else. (For the same reason, c stays below 1.)
+- If all factors are f, then f A_k = c rbar_k / sqrt((k + 1) G_k). Where gradients do not depend on the moves, all moves
+  are f times those without a factor, because the first estimate of the distance is scaled too. Where both runs come
+  near a solution, their distances and steps become equal. A run cannot tell the two cases apart by its distance r:
+  without a factor, it might be at r / f or at r. A rule that is right in the second case takes f^2 in the first.
+- F_k is the largest factor, not the first one, so that a schedule may begin at 0.
 
 Several blocks have shares w_j in [0, 1] of one step. ||D^-1 g||^2 then adds up w_j^2 ||D_j^-1 g_j||^2.
 
@@ -41,7 +43,7 @@ class Travel(NamedTuple):
     g_sq: Array  # G, the average of ||D^-1 g||^2, with bias correction
     taken: Array  # k, steps so far, without those that were skipped
     first: Array = 0.0  # r0 (1 + ||x_0||)
-    weight: Array | None = None  # K; None in a state from before factors were counted
+    weight: Array = None  # K; None in a state from before factors were counted
 
 
 def start_travel(x_sq: Array, r0: float = START) -> Travel:
