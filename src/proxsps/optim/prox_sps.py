@@ -51,8 +51,8 @@ class ProxSPS(CappedPolyak):
         lower_bound: $C$, which the loss never falls below. 0 is right for losses that are never negative. None for
             losses whose bound is not known: nothing is truncated, and the step is the cap.
         factor: without an `lr`, multiplies all steps; None for 1. It becomes the `lr` of the groups, which schedulers
-            scale. Groups may have their own. $\bar r_k$ and $\hat G_k$ take factors into account, so that a schedule
-            does not change them for good.
+            scale; groups may have their own. $\hat G_k$ adds up squared gradients times squared factors, so that short
+            steps at first do not make all later ones short.
         momentum: $\beta$, the weight of the old averages in each step; 0 for the loss of the batch alone. Needs one
             tensor of state per parameter.
         cap: "proximal" for the step above, or "matched". None means "proximal" with an `lr`, "matched" without.
