@@ -111,7 +111,6 @@ def test_a_slope_of_zero_gives_the_prox_with_the_longest_step_or_nothing():
         assert l2_matched(np.float64(1.0), zero, zero, one, lam, np.float64(7.0), eager_loop).s == 7
         assert l2_matched(np.float64(-1.0), zero, zero, one, lam, np.float64(7.0), eager_loop).s == 0
     assert l2_matched(np.float64(1.0), np.full(1, 1e-300), zero, one, zero, np.float64(7.0), eager_loop).s == 7
-    assert l2_matched(np.float64(np.nan), one, one, one, one, np.float64(7.0), eager_loop).s == 0
 
 
 def test_without_regulariser_it_is_the_polyak_step():

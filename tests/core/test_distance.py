@@ -87,11 +87,11 @@ def test_without_gradients_there_is_no_step():
 
 
 def test_the_reach_never_shrinks_and_skipped_steps_change_nothing():
-    old = Travel(np.array([2.0, 2.0]), np.array([1.0, 1.0]), np.array([4.0, 4.0]))
+    old = Travel(*(np.full(2, number) for number in (2.0, 1.0, 4.0, 0.5, 3.0)))
     new = update_travel(old, np.array([1.0, np.nan]), np.array([9.0, np.inf]))
     assert new.reach[0] == 2
     found = chosen(np.array([True, False]), new, old)
-    assert [part[1] for part in found] == [2, 1, 4]
+    assert [part[1] for part in found] == [2, 1, 4, 0.5, 3]
     assert [part[0] for part in found] == [part[0] for part in new]
 
 

@@ -110,13 +110,16 @@ class Reference:
         samples, state = [sample(x.reshape(-1)) for x in xs], self.state
         if not self.k:
             state["start"] = samples
-            state["reach"] = START * (1 + self.norm(xs, samples))
-            state["g_sq"] = 0.0
+            state["first"] = START * (1 + self.norm(xs, samples))
+            state["g_sq"] = state["reach"] = state["squares"] = 0.0
         moved = self.norm(xs, [a - b for a, b in zip(samples, state["start"], strict=True)])
-        state["reach"] = max(state["reach"], moved)
-        g_sq = sum(np.sum((g / D) ** 2) for g, D in zip(gs, metrics, strict=True))
+        rates = np.array([group.rate for group in self.groups])
+        factor = rates.max() if self.rateless else 1.0
+        state["reach"] = max(state["reach"], factor * state["first"], moved)
+        state["squares"] += factor**2
+        g_sq = sum(np.sum((w * g / D) ** 2) for w, g, D in zip(rates / rates.max(), gs, metrics, strict=True))
         state["g_sq"] = FORGETTING * state["g_sq"] + (1 - FORGETTING) * g_sq
-        total = (self.k + 1) * state["g_sq"] / (1 - FORGETTING ** (self.k + 1))
+        total = state["squares"] * state["g_sq"] / (1 - FORGETTING ** (self.k + 1))
         return SCALE * state["reach"] / np.sqrt(total)
 
     @staticmethod

@@ -74,9 +74,8 @@ def l2_matched_step(
     """The step size of `l2_matched` alone."""
     xp = array_namespace(d_sq)
     if d_sq.shape[-1] == 1:
-        s = _one_block(gap, d_sq, d_dot_x, share, lam, longest)
-    else:
-        s = _first_zero(gap, d_sq + lam * d_dot_x, share, lam, longest + 0 * gap, loop)
+        return _one_block(gap, d_sq, d_dot_x, share, lam, longest)
+    s = _first_zero(gap, d_sq + lam * d_dot_x, share, lam, longest + 0 * gap, loop)
     return xp.where(gap > 0, s, xp.zeros_like(s))
 
 
@@ -115,12 +114,12 @@ def _reach(s: Array, share: Array, lam: Array) -> Array:
 
 
 def _one_block(gap: Array, d_sq: Array, d_dot_x: Array, share: Array, lam: Array, longest: Array) -> Array:
-    """gap / (w (K - lam gap)), the only zero; there is none where that is not positive."""
+    """gap / (w (K - lam gap)), the only zero; there is none where that is not positive. 0 where the gap is not."""
     xp = array_namespace(d_sq)
     steep = (share * (d_sq + lam * (d_dot_x - gap[..., None])))[..., 0]
     # A steepness that is not positive is replaced by one with which the quotient is as large as possible.
     least = (1 + xp.abs(gap)) * float(xp.finfo(steep.dtype).smallest_normal)
-    return xp.minimum(gap / xp.maximum(steep, least), longest)
+    return xp.minimum(gap / xp.maximum(steep, least), longest).clip(0.0)
 
 
 class Squeeze(NamedTuple):

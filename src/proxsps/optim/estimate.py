@@ -63,8 +63,8 @@ class Estimate:
         return sums
 
     def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
-        """||D^-1 g||^2 of the gradient g of this step."""
-        return over_blocks(sums.d_sq)
+        """||D_j^-1 g_j||^2 of the gradient g of this step, one number per block."""
+        return sums.d_sq
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
         """Numbers in the groups that a step changes: their values after and before it."""
@@ -226,8 +226,8 @@ class Averaged(Estimate):
         return sums if self._beta2 is None or not self._moves else Sums(extras[3], extras[4], sums.x_sq)
 
     def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
-        """||D^-1 g||^2 of the gradient alone, in the metric."""
-        return over_blocks(extras[1])
+        """The same of the gradient alone, in the metric."""
+        return extras[1]
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
         """The numbers of the model."""

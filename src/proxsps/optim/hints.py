@@ -74,7 +74,7 @@ def factor_hint(groups: Sequence[dict[str, Any]]) -> str:
     largest = max(group["lr"] for group in groups)
     return (
         f"the lr of no group was above {SMALL_FACTOR:g} in the first {FIRST_STEPS} steps; it is at most {largest:.3g}. "
-        "Without a learning rate, lr is a factor on the step that starts at 1, so these steps are far too short. "
+        "Without a learning rate, lr is a factor on the step that starts at 1, so these steps were probably too short. "
         "Schedulers that set rates of their own (OneCycleLR, CyclicLR, SWALR) and long warm-ups do this: use CoolDown, "
         "no scheduler, or max_lr=1"
     )

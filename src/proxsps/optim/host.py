@@ -145,15 +145,22 @@ def _admissible(table: Table, gap: float, above: float, bounded: bool) -> bool:
 
 
 def _distance(
-    options: dict[str, Any], k: float, moved_sq: float, start_sq: float, table: Table, rule: Rule
+    plan: Plan, options: dict[str, Any], moved_sq: float, start_sq: float, table: Table, share: Floats, factor: float
 ) -> tuple[float, dict[str, float]]:
     """The distance cap, and its numbers after the step (`proxsps.core.distance`)."""
-    reach = START * (1 + math.sqrt(start_sq)) if k <= 0 else float(options["reach"])
-    reach, new = max(reach, math.sqrt(moved_sq)), plain.corrected_weight(k, FORGETTING)
-    g_sq = (1 - new) * float(options["g_sq"]) + new * sum(table.d_sq if rule.beta is None else table.g_sq)
-    total = math.sqrt((k + 1) * g_sq)
+    k = float(options["k"])
+    first = START * (1 + math.sqrt(start_sq)) if k <= 0 else float(options["first_reach"])
+    reach = max(float(options["reach"]), math.sqrt(moved_sq), factor * first)
+    squares = table.d_sq if plan.rule.beta is None else table.g_sq
+    # Where all shares are 0, the average goes on while nothing moves.
+    moving = [w * w * e for w, e in zip(share, squares, strict=True)] if max(share) > 0 else squares
+    new = plain.corrected_weight(k, FORGETTING)
+    g_sq = (1 - new) * float(options["g_sq"]) + new * sum(moving)
+    factors_sq = float(options["factors_sq"]) + factor * factor
+    total = math.sqrt(factors_sq * g_sq)
     cap = min(SCALE * reach / total, LARGEST) if total > 0 else 0.0
-    return cap, {"reach": reach, "g_sq": g_sq, "k": k + 1}
+    after = {"reach": reach, "g_sq": g_sq, "k": k + 1, "first_reach": first, "factors_sq": factors_sq}
+    return cap, after
 
 
 def _notice_rest(opt: Any, k: float, moved_sq: float, model: Model, chosen: Chosen, rule: Rule) -> None:
@@ -304,7 +311,8 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     opt._skips = 0
     distance = math.nan
     if rule.distance:
-        distance, numbers = _distance(options, k, moved_sq, start_sq, table, rule)
+        factor = largest if rule.factor else 1.0
+        distance, numbers = _distance(plan, options, moved_sq, start_sq, table, alpha, factor)
         after |= numbers
     model = Model(gap, table, alpha, lam)
     if rule.name in _RULES:

@@ -19,12 +19,12 @@ from proxsps.core.plain import corrected_weight
 from proxsps.optim.blocks import ENTRIES, LINES, PLAIN, PROXES, ROWS, UNITS, Block, plain, same_order
 from proxsps.optim.memory import blank, entries, replace
 from proxsps.optim.passes import widened
-from proxsps.optim.travel import ORIGIN, sampled
+from proxsps.optim.travel import KEYS, ORIGIN, sampled
 from proxsps.regularizers import Zero
 from proxsps.regularizers.base import subgradient_all, value_all
 
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
-NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", "reach", "g_sq"}
+NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", *KEYS}
 
 
 FUSED = (

@@ -51,6 +51,9 @@ class ProxSPS(CappedPolyak):
         regularizer: any other regulariser, instead of `weight_decay`.
         lower_bound: $C$, which the loss never falls below. 0 is right for losses that are never negative. None for
             losses whose bound is not known: nothing is truncated, and the step is the cap.
+        factor: without an `lr`, multiplies all steps; None for 1. It becomes the `lr` of the groups, which schedulers
+            scale; groups may have their own. $\hat G_k$ adds up squared gradients times squared factors, so that short
+            steps at first do not make all later ones short.
         momentum: $\beta$, the weight of the old averages in each step; 0 for the loss of the batch alone. Needs one
             tensor of state per parameter.
         cap: "proximal" for the step above, or "matched". None means "proximal" with an `lr`, "matched" without.
@@ -72,6 +75,7 @@ class ProxSPS(CappedPolyak):
         regularizer: Regularizer | None = None,
         lower_bound: float | None = 0.0,
         *,
+        factor: float | Tensor | None = None,
         momentum: float = 0.0,
         cap: Literal["proximal", "matched"] | None = None,
         distance_cap: bool | None = None,
@@ -83,6 +87,7 @@ class ProxSPS(CappedPolyak):
     ) -> None:
         defaults = {
             "lr": lr,
+            "factor": factor,
             "weight_decay": weight_decay,
             "regularizer": regularizer,
             "lower_bound": lower_bound,

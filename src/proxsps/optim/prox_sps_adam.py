@@ -42,6 +42,7 @@ class ProxSPSAdam(CappedPolyak):
         regularizer: another regulariser, instead of `weight_decay`. It needs an exact prox in a diagonal metric; `L2`
             as a regulariser is Euclidean.
         lower_bound: as in `ProxSPS`.
+        factor: as in `ProxSPS`.
         cap: "matched", or "proximal" for the step of `ProxSPS`, whose regulariser follows the cap, not the step.
             None means "matched".
         distance_cap: whether $A_k$ is a cap. None means True without an `lr`, False with one.
@@ -64,6 +65,7 @@ class ProxSPSAdam(CappedPolyak):
         regularizer: Regularizer | None = None,
         lower_bound: float | None = 0.0,
         *,
+        factor: float | Tensor | None = None,
         cap: Literal["proximal", "matched"] | None = None,
         distance_cap: bool | None = None,
         max_move: float | None = None,
@@ -74,6 +76,7 @@ class ProxSPSAdam(CappedPolyak):
     ) -> None:
         defaults = {
             "lr": lr,
+            "factor": factor,
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,

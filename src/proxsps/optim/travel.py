@@ -2,7 +2,8 @@
 
 State of a parameter: `origin` holds the sampled entries of x_0 (`proxsps.core.sampling`). For a sharded parameter, and
 in checkpoints, they are a padded matrix with one row for each row of the parameter, which can be sharded and resharded
-like the parameter. The numbers rbar, G and k are in the groups.
+like the parameter. The numbers rbar, G, k, the first estimate of the distance and the sum of
+squared factors are in the groups.
 
 Earlier versions sampled other entries, as `start`. That is dropped when it is loaded: the distance is then measured
 from the loaded parameters, and rbar, which is a maximum over all steps, remains valid.
@@ -28,7 +29,7 @@ from proxsps.optim.parts import Part
 from proxsps.optim.passes import Places, widened
 from proxsps.optim.reduce import Ranks
 
-KEYS = ("reach", "g_sq", "k")
+KEYS = ("reach", "g_sq", "k", "first_reach", "factors_sq")
 ORIGIN, EARLIER = "origin", "start"  # keys of the state
 
 
@@ -122,19 +123,14 @@ class Distance:
         norms = self._numbers.column(torch.stack(torch._foreach_norm(weighted, 2, self._numbers.dtype)))
         return (norms**2).reshape(len(lists), -1).sum(1)
 
-    @property
-    def taken(self) -> Array:
-        """The number of steps before this one."""
-        return self._before.taken
-
-    def cap(self, sums: Array, g_sq: Array) -> Array:
-        """A_k, from the sums and ||D^-1 g||^2 over all ranks."""
+    def cap(self, sums: Array, g_sq: Array, factor: Array | float) -> Array:
+        """A_k, from the sums and ||D^-1 g||^2 over all ranks, and from the factor on the step."""
         before, xp = self._before, array_namespace(sums)
-        self.moved, length = xp.sqrt(sums)
-        reach = before.reach
+        moved, length = xp.sqrt(sums)
+        first = before.first
         if self._first:
-            reach = xp.where(before.taken <= 0, start_reach(length), reach)
-        self._after = advance_travel(before._replace(reach=reach), self.moved, g_sq)
+            first = xp.where(before.taken <= 0, start_reach(length), first)
+        self._after = advance_travel(before._replace(first=first), moved, g_sq, factor)
         return distance_cap(self._after)
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
