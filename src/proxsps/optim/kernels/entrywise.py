@@ -96,14 +96,14 @@ def _typed(like, constants, b):
             of(1), of(0))  # fmt: skip
 
 
-def _heights(change: Any, metric: bool) -> Any:
+def _heights(change: Any) -> Any:
     """A function that adds h and its slope at several steps, for a run of entries; three at a time are cheap."""
 
     @numba.njit(fastmath=REORDER)
     def one(x, d, r, s, psi):
         h, slope = psi[-1], psi[-1]
         for k in range(len(x)):
-            move, inside = change(x[k], d[k], r[k] if metric else psi[-2], s, psi)
+            move, inside = change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
             h += d[k] * move
             slope += d[k] * inside
         return h, slope
@@ -112,7 +112,7 @@ def _heights(change: Any, metric: bool) -> Any:
     def three(x, d, r, s, t, v, psi):
         h_s, h_t, h_v, slope_s, slope_t, slope_v = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
         for k in range(len(x)):
-            scale = r[k] if metric else psi[-2]
+            scale = psi[-2] if r is None else r[k]
             move, inside = change(x[k], d[k], scale, s, psi)
             h_s += d[k] * move
             slope_s += d[k] * inside
@@ -142,64 +142,87 @@ def _heights(change: Any, metric: bool) -> Any:
     return add
 
 
+_soft, _box, _general = (_heights(change) for change in (_soft_change, _box_change, _general_change))
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _coupled_slopes(x, g, lam, fresh):
+    """g + lam x of a run."""
+    if lam != 0:
+        for k in range(len(g)):
+            fresh[k] = g[k] + lam * x[k]
+        return fresh[: len(g)]
+    return g
+
+
+@numba.njit(fastmath=REORDER)
+def _sums(x, g, d, r, zero, one):
+    """<d, p>, <d, x>, and for averages <g, x>, ||r g||^2 and in a metric ||g||^2."""
+    dp, dx, gx, gg, size = zero, zero, zero, zero, zero
+    for k in range(len(x)):
+        dp += d[k] * ((one if r is None else r[k]) * d[k])
+        dx += d[k] * x[k]
+        if g is not None:
+            scaled = (one if r is None else r[k]) * g[k]
+            gx += g[k] * x[k]
+            gg += scaled * scaled
+            if r is not None:
+                size += g[k] * g[k]
+    return dp, dx, gx, gg, size
+
+
+@numba.njit(fastmath=REORDER)
+def _noise(x, d, zero):
+    total = zero
+    for k in range(len(x)):
+        product = d[k] * x[k]
+        total += product * product
+    return total
+
+
+@numba.njit(fastmath=REORDER)
+def _lengths(x, d, r, zero, one):
+    """||x||^2, ||p||^2, <p, x>."""
+    xx, pp, px = zero, zero, zero
+    for k in range(len(x)):
+        p = (one if r is None else r[k]) * d[k]
+        xx += x[k] * x[k]
+        pp += p * p
+        px += p * x[k]
+    return xx, pp, px
+
+
+@numba.njit(fastmath=REORDER)
+def _change_sq(x, d, r, s, psi):
+    total = psi[-1]
+    for k in range(len(x)):
+        change, _ = _general_change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
+        total += change * change
+    return total
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _write_line(x, d, r, keep, move, one):
+    for k in range(len(x)):
+        x[k] = keep * x[k] + move * ((one if r is None else r[k]) * d[k])
+
+
+@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+def _write_prox(x, d, r, s, psi, relax):
+    threshold, _, curvature, lower, upper, one, _ = psi
+    for k in range(len(x)):
+        scale = one if r is None else r[k]
+        shrink = one if curvature == 0 else one / (one + scale * curvature)
+        y = prox(x[k] - s * (scale * d[k]), scale * threshold, shrink, lower, upper)
+        x[k] = y if relax == one else x[k] + relax * (y - x[k])
+
+
 def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
-    """The three passes for slopes that are gradients, averages, or averages in Adam's metric."""
-    soft, box, general = (_heights(change, metric) for change in (_soft_change, _box_change, _general_change))
+    """The three passes for slopes that are gradients, averages, or averages in Adam's metric.
 
-    @numba.njit(fastmath=ENTRYWISE)
-    def slopes(x, g, d, v, lam, own, fresh, inverse):
-        """d of a run; r goes into `inverse`."""
-        if metric:
-            new_metric(g, v, own, inverse)
-        if average:
-            return new_slopes(g, d, own, fresh)
-        if lam != 0:
-            for k in range(len(g)):
-                fresh[k] = g[k] + lam * x[k]
-            return fresh[: len(g)]
-        return g
-
-    @numba.njit(fastmath=REORDER)
-    def sums(x, g, d, r, zero, one):
-        """<d, p>, <d, x>, and for averages <g, x>, ||r g||^2 and ||g||^2."""
-        dp, dx, gx, gg, size = zero, zero, zero, zero, zero
-        for k in range(len(x)):
-            dp += d[k] * ((r[k] if metric else one) * d[k])
-            dx += d[k] * x[k]
-            if average:
-                scaled = (r[k] if metric else one) * g[k]
-                gx += g[k] * x[k]
-                gg += scaled * scaled
-                if metric:
-                    size += g[k] * g[k]
-        return dp, dx, gx, gg, size
-
-    @numba.njit(fastmath=REORDER)
-    def noise(x, d, zero):
-        total = zero
-        for k in range(len(x)):
-            product = d[k] * x[k]
-            total += product * product
-        return total
-
-    @numba.njit(fastmath=REORDER)
-    def lengths(x, d, r, zero, one):
-        """||x||^2, ||p||^2, <p, x>."""
-        xx, pp, px = zero, zero, zero
-        for k in range(len(x)):
-            p = (r[k] if metric else one) * d[k]
-            xx += x[k] * x[k]
-            pp += p * p
-            px += p * x[k]
-        return xx, pp, px
-
-    @numba.njit(fastmath=REORDER)
-    def change_sq(x, d, r, s, psi):
-        total = psi[-1]
-        for k in range(len(x)):
-            change, _ = _general_change(x[k], d[k], r[k] if metric else psi[-2], s, psi)
-            total += change * change
-        return total
+    These two constants are all that the functions close over: the cache on disk is keyed by it, and functions would
+    have a new key in every process.
+    """
 
     @compiled()
     def reduce(
@@ -209,7 +232,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
         """The sums of each chunk if `summing`, the lengths of its move if `moving`, and h with its slope at steps."""
         of, points = like.dtype.type, steps.shape[2]
         zero, one = of(0), of(1)
-        fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN if metric else 1, like.dtype)
+        fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype) if metric else None
         for i in range(first, last):
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
             x = numba.carray(pointer(x_at[j], like), low + n)[low:]
@@ -221,9 +244,11 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             for at in range(0, n, RUN):
                 end = at + RUN
                 xs, gs = x[at:end], g[at:end]
-                ds = slopes(xs, gs, d[at:end], v[at:end], lam, own, fresh, inverse)
+                ds = new_slopes(gs, d[at:end], own, fresh) if average else _coupled_slopes(xs, gs, lam, fresh)
+                if metric:
+                    new_metric(gs, v[at:end], own, inverse)
                 if summing:
-                    found = sums(xs, gs, ds, inverse, zero, one)
+                    found = _sums(xs, gs if average else None, ds, inverse, zero, one)
                     out[D_SQ] += found[0]
                     out[D_DOT_X] += found[1]
                     out[G_DOT_X] += found[2]
@@ -231,11 +256,11 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
                     if metric and not np.isfinite(found[4]) and overflows(gs):
                         out[D_SQ] = np.nan
                     if kinds[b] != LINE:
-                        out[NOISE] += noise(xs, ds, zero)
+                        out[NOISE] += _noise(xs, ds, zero)
                     if len(start_at):
                         out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at)
                 if moving:
-                    squares = lengths(xs, ds, inverse, zero, one)
+                    squares = _lengths(xs, ds, inverse, zero, one)
                     out[X_SQ] += squares[0]
                     out[P_SQ] += squares[1]
                     out[P_DOT_X] += squares[2]
@@ -245,11 +270,11 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
                         heights, bends = out[place : place + points], out[place + points : place + 2 * points]
                         psi, s = _typed(like, constants[c], b), steps[c, b]
                         if kinds[b] == SOFT:
-                            soft(xs, ds, inverse, s, psi, heights, bends)
+                            _soft(xs, ds, inverse, s, psi, heights, bends)
                         elif kinds[b] == BOX:
-                            box(xs, ds, inverse, s, psi, heights, bends)
+                            _box(xs, ds, inverse, s, psi, heights, bends)
                         else:
-                            general(xs, ds, inverse, s, psi, heights, bends)
+                            _general(xs, ds, inverse, s, psi, heights, bends)
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
 
@@ -260,7 +285,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
     ):  # fmt: skip
         """||y - x||^2 of each chunk."""
         of = like.dtype.type
-        fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN if metric else 1, like.dtype)
+        fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype) if metric else None
         for i in range(first, last):
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
             x = numba.carray(pointer(x_at[j], like), low + n)[low:]
@@ -270,23 +295,12 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             own, psi = typed_weights(like, weights, eps, least, j), _typed(like, constants, b)
             partial[i, 0] = 0
             for at in range(0, n, RUN):
-                xs, gs = x[at : at + RUN], g[at : at + RUN]
-                ds = slopes(xs, gs, d[at : at + RUN], v[at : at + RUN], of(0), own, fresh, inverse)
-                partial[i, 0] += change_sq(xs, ds, inverse, of(steps[b]), psi)
-
-    @numba.njit(fastmath=ENTRYWISE)
-    def write_line(x, d, r, keep, move, one):
-        for k in range(len(x)):
-            x[k] = keep * x[k] + move * ((r[k] if metric else one) * d[k])
-
-    @numba.njit(fastmath=ENTRYWISE, error_model="numpy")
-    def write_prox(x, d, r, s, psi, relax):
-        threshold, _, curvature, lower, upper, one, _ = psi
-        for k in range(len(x)):
-            scale = r[k] if metric else one
-            shrink = one if curvature == 0 else one / (one + scale * curvature)
-            y = prox(x[k] - s * (scale * d[k]), scale * threshold, shrink, lower, upper)
-            x[k] = y if relax == one else x[k] + relax * (y - x[k])
+                end = at + RUN
+                xs, gs = x[at:end], g[at:end]
+                ds = new_slopes(gs, d[at:end], own, fresh) if average else gs
+                if metric:
+                    new_metric(gs, v[at:end], own, inverse)
+                partial[i, 0] += _change_sq(xs, ds, inverse, of(steps[b]), psi)
 
     @compiled()
     def write(
@@ -295,7 +309,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
     ):  # fmt: skip
         """Store new averages, and x <- keep x + move p, or x + relax (y - x) with y itself where relax is 1."""
         of = like.dtype.type
-        one, inverse = of(1), np.empty(RUN if metric else 1, like.dtype)
+        one, inverse = of(1), np.empty(RUN, like.dtype) if metric else None
         for i in range(first, last):
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
             x = numba.carray(pointer(x_at[j], like), low + n)[low:]
@@ -310,9 +324,9 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
                 if average:
                     store_slopes(g[at : at + RUN], ds, own)
                 if kinds[b] == LINE:
-                    write_line(xs, ds, inverse, of(keep[b]), of(move[b]), one)
+                    _write_line(xs, ds, inverse, of(keep[b]), of(move[b]), one)
                 else:
-                    write_prox(xs, ds, inverse, of(steps[b]), psi, of(relax))
+                    _write_prox(xs, ds, inverse, of(steps[b]), psi, of(relax))
 
     return reduce, move_sq, write
 
