@@ -84,7 +84,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._loading: dict[str, Any] | None = None
         self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
-        self._dtypes: list[torch.dtype] = []  # of the parameters, at the last step
+        self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
         self._leave_join()
 
     # Groups
@@ -130,7 +130,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             except ValueError as error:
                 text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
                 raise ValueError(text) from None
-        dtypes = [param.dtype for group in self.param_groups for param in group["params"]]
+        dtypes = tuple([param.dtype for group in self.param_groups for param in group["params"]])
         if dtypes != self._dtypes:
             follow_dtypes(self.state, self.param_groups)
             self._dtypes = dtypes
