@@ -188,7 +188,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
 
     def _drop_blank_state(self) -> None:
-        """Drop such state of parameters that have no gradient at the first step: it would let them take part."""
+        """Drop such state of parameters that have no gradient at the first step: it would count in the distance cap."""
 
     @property
     def _remembers(self) -> bool:
