@@ -88,7 +88,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
         self._plan: Plan | None = None
-        self._dtypes: list[torch.dtype] = []  # of the parameters, at the last step
+        self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
         self._leave_join()
 
     # Groups
@@ -134,7 +134,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             except ValueError as error:
                 text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
                 raise ValueError(text) from None
-        dtypes = [param.dtype for group in self.param_groups for param in group["params"]]
+        dtypes = tuple([param.dtype for group in self.param_groups for param in group["params"]])
         if dtypes != self._dtypes:
             follow_dtypes(self.state, self.param_groups)
             self._dtypes = dtypes
@@ -220,7 +220,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
 
     def _drop_blank_state(self) -> None:
-        """Drop such state of parameters that have no gradient at the first step: it would let them take part."""
+        """Drop such state of parameters that have no gradient at the first step: it would count in the distance cap."""
 
     @property
     def _remembers(self) -> bool:
