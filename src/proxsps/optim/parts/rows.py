@@ -161,8 +161,8 @@ class RowsOfTensors(Curve):
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
         for stack in self._stacks if ok else ():
             alpha = self.cap(stack.block)
-            # Squares of a long move leave the range of f32.
-            wide = self._exact or float(u) * alpha * self._rows.d_sq.max() ** 0.5 > 1e15
+            # Squares of a long move leave the range of f32, and so may thresholds.
+            wide = self._exact or alpha * max(float(u) * self._rows.d_sq.max() ** 0.5, stack.psi.l1) > 1e15
             xs, ds = self._matrices(stack)
             for x, d in zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True):
                 z = torch.add(x.double() if wide else x, d, alpha=-float(u) * alpha)
