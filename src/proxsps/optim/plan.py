@@ -8,6 +8,7 @@ bitwise the same step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from proxsps.core.plain import corrected_weight
 from proxsps.optim.blocks import LINES, PLAIN, Block, same_order
 from proxsps.optim.memory import blank
 from proxsps.optim.travel import ORIGIN, sampled
+from proxsps.regularizers._identity import constants
 
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
 NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", "reach", "g_sq"}
@@ -139,9 +141,8 @@ class Plan:
     def _freeze(self, opt: Any) -> None:
         """Note what the plan depends on. Plans for odd tensors are made anew for every step."""
         owners = self.owners
-        self.kept = all([type(p) in PLAIN and not p.is_complex() for p in owners]) and not any(
-            [isinstance(c, np.ndarray) for block in self.blocks for c in vars(block.phi).values()]
-        )
+        plain = all([type(p) in PLAIN and not p.is_complex() for p in owners])
+        self.kept = plain and all([_lasting(block.phi) for block in self.blocks])
         self._contiguous = all([p.is_contiguous() for p in owners])
         self._shapes, self._strides = [p.shape for p in owners], [p.stride() for p in owners]
         self._dtype = owners[0].dtype if owners else None
@@ -159,6 +160,8 @@ class Plan:
     def holds(self, opt: Any) -> bool:
         """Whether the plan still holds; gradients may be new tensors, whose addresses it takes over."""
         if not self.kept or self.fresh or opt.param_groups is not self._groups or opt.state is not self._state:
+            return False
+        if self._groups and self._groups[0].get("k") == 0:  # the first step of all decides what state there is
             return False
         try:
             if _key(opt) != self._key or not self._same_state():
@@ -291,11 +294,23 @@ def _key(opt: Any) -> list[Any]:
     """What a plan depends on besides memory; compared by identity where possible."""
     groups = opt.param_groups
     params = _parameters(opt)
-    key = [torch.get_num_threads(), opt._ranks.size, list(map(id, params)), [p.grad is None for p in params]]
+    key = [torch.get_num_threads(), opt._ranks.size, list(map(id, groups)), list(map(id, params))]
+    key += [[p.grad is None for p in params]]
     # A group with a step size of exactly 0 does not move, not even onto a constraint.
     key += [[bool(group["lr"] == 0) for group in groups]]
     key += [value for group in groups for name, value in group.items() if name not in NUMBERS]
     return key
+
+
+def _lasting(value: Any) -> bool:
+    """Whether a regulariser, or what it holds, cannot change: numbers and arrays that are read-only."""
+    if isinstance(value, np.ndarray):
+        return not value.flags.writeable
+    if isinstance(value, tuple):
+        return all(map(_lasting, value))
+    if is_dataclass(value):
+        return all(map(_lasting, constants(value).values()))
+    return value is None or isinstance(value, (int, float, str))
 
 
 def _parameters(opt: Any) -> list[Tensor]:

@@ -19,6 +19,7 @@ from proxsps.optim.kernels.layout import addresses, layout
 from proxsps.optim.kernels.parts import EntryPart, MetricRowPart, RowPart
 from proxsps.optim.kernels.sampling import NO_START, Start, start_of
 from proxsps.optim.kernels.scalar import Psi
+from proxsps.optim.travel import ORIGIN
 from proxsps.regularizers.structure import Entries, Rows, Scalar, Structure
 
 METRIC_ROWS = "rows in a metric"
@@ -90,6 +91,8 @@ def _look_up(plan: Any, order: Sequence[int]) -> bool:
         counts_at = np.array([t.data_ptr() for t in counts], np.int64)
         plan.correct_weights = partial(correct_weights, counts_at, rule.beta2, plan.weights)
         plan.count = partial(count, counts_at)
+    if rule.distance:
+        plan.names.append(ORIGIN)
     return True
 
 
