@@ -8,6 +8,7 @@ bitwise the same step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from proxsps.optim.passes import widened
 from proxsps.optim.travel import KEYS, ORIGIN, sampled
 from proxsps.regularizers import Zero
 from proxsps.regularizers.base import subgradient_all, value_all
+from proxsps.regularizers._identity import constants
 
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
 NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", *KEYS}
@@ -205,8 +207,7 @@ class Plan:
         """Note what the plan depends on; plans for odd tensors, and by torch, are made anew for every step."""
         self.owners = owners = [p for member in self.parts for p in member.owners]
         plain = all([type(p) in PLAIN and not p.is_complex() for p in owners])
-        constant = not any([isinstance(c, np.ndarray) for block in self.blocks for c in vars(block.phi).values()])
-        constant = constant and all([block.penalty is None for block in self.blocks])
+        constant = all([_lasting(block.phi) and block.penalty is None for block in self.blocks])
         self.kept = plain and constant and all([member.compiled for member in self.parts])
         if not self.kept:
             return
@@ -228,6 +229,8 @@ class Plan:
     def holds(self, opt: Any) -> bool:
         """Whether the plan still holds; gradients may be new tensors, whose addresses it takes over."""
         if not self.kept or self.fresh or opt.param_groups is not self._groups or opt.state is not self._opt_state:
+            return False
+        if self._groups and self._groups[0].get("k") == 0:  # the first step of all decides what state there is
             return False
         try:
             if _key(opt) != self._key or not self._same_state():
@@ -398,11 +401,23 @@ def _key(opt: Any) -> list[Any]:
     """What a plan depends on besides memory; compared by identity where possible."""
     groups = opt.param_groups
     params = _parameters(opt)
-    key = [torch.get_num_threads(), opt._ranks.size, list(map(id, params)), [p.grad is None for p in params]]
+    key = [torch.get_num_threads(), opt._ranks.size, list(map(id, groups)), list(map(id, params))]
+    key += [[p.grad is None for p in params]]
     # A group with a step size of exactly 0 does not move, not even onto a constraint.
     key += [[bool(group["lr"] == 0) for group in groups]]
     key += [value for group in groups for name, value in group.items() if name not in NUMBERS]
     return key
+
+
+def _lasting(value: Any) -> bool:
+    """Whether a regulariser, or what it holds, cannot change: numbers and arrays that are read-only."""
+    if isinstance(value, np.ndarray):
+        return not value.flags.writeable
+    if isinstance(value, tuple):
+        return all(map(_lasting, value))
+    if is_dataclass(value):
+        return all(map(_lasting, constants(value).values()))
+    return value is None or isinstance(value, (int, float, str))
 
 
 def _parameters(opt: Any) -> list[Tensor]:
