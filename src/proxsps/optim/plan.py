@@ -22,16 +22,16 @@ from proxsps.optim.memory import blank, entries, replace
 from proxsps.optim.passes import widened
 from proxsps.optim.travel import KEYS, ORIGIN, sampled
 from proxsps.regularizers import Zero
-from proxsps.regularizers.base import subgradient_all, value_all
 from proxsps.regularizers._identity import constants
+from proxsps.regularizers.base import subgradient_all, value_all
 
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
 NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", *KEYS}
 
 
 FUSED = (
-    "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with regularisers "
-    "that have kernels and no centres. fused=None falls back to torch otherwise."
+    "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with "
+    "regularisers that have kernels and no centres. fused=None falls back to torch otherwise."
 )
 
 
@@ -134,7 +134,7 @@ class Plan:
         self._freeze(opt)
 
     def _kinds(self) -> list[tuple[str, list[int]]]:
-        """The places of the blocks of each part, by kind; those of entries come last, which knowledge of others helps."""
+        """The places of the blocks of each part, by kind; those of entries come last."""
         found: dict[tuple[str, float, int], list[int]] = {}
         for i, block in enumerate(self.blocks):
             kind = ENTRIES if block.kind == LINES else block.kind
@@ -320,7 +320,7 @@ class Plan:
         return float(self._over_ranks(found)) if self._sharded else sum(found)
 
     def _over_ranks(self, found: Sequence[Any]) -> np.ndarray:
-        """The sum of the numbers of all parts over all ranks, each divided by the number of ranks that hold the same."""
+        """The numbers of all parts added up over all ranks; replicas count once."""
         own = sum([member.share * np.array(one) for member, one in zip(self.curves, found, strict=True)])
         (total,) = self._all_ranks.sum(np.asarray(own, np.float64))
         return np.asarray(total)
