@@ -125,7 +125,7 @@ def _norm_sq(
     like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, group, steps, partial, first, last
 ):
     """||x - s d||^2 of each slot."""
-    averages, fresh = len(g_at) > 0, np.empty(CHUNK, like.dtype)
+    of, averages, fresh = like.dtype.type, len(g_at) > 0, np.empty(CHUNK, like.dtype)
     for i in range(first, last):
         j, n, m, at = tensor[i], count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
