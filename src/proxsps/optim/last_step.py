@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ class Taken(NamedTuple):
     alpha: Array  # caps, or shares of `Step.caps`; one entry per group
     ok: Array | bool  # whether loss and gradients allowed a step
     gap: Array
-    step: Step | None = None  # None if there was no step
+    step: Any = None  # None if there was no step
     relaxation: Array | float = 1.0
 
 

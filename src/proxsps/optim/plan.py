@@ -197,8 +197,8 @@ class Plan:
             found: Tensor = own[ORIGIN]
             return found
         if (owner, ORIGIN) not in self.fresh:
-            (found,) = sampled([owner], opt._ranks, opt._places)
-            self.fresh[owner, ORIGIN] = found.keep()
+            (own_sample,) = sampled([owner], opt._ranks, opt._places)
+            self.fresh[owner, ORIGIN] = own_sample.keep()
         return self.fresh[owner, ORIGIN]
 
     # Whether it still holds

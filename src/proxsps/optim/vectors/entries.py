@@ -45,7 +45,7 @@ class EntryPart:
     def __init__(self, plan: Any, places: Sequence[int]) -> None:
         self._plan, self._exact = plan, plan.exact
         self._blocks = [plan.blocks[i] for i in places]
-        self._psi = [None if plan.affine[i] else plan.blocks[i].entries.psi for i in places]
+        self._psi: list[Any] = [None if plan.affine[i] else plan.blocks[i].entries.psi for i in places]
         self.coupling = [0.0] * len(places)
         self._pieces = [piece for i, block in enumerate(self._blocks) for piece in self._cut(block, i)]
         self._curves = [piece for piece in self._pieces if self._psi[piece.block] is not None]

@@ -35,7 +35,8 @@ class Pile(NamedTuple):
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
         """The tensors as one."""
         if self.joined:
-            return flatten(list(tensors))
+            vector: Tensor = flatten(list(tensors))
+            return vector
         return torch.stack(list(tensors)) if self.stacked else tensors[0]
 
     def split(self, y: Tensor, like: list[Tensor]) -> list[Tensor]:
