@@ -231,7 +231,8 @@ def test_a_factor_scales_the_step_and_zero_stops_it(variant, capturable, kit):
     steps = []
     for factor in (1.0, 0.5, 0.0):
         params = kit.drawn(*SHAPES, dtype=torch.float64)
-        opt = cls(params, **{**options, "lr": None, "capturable": capturable})
+        bound = None if variant == "adam" else 0.0  # without a bound the distance cap is active
+        opt = cls(params, **{**options, "lr": None, "lower_bound": bound, "capturable": capturable})
         drive(kit, params, opt, 0, 2)
         opt.param_groups[0]["lr"] = factor
         before = kit.points(params)

@@ -336,8 +336,8 @@ class Plan:
         for block in self.blocks:
             for finish in block.afterwards:
                 finish()
-        if self.kept:
-            torch.autograd.graph.increment_version(self.owners)
+        # Autograd does not notice writes of the kernels: backward through an older graph would use the new parameters.
+        torch.autograd.graph.increment_version([p for member in self.parts if member.compiled for p in member.owners])
         if self.fresh:
             for (owner, key), tensor in self.fresh.items():
                 self._opt_state[owner][key] = tensor

@@ -35,7 +35,7 @@ class Averages(NamedTuple):
     def _squares(self, plan: Any, g: Tensor, vector: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
         """The new v."""
         new = corrected_weight(float(cast(Tensor, self.gradients)), plan.rule.beta2)
-        return torch.mul(vector(self.held[1]), 1 - new).addcmul_(g, g, value=new)
+        return torch.addcmul((1 - new) * vector(self.held[1]), g, g, value=new)
 
     def store(self, plan: Any, g: Tensor, d: Tensor) -> None:
         """Store the new averages."""

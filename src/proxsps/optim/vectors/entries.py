@@ -191,7 +191,7 @@ class EntryPart:
             else:
                 # In coupled methods `keep` has the part of the slope that is lam x.
                 p = g if self.coupling[b] else d if r is None else d * r
-                y = torch.mul(x, keep[b]).add_(p, alpha=move[b])
+                y = torch.add(keep[b] * x, p, alpha=move[b])  # not in place: a wrapper might do that twice
                 if piece.centers:
                     y = torch.add(y, widened(join(piece.centers)), alpha=1 - keep[b])
             piece.averages.store(self._plan, g, d)
