@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxsps import L1, Box, ElasticNet, GroupLasso, ProxSPS, ProxSPSAdam
+from proxsps import L1, Box, ElasticNet, GroupLasso, NuclearNorm, ProxSPS, ProxSPSAdam
 
 PATHS = {"kernels": {}, "torch": {"fused": False}, "device": {"capturable": True}}
 METHODS = {
@@ -72,3 +72,14 @@ def test_a_huge_cap_does_not_make_the_matched_step_longer(lr, path):
         opt = ProxSPS([w], lr=lr, cap="matched", regularizer=phi, **path)
         opt.step(loss=1.0)
         assert abs(1.0 + float(torch.dot(w.grad, w.detach() - x))) < 1e-9
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_skipped_where_the_prox_fails_for_nan(loss):
+    """A device does not read the loss, and searches for a step all the same."""
+    w = torch.nn.Parameter(torch.arange(12.0).reshape(3, 4))
+    w.grad = torch.ones(3, 4)
+    opt = ProxSPS([w], lr=1.0, cap="matched", regularizer=NuclearNorm(0.1), capturable=True)
+    opt.step(loss=torch.tensor(loss))
+    assert opt.last_step.branch_name == "skipped"
+    torch.testing.assert_close(w.detach(), torch.arange(12.0).reshape(3, 4), rtol=0, atol=0)
