@@ -340,6 +340,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             )
         else:
             kind, reason = "gradient", "A gradient or a parameter is not finite"
+        self._skip(kind, reason)
+
+    def _skip(self, kind: str, reason: str) -> None:
+        """Count a skipped step, and warn once for each reason."""
         self._warn_once(kind, reason)
         self._skips += 1
         if self._skips == LOW:
