@@ -320,6 +320,12 @@ class Plan:
         found = [member.part.move_sq([alpha[j] for j in member.places], u) for member in self.curves]
         return float(self._over_ranks(found)) if self._sharded else sum(found)
 
+    def noise_sq(self, table: Table) -> float:
+        """The sum of (d x)^2 over entries with a prox, from which the rounding of heights follows."""
+        if not self._sharded:
+            return sum(table.noise_sq)
+        return float(self._over_ranks([sum([table.noise_sq[j] for j in member.places]) for member in self.curves]))
+
     def _over_ranks(self, found: Sequence[Any]) -> np.ndarray:
         """The numbers of all parts added up over all ranks; replicas count once."""
         own = sum([member.share * np.array(one) for member, one in zip(self.curves, found, strict=True)])
