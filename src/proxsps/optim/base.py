@@ -207,9 +207,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         taken = take(self, plan, *numbers)
         if taken is None:
             blocks = gather(self.param_groups, self._ranks, plan.rule.beta2 is not None)
-            taken = take(self, Plan(self, blocks, plan.rule, exact=True), *numbers)
+            plan = Plan(self, blocks, plan.rule, exact=True)
+            taken = take(self, plan, *numbers)
         self._taken["last"] = taken
-        if taken is not None and self._ranks.check and self._ranks.size > 1:
+        if taken is not None and self._ranks.check and 1 < self._ranks.size == plan.active:
             self._ranks.compare(report(taken).tau, self._named())
 
     def _rule(self) -> Rule:

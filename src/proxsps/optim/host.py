@@ -267,6 +267,7 @@ def _join(
     found = join(
         opt._ranks, numbers, plan.blocks, np.float64(f), np.float64(C), weight, sums, extras, travelled, active=True
     )
+    plan.active = int(found.active)
     rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
     if plan.rule.beta is not None:
         rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))

@@ -109,6 +109,7 @@ class Plan:
                 _couple(block)
         self.affine = [block.kind == LINES for block in blocks]
         self.ranks, self._all_ranks = opt._ranks.size, opt._ranks
+        self.active = self.ranks  # how many of them stepped; others may have run out of batches
         self.averages = [name for name, beta in (("average", rule.beta), ("square", rule.beta2)) if beta is not None]
         self.weight = 1.0  # of new values in averages
         self.fresh: dict[tuple[Tensor, str], Tensor] = {}  # state that is kept if the step is taken
