@@ -305,9 +305,8 @@ class Plan:
             for row, numbers in zip(rows, sums, strict=False):
                 for j, number in zip(member.places, numbers, strict=True):
                     row[j] = number
-        return Table(*rows), _total(
-            [own for member, (_, own) in zip(self.parts, found, strict=True) if member.part.curved]
-        )
+        curved = [own for member, (_, own) in zip(self.parts, found, strict=True) if member.part.curved]
+        return Table(*rows), _total(curved)
 
     def heights(self, alpha: Sequence[float], u: Sequence[float], every: int = 1) -> Heights:
         """sum <d, y(u) - x> over the blocks that are not affine, and its derivative; a sample for `every` above 1."""
