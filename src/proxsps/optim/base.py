@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
@@ -160,10 +161,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             The closure's or the given loss.
         """
         # Torch would wrap every step for hooks and profilers, which takes as long as a step of a small model.
-        observed = (
-            self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or torch.autograd._profiler_enabled()
-        )
-        if observed or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        hooked = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        if hooked or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or _profiler_enabled():
             return self._observed_step(closure, loss=loss, lower_bound=lower_bound)
         return self._step_once(closure, loss=loss, lower_bound=lower_bound)
 

@@ -291,7 +291,7 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     scaled = rule.matched or rule.distance
     alpha = [rate / (largest or 1.0) for rate in rates] if scaled else rates
     plan.prepare(k, lam)
-    resting = plan.resting_dots()
+    resting: Floats = plan.resting_dots()
     ahead: list[float] = []
     if plan.curves and not (scaled or rule.coupled) and plan.ranks == 1:
         ahead = _ahead(plan, options, f, C if bounded else -math.inf, alpha, lam, resting)
