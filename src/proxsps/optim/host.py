@@ -208,8 +208,8 @@ def _move_sq(plan: Plan, table: Table, keep: Floats, move: Floats, alpha: list[f
     total = plan.move_sq(alpha, u) if plan.curves else 0.0
     for i, affine in enumerate(plan.affine):
         if affine:
-            lost = 1 - keep[i]
-            total += move[i] ** 2 * table.p_sq[i] - 2 * move[i] * lost * table.p_dot_x[i] + lost**2 * table.x_sq[i]
+            a, lost = move[i], 1 - keep[i]
+            total += a * a * table.p_sq[i] - 2 * a * lost * table.p_dot_x[i] + lost * lost * table.x_sq[i]
     return total
 
 
