@@ -129,7 +129,7 @@ def _start(plan: Any, opt: Any, kind: str, blocks: Sequence[Block]) -> Start:
     owners = [p for block in blocks for p in block.owners]
     starts = [plan.start(p, opt) for p in owners]
     if kind in (ENTRIES, METRIC_ROWS):
-        found = start_of([[x for block in blocks for x in block.params]], [starts], plan.like)
+        found = start_of([x for block in blocks for x in block.params], starts, plan.like)
         if found is not None:
             return found
     plan.apart += owners
@@ -143,7 +143,7 @@ def _row_constants(blocks: Sequence[Block], structures: Sequence[Sequence[Rows]]
     for i, (block, own) in enumerate(zip(blocks, structures, strict=True)):
         for x, rows in zip(block.params, own, strict=True):
             normed = range(x.dim()) if rows.dims is None else {d % x.dim() for d in rows.dims}
-            count = math.prod(x.shape[d] for d in range(x.dim()) if d not in normed) if x.numel() else 0
+            count = math.prod(x.shape[d] for d in range(x.dim()) if d not in normed)
             owners.append(np.full(count, i, np.int64))
             for column, constant in zip(columns, rows.psi, strict=True):
                 column.append(np.broadcast_to(np.float64(constant), (count,)))
