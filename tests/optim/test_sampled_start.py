@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxsps.optim import ProxSPS, host, host_search, search
+from proxsps.optim import ProxSPS, ProxSPSAdam, host, host_search, search
 from proxsps.optim.plan import load_kernels
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, NonNegative
 
@@ -111,6 +111,28 @@ def test_a_capped_step_takes_one_pass_and_one_for_the_sums(phi, alone, passes):
     opt.step(loss=-1.5 * height(groups, 1.0))
     assert opt.last_step.branch_name == "capped"
     assert passes.count(1) == (1 if alone else 2)  # the sums of a part alone have the heights as well
+
+
+AVERAGED = {  # and how many passes three steps may take before they write
+    "momentum": (ProxSPS, {"lr": 0.1, "momentum": 0.9}, 8),
+    "Adam, proximal": (ProxSPSAdam, {"lr": 0.1, "cap": "proximal"}, 8),
+    "Adam, matched": (ProxSPSAdam, {"lr": 0.1}, 11),  # its longest step is known only after the sums
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", AVERAGED)
+def test_a_search_over_averages_takes_few_passes(passes, name):
+    """The pass that makes the sums is the first round of the search: a sample tells where to look."""
+    method, own, most = AVERAGED[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.nn.Parameter(torch.randn(1 << 20, generator=generator))
+    opt = method([x], regularizer=L1(0.1), **own)
+    for _ in range(3):
+        x.grad = torch.randn(1 << 20, generator=generator) + 0.5 * x.detach()
+        opt.step(loss=4e4)
+        assert opt.last_step.branch_name == "inside"
+    assert passes.count(1) <= most
 
 
 def test_the_number_of_threads_does_not_change_the_step():
