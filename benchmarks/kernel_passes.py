@@ -69,7 +69,7 @@ def in_cache(dtype: torch.dtype, repeats: int = 200, size: int = layout.CHUNK) -
         weights = np.tile([0.9, 0.1, 0.999, 0.001], (repeats, 1))
         sources = Sources(at[0], at[1], d_at, v_at, *NO_START, np.zeros(1), weights, 1e-8, 1e-30)
         for name, psi in FUNCTIONS.items():
-            part = EntryPart(sources, layout.LIKE[dtype], layout.layout(((size,) * repeats,), 1), [psi])
+            part = EntryPart(sources, NOWHERE, layout.LIKE[dtype], layout.layout(((size,) * repeats,), 1), [psi])
             calls = [lambda m=m, p=part: p.sums([TINY], (), m) for m in (False, True)]
             if psi is not None:
                 calls += [lambda u=u, p=part: p.heights([TINY], u) for u in (ONE, THREE, FOUR)]

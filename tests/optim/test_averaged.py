@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxsps.core.distance import sample_size
+from proxsps.core.sampling import sample_size
 from proxsps.optim import ProxSPS, ProxSPSAdam, parts
 from proxsps.optim.parts import AveragedLines, averaged, averaged_sums
 from proxsps.optim.passes import moved_sq
@@ -344,7 +344,7 @@ def test_a_start_in_another_form_is_not_read_as_a_vector(path, variant):
     """A sharded run, and a checkpoint, has a matrix with one row for each row of the parameter, padded."""
     opt, params, step = problem(variant, path)
     step()
-    block = SimpleNamespace(params=params, starts=[opt.state[p]["start"] for p in params])
+    block = SimpleNamespace(params=params, starts=[opt.state[p]["origin"] for p in params], places=None)
     assert moved_sq(block) > 0
     block.starts[4] = torch.zeros(129, 8, dtype=torch.float64)
     assert moved_sq(block) is None

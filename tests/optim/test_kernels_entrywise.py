@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from sampled import sample
 
 pytest.importorskip("numba")
 
-from proxsps.core.sampling import block_bits, sampled_at, sampled_blocks
 from proxsps.optim.kernels import layout
 from proxsps.optim.kernels.entrywise import GENERAL, NOWHERE, Sources
 from proxsps.optim.kernels.parts import EntryPart
@@ -44,11 +44,6 @@ of_all_slopes = pytest.mark.parametrize("slope", ["gradient", "average", "adam"]
 of_all_functions = pytest.mark.parametrize("name", FUNCTIONS)
 
 
-def sample(x):
-    blocks = sampled_blocks(len(x))
-    return x[sampled_at(torch.arange(blocks.start, blocks.stop), block_bits(len(x)))].clone()
-
-
 class Case:
     """Parameters, gradients, averages and a start, one list per block, and what they are in doubles."""
 
@@ -78,7 +73,7 @@ class Case:
     def state(self):
         return [t.clone() for tensors in self.lists() for t in tensors]
 
-    def part(self, **changes):
+    def part(self):
         like, at = layout.addresses(*self.lists())
         start = NO_START
         if self.start is not None:
@@ -86,7 +81,7 @@ class Case:
         d_at, v_at = [*at[2:], NOWHERE, NOWHERE][:2]
         sources = Sources(at[0], at[1], d_at, v_at, *start, self.coupling, self.weights, self.metric_eps, LEAST)
         sizes = tuple(tuple(map(len, block)) for block in self.x)
-        return EntryPart(sources._replace(**changes), like, layout.layout(sizes, torch.get_num_threads()), self.psi)
+        return EntryPart(sources, NOWHERE, like, layout.layout(sizes, torch.get_num_threads()), self.psi)
 
     def block(self, b):
         """x, g, new d, new v and r of a block, as vectors of doubles, and its ||x - x_0||^2."""
@@ -352,7 +347,7 @@ def test_channels_last_tensors_are_walked_in_their_own_order(slope):
         like, at = layout.addresses(*case.lists())
         d_at, v_at = [*at[2:], NOWHERE, NOWHERE][:2]
         sources = Sources(at[0], at[1], d_at, v_at, *NO_START, case.coupling, case.weights, EPS, LEAST)
-        part = EntryPart(sources, like, layout.layout(((360,),), 1), case.psi)
+        part = EntryPart(sources, NOWHERE, like, layout.layout(((360,),), 1), case.psi)
         numbers.append(np.concatenate([*part.sums([0.5], POINTS, True)[0], *part.heights([0.5], POINTS)]))
         part.write([1.0], [0.0], [0.5], 0.5, 1.0)
         points.append(case.x[0][0])

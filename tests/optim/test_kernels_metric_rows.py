@@ -27,7 +27,7 @@ OPTIONS = {
 
 def by_kernels(opt):
     """Whether the last step had rows in the metric by kernels."""
-    return opt._plan is not None and any(isinstance(part, MetricRowPart) for part, _ in opt._plan.parts)
+    return any(isinstance(member.part, MetricRowPart) for member in opt._plan.parts)
 
 
 def groups(dtype, lam, seed=0):
@@ -128,7 +128,7 @@ def planned(dtype, seed=1):
     plan = opt._plan
     assert plan.holds(opt)
     plan.prepare(1.0, plan.lam)
-    old, new, old_v, new_v = plan.weights[0]
+    old, new, old_v, new_v = plan.parts[0].part.at.weights[0]
     for p in params:
         x, g, own = p.detach().double(), p.grad.double(), opt.state[p]
         d, v = old * own["average"].double() + new * g, old_v * own["square"].double() + new_v * g**2
@@ -183,7 +183,7 @@ def test_neither_threads_nor_the_way_of_a_pass_change_a_bit(monkeypatch):
         for count, backwards in ((1, False), (2, True), (3, False)):
             torch.set_num_threads(count)
             opt, plan, _ = planned(torch.float32)
-            ((part, _), *_) = plan.parts
+            part = plan.parts[0].part
             part._memory = part._memory._replace(turns=itertools.repeat(backwards))
             table, heights = plan.sums([0.3] * 3, [0.4, 1.0], True)
             plan.write([0.9] * 3, [-0.1] * 3, [0.3] * 3, 0.4, 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ pytest.importorskip("numba")
 
 import proxsps
 from proxsps.optim import ProxSPS
-from proxsps.optim.kernels import layout
+from proxsps.optim.kernels import caching, layout
 from proxsps.optim.kernels.sampling import start_of
 from proxsps.regularizers import L2
 
@@ -110,14 +111,14 @@ def test_addresses_have_one_row_per_list():
 
 def test_a_start_needs_contiguous_parameters_and_the_sizes_of_samples():
     like, x = layout.LIKE[torch.float32], torch.randn(3, 5, 40, 20)
-    start = torch.randn(6_000)
-    assert start_of([x], [start], like) is None  # one in four entries of more than 8,192
-    found = start_of([x, x[0]], [start[:6_000:2].clone(), start[:4_000]], like)
-    assert found.at[1:].tolist() == [[2, 0], [3_000, 4_000]]
-    assert found.scale.tolist() == [4.0, 1.0]
-    assert start_of([x], [start[:3_000].double()], like) is None
-    assert start_of([x], [torch.randn(6_000)[::2]], like) is None
-    assert start_of([x.to(memory_format=torch.channels_last)], [start[:3_000]], like) is None
+    start = torch.randn(12_000)
+    assert start_of([x], [start], like) is None  # one in 16 entries of more than 4,096
+    found = start_of([x, x[0]], [start[:750], start[:4_000]], like)
+    assert found.at[1:].tolist() == [[4, 0], [750, 4_000]]
+    assert found.scale.tolist() == [16.0, 1.0]
+    assert start_of([x], [start[:750].double()], like) is None
+    assert start_of([x], [start[:1_500:2]], like) is None
+    assert start_of([x.to(memory_format=torch.channels_last)], [start[:750]], like) is None
 
 
 # -- chunks and threads -----------------------------------------------------------------------------------------------
@@ -276,6 +277,60 @@ def test_a_second_process_does_not_compile_again(tmp_path):
     assert all((hits, misses) == (1, 0) for _, hits, misses in second), second
 
 
+EDITED = """
+import sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from proxsps.optim.kernels import rows
+one, out = np.ones(1), np.empty(1)
+rows._factors(one, one, 0.25 * one, one, -np.inf * one, np.inf * one, out)
+print(*out)
+"""
+
+
+def test_kernels_are_compiled_again_after_an_edit_of_what_they_inline(tmp_path, forked):
+    """Of a function in another file, in a copy of the package."""
+
+    def result():
+        words = [sys.executable, "-c", EDITED, str(tmp_path)]
+        with forked(words, stdout=subprocess.PIPE, text=True) as process:
+            return process.communicate()[0].strip(), sorted(folder.glob("__pycache__/*.nb?"))
+
+    ignored, folder = shutil.ignore_patterns("__pycache__"), tmp_path / "proxsps" / "optim" / "kernels"
+    shutil.copytree(Path(proxsps.__file__).parent, tmp_path / "proxsps", ignore=ignored)
+    before, stored = result()
+    source = folder / "scalar.py"
+    source.write_text(source.read_text().replace("* shrink, lower", "* shrink + 1, lower"))
+    after, files = result()
+    assert (before, after) == ("0.375", "1.375")
+    assert len(stored) == 2
+    assert files == stored  # nothing piles up
+
+
+def test_a_process_killed_while_it_stores_a_kernel_leaves_no_old_code(tmp_path, monkeypatch):
+    """The index is written first, and would refer to the code of other sources."""
+    old, new = (caching.KernelFile(str(tmp_path), "kernel", stamp) for stamp in ("old", "new"))
+    old.save("float32", "old code")
+    assert old.load("float32") == "old code"
+    assert new.load("float32") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(new, "_save_data", lambda *given: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            new.save("float32", "new code")
+    assert new.load("float32") is None
+    new.save("float32", "new code")
+    assert new.load("float32") == "new code"
+
+
+def test_the_digest_of_kernels_covers_all_files_that_they_are_made_of():
+    """Of `blocks`, nothing is compiled."""
+    sources = [file.read_text() for file in Path(layout.__file__).parent.glob("*.py")]
+    sources = [text for text in sources if "import numba" in text]
+    imported = {name for text in sources for name in re.findall(r"^from (proxsps\S+) import", text, re.MULTILINE)}
+    covered = {f"{package}.{file.removesuffix('.py')}" for package, file in caching.FURTHER} | {"proxsps.optim.blocks"}
+    assert {name for name in imported if not name.startswith("proxsps.optim.kernels")} == covered
+
+
 # -- which path a step takes ------------------------------------------------------------------------------------------
 
 
@@ -289,7 +344,7 @@ def parameter(x):
 def test_dense_tensors_take_the_kernels(fused):
     opt = ProxSPS([parameter(torch.ones(4, 3))], fused=fused)
     opt.step(loss=0.5)
-    assert (opt._plan is not None) == (fused is not False)
+    assert [member.compiled for member in opt._plan.parts] == [fused is not False]
 
 
 OUTSIDE = {
@@ -304,7 +359,7 @@ OUTSIDE = {
 def test_other_tensors_fall_back_to_torch(name):
     opt = ProxSPS(OUTSIDE[name]())
     opt.step(loss=0.5)
-    assert opt._plan is None
+    assert not any(member.compiled for member in opt._plan.parts)
     assert opt.last_step.branch_name == "inside"
     assert (opt.param_groups[0]["params"][0] != 1).all()
     with pytest.raises(RuntimeError, match=r"fused=True needs numba.*one dtype.*fused=None falls back to torch"):

@@ -395,7 +395,9 @@ def test_a_plan_that_is_kept_takes_the_steps_of_new_plans(kit, event):
         raised = isinstance(kept[EVENT], str)  # before there was another plan
         assert event not in DROPS or not same[EVENT] or raised, method
         writable = method == "UnitLasso" and event in (copied, pickled)  # as copies of its arrays are
-        assert same[-1] or writable, method
+        # Torch takes over, and its plans are not kept, for odd memory and for subgradients.
+        odd = event in (transposed, channels_last, other_shape) or (event is other_regularizer and "SPS" in method)
+        assert same[-1] or writable or odd, method
 
 
 def test_a_forked_child_takes_the_same_step():

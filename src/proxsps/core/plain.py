@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from proxsps.core.caps import LARGEST_RATIO
+from proxsps.core.caps import LARGEST_RATIO, SMALLEST
 from proxsps.core.dual import FLOOR, NEAR, OFFSETS
 
 Floats = Sequence[float]
@@ -228,6 +228,11 @@ def ray_ratio(gap: float, d_sq: float, longest: float) -> float:
 def ray_step(v: float, longest: float, ratio: float) -> float:
     """The step at v in [0, 1] of a ray (`caps.Ray`)."""
     return v * longest / (v + (1 - v) * ratio)
+
+
+def shortest_step(gap: float, d_sq: float, longest: float) -> float:
+    """A step far below any zero (`caps.shortest_step`)."""
+    return SMALLEST * min(gap / d_sq if d_sq > 0 else gap, longest)
 
 
 def relaxation(move_sq: float, max_move: float) -> float:

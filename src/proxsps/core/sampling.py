@@ -1,10 +1,10 @@
 """Which entries of a tensor the distance cap compares with their start.
 
-A tensor of up to 4,096 entries is measured whole. A longer one is cut into blocks of 2, 4, 8 or 16 consecutive entries,
-the longest blocks for more than 32,768 entries, and one entry per block is taken. Its place in the block is a hash of
-the number of the block: with a fixed stride, or a shift from row to row, there are rows, columns or channels of which
-the sample sees all or nothing, and a run whose sampled entries rest would stall. A squared distance over n entries is
-estimated as n/p times that over the p sampled entries, tensor by tensor.
+A tensor of up to 4,096 entries is measured whole. A longer one is cut into blocks of 16 consecutive entries, and one
+entry per block is taken. Its place in the block is a hash of the number of the block: with a fixed stride, or a shift
+from row to row, there are rows, columns or channels of which the sample sees all or nothing, and a run whose sampled
+entries rest would stall. A squared distance over n entries is estimated as n/p times that over the p sampled entries,
+tensor by tensor.
 
 The sample depends on the number of entries of the whole tensor only, so that all ranks, and a run that is resumed on
 another number of ranks, take the same entries. An incomplete block at the end (fewer than 16 entries) is left out. A
@@ -18,14 +18,14 @@ from typing import Any
 from proxsps.core.array import Array, array_namespace
 
 WHOLE = 1 << 12  # the most entries of a tensor that is measured whole
-BLOCK_BITS = 4  # of the longest blocks
+BLOCK_BITS = 4  # blocks of 16
 HASH_BITS = 31  # so that all constants are in the range of int32
 MASK, FACTOR = (1 << HASH_BITS) - 1, 0x45D9F3B
 
 
 def block_bits(n: int) -> int:
-    """The base-2 logarithm of the block length in a tensor of n entries; 0 if every entry is taken."""
-    return min(BLOCK_BITS, ((n - 1) // WHOLE).bit_length()) if n else 0
+    """The base-2 logarithm of the length of a block in a tensor of n entries; 0 if every entry is taken."""
+    return BLOCK_BITS if n > WHOLE else 0
 
 
 def sample_size(n: int) -> int:

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.core.distance import Travel, advance_travel, distance_cap, start_reach
+from proxsps.core.caps import shares
+from proxsps.core.distance import Travel, advance_travel, distance_cap, moving_weights, start_reach
 from proxsps.core.estimate import (
     Averages,
     Weights,
@@ -38,6 +39,7 @@ class Kind(NamedTuple):
     averages: bool = False  # momentum
     metric: bool = False  # Adam's
     distance: bool = False  # the distance cap
+    factors: bool = False  # whether there is no learning rate, and caps are factors on the step
 
     @property
     def any(self) -> bool:
@@ -77,7 +79,7 @@ def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
         samples = _samples(xs)
         x_sq = sum((sampled_square(part, n).astype(dtype) for part, n in samples), zero)
         start = jnp.concatenate([jnp.zeros(0, dtype), *(part.astype(dtype) for part, _ in samples)])
-        out = out._replace(start=start, travel=Travel(start_reach(_root(x_sq)), zero, zero))
+        out = out._replace(start=start, travel=Travel(zero, zero, zero, start_reach(_root(x_sq)), zero))
     # Each has its own buffer, so that the state can be donated to a jitted step.
     return cast(Moments, jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), out))
 
@@ -117,7 +119,7 @@ def take_in(
     if kind.metric:
         made, after = _with_metric(numbers, after, made)
     if kind.distance:
-        after = _with_travel(after, made, rest)
+        after = _with_travel(kind, after, made, rest)
         travel = cast(Travel, after.travel)
         farthest = distance_cap(travel)
         checked += [*travel]
@@ -157,7 +159,9 @@ def _usable(D: Array) -> Array:
     return jnp.where(D > 0, jnp.where(jnp.isfinite(D), D, jnp.nan), jnp.ones_like(D))
 
 
-def _with_travel(before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tuple[int, Array]]) -> Moments:
+def _with_travel(
+    kind: Kind, before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tuple[int, Array]]
+) -> Moments:
     """Moments updated with the current point."""
     travel, origin = cast(Travel, before.travel), cast(Array, before.start)
     dtype = travel.reach.dtype
@@ -170,10 +174,12 @@ def _with_travel(before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tu
         moved_sq = moved_sq + sampled_square(part, n, start).astype(dtype)
         offset += part.size
     g_sq = jnp.zeros((), dtype)
-    for block in blocks:
+    factor, share = shares(jnp.stack([block.alpha for block in blocks]))
+    for block, weight in zip(blocks, moving_weights(share), strict=True):
         directions = block.directions(block.ds)
-        g_sq = g_sq + dot(directions, directions, dtype)
-    return before._replace(travel=advance_travel(travel, _root(moved_sq), g_sq))
+        g_sq = g_sq + weight * dot(directions, directions, dtype)
+    factor = factor.astype(dtype) if kind.factors else 1.0
+    return before._replace(travel=advance_travel(travel, _root(moved_sq), g_sq, factor))
 
 
 @jax.custom_jvp

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
 from proxsps.core.array import Array, array_namespace, over_blocks
 from proxsps.core.caps import (
     Matched,
@@ -191,6 +193,10 @@ class Assembly:
             self.lines.move(Affine(*(self.numbers.chosen(part, self.lines.places) for part in update)), ok)
         for curve in self.curves:
             curve.write(u, self.numbers.factor(s), ok)
+        # Autograd does not notice writes of the kernels and of torch's fused operations: backward through a graph of
+        # before would use the new parameters.
+        for x in () if torch.compiler.is_compiling() else [x for block in self.blocks for x in block.params]:
+            torch.autograd.graph.increment_version(x)
         return s
 
     def _moves_sq(self, update: Affine, u: Array, sums: Sums) -> Array:
@@ -207,6 +213,5 @@ class Assembly:
 
 
 def _ordinary(d_sq: Array) -> bool:
-    """Whether squares of slopes are well inside the range of f32."""
-    total = d_sq.sum()
-    return bool(total == 0 or 1e-20 < total < 1e20)
+    """Whether squares of slopes are well inside the range of f32; a sum of 0 may be one of squares below it."""
+    return bool(1e-20 < d_sq.sum() < 1e20)

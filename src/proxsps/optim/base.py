@@ -26,6 +26,7 @@ from proxsps.optim.checks import (
     check_limit,
     check_lr,
     check_nonnegative,
+    check_rate,
     check_regularizer,
     check_unflattened,
     computable,
@@ -35,7 +36,7 @@ from proxsps.optim.estimate import Estimate
 from proxsps.optim.hints import warn
 from proxsps.optim.host import take
 from proxsps.optim.last_step import LastStep, Taken, report
-from proxsps.optim.memory import keep_numbers
+from proxsps.optim.memory import follow_dtypes, keep_numbers
 from proxsps.optim.numbers import Device, Host, Numbers, choose
 from proxsps.optim.plan import Plan, Rule
 from proxsps.optim.reduce import ProcessGroup, Ranks, join
@@ -44,10 +45,7 @@ from proxsps.optim.search import Gap
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
-FUSED = (
-    "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with regularisers "
-    "that have kernels and no centres. fused=None falls back to torch otherwise."
-)
+NUMBERS = ("lr", "weight_decay")  # that schedulers change
 LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
 
 
@@ -90,6 +88,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
         self._plan: Plan | None = None
+        self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
         self._leave_join()
 
     # Groups
@@ -116,12 +115,29 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_lr(type(self).__name__, group["lr"], group["params"])
-        check_nonnegative("weight_decay", group["weight_decay"])
+        self._check_numbers(group)
         if (bound := group.get("lower_bound")) is not None:
             check_bound(bound)
-        check_limit(group["max_move"])
         check_unflattened(group["params"])
         check_regularizer(group)
+
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        check_rate(group)
+        check_nonnegative("weight_decay", group["weight_decay"])
+        check_limit(group["max_move"])
+
+    def _check_changes(self) -> None:
+        """Check the numbers in the groups again, and let state follow the parameters into another dtype."""
+        for i, group in enumerate(self.param_groups):
+            try:
+                self._check_numbers(group)
+            except ValueError as error:
+                text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
+                raise ValueError(text) from None
+        dtypes = tuple([param.dtype for group in self.param_groups for param in group["params"]])
+        if dtypes != self._dtypes:
+            follow_dtypes(self.state, self.param_groups)
+            self._dtypes = dtypes
 
     # The step
 
@@ -144,6 +160,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             The closure's or the given loss.
         """
         self._taken["last"] = None
+        compiling = torch.compiler.is_compiling()
+        if not compiling and not all([sound(group[key]) for group in self.param_groups for key in NUMBERS]):
+            self._check_changes()
         if self._ranks.size > 1:
             self._check_uneven()
         value, weight, returned = self._loss(closure, loss)
@@ -154,11 +173,13 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             raise ValueError(f"{type(self).__name__} does not use a lower bound; leave it out, or use ProxSPS.")
         if lower_bound is not None:
             check_bound(lower_bound)
-        plan = None if value is None or torch.compiler.is_compiling() else self._plan
+        plan = None if value is None or compiling else self._plan
         if plan is not None and plan.holds(self):
             self._check_options()
-            if self._take(plan, value, weight, lower_bound):
-                return returned
+            self._take(plan, value, weight, lower_bound)
+            return returned
+        if not compiling:
+            self._check_changes()
         check_agreement(type(self).__name__, self.param_groups)
         if value is not None:
             self._drop_blank_state()
@@ -172,29 +193,25 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if value is not None and (found or self._ranks.size > 1) and computable(found, value, self.needs_loss):
             numbers = choose(blocks, options["capturable"] or any(map(is_fake, found)))
             self._check_options()
-            if not (isinstance(numbers, Host) and self._plan_and_take(blocks, value, weight, lower_bound)):
+            if isinstance(numbers, Host):
+                self._plan = Plan(self, blocks, self._rule())
+                self._take(self._plan, value, weight, lower_bound)
+            else:
                 self._step(blocks, numbers, value, weight, lower_bound)
         return returned
 
-    def _plan_and_take(self, blocks: list[Block], value: Any, weight: float, bound: Any) -> bool:
-        """Take the step by the kernels, if they apply; the plan is kept for the next step."""
-        fused = self.param_groups[0]["fused"]
-        plan = None if fused is False else Plan.make(self, blocks, self._rule())
-        if plan is None and fused and any([block.params for block in blocks]):
-            raise RuntimeError(FUSED)
-        self._plan = plan
-        return plan is not None and self._take(plan, value, weight, bound)
-
-    def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> bool:
-        """Take the step of a plan; False if its numbers need doubles, so that nothing was done."""
+    def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> None:
+        """Take the step of a plan; in doubles if its numbers need them."""
         bounded = self.bounded and bound is not None
-        taken = take(self, plan, float(value), float(bound) if bounded else 0.0, bounded, weight)
+        numbers = float(value), float(bound) if bounded else 0.0, bounded, weight
+        taken = take(self, plan, *numbers)
         if taken is None:
-            return False
+            blocks = gather(self.param_groups, self._ranks, plan.rule.beta2 is not None)
+            plan = Plan(self, blocks, plan.rule, exact=True)
+            taken = take(self, plan, *numbers)
         self._taken["last"] = taken
-        if self._ranks.check and self._ranks.size > 1:
+        if taken is not None and self._ranks.check and 1 < self._ranks.size == plan.active:
             self._ranks.compare(report(taken).tau, self._named())
-        return True
 
     def _rule(self) -> Rule:
         """The rule of the method, with the options that it has now."""
@@ -204,7 +221,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
 
     def _drop_blank_state(self) -> None:
-        """Drop such state of parameters that have no gradient at the first step: it would let them take part."""
+        """Drop such state of parameters that have no gradient at the first step: it would count in the distance cap."""
 
     @property
     def _remembers(self) -> bool:
@@ -242,6 +259,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         f, C = numbers.scalar(value), numbers.number(bound if bounded else 0.0)
         estimate, caps = self._estimate(), self._caps(numbers)
         estimate.prepare(blocks, numbers)
+        rates = [block.alpha for block in blocks if isinstance(block.alpha, Tensor)]  # on a device, not read
         alpha = caps.prepare(blocks, numbers)
         lam = numbers.vector([block.lam for block in blocks])
         assembly = Assembly(blocks, numbers, self._ranks, estimate.coupled)
@@ -264,6 +282,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         above, further = (gap, ()) if estimate.plain or estimate.coupled else (_above(f, C), (gap,))
         ok = admissible(above, sums.d_sq, sums.d_dot_x, bounded, *further)
         ok = ok if agreed is True else ok & agreed
+        ok = ok & are_rates(torch.stack(rates)) if rates else ok
         if numbers.refuses(ok):
             self._explain_skip(m if estimate.coupled else f, C, bounded)
             taken = Taken(alpha, False, gap)
@@ -322,6 +341,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             )
         else:
             kind, reason = "gradient", "A gradient or a parameter is not finite"
+        self._skip(kind, reason)
+
+    def _skip(self, kind: str, reason: str) -> None:
+        """Count a skipped step, and warn once for each reason."""
         self._warn_once(kind, reason)
         self._skips += 1
         if self._skips == LOW:
@@ -342,6 +365,16 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if kind not in self._warned:
             self._warned.add(kind)
             warn(f"{type(self).__name__}: {reason}. {effect}. This warning is shown once.")
+
+
+def sound(number: Any) -> bool:
+    """Whether a number is known to be finite and not negative."""
+    return type(number) is float and 0 <= number < math.inf
+
+
+def are_rates(rates: Tensor) -> Tensor:
+    """Whether all caps on the step are finite numbers >= 0."""
+    return ((rates >= 0) & (rates < math.inf)).all()
 
 
 def _above(m: Array, C: Array | float) -> Array:

@@ -46,6 +46,7 @@ class Block:
     share: float = 1.0  # one over the number of ranks that hold the same entries
     sharded: bool = False
     gathered: bool = False  # whether some tensors are whole, although ranks hold only shards of them
+    penalty: float | None = None  # the value of a regulariser whose subgradient is part of the slopes
     afterwards: list[Callable[[], object]] = field(default_factory=list)  # called after params are written
     in_metric: bool = False  # whether distances are measured in Adam's metric
     scaled: bool = False  # whether the cap is `alpha` times one number for all blocks that is known after the sums

@@ -15,7 +15,7 @@ from proxsps.optim.assembly import Assembly
 from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.caps import MATCHED, PROXIMAL, Caps, Known, Step
-from proxsps.optim.checks import check_cap
+from proxsps.optim.checks import check_cap, check_nonnegative
 from proxsps.optim.estimate import Averaged
 from proxsps.optim.hints import (
     FIRST_STEPS,
@@ -24,12 +24,14 @@ from proxsps.optim.hints import (
     check_momentum,
     factor_hint,
     shrinkage_hint,
+    skorch_hint,
 )
 from proxsps.optim.numbers import Numbers, choose
 from proxsps.optim.passes import Places
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
-from proxsps.optim.travel import EARLIER, ORIGIN, Distance, packed, unpacked
+from proxsps.optim.resting import EFFECT, REASON, Rest
+from proxsps.optim.travel import EARLIER, KEYS, ORIGIN, Distance, packed, unpacked
 
 
 class CappedPolyak(PolyakOptimizer):
@@ -37,7 +39,7 @@ class CappedPolyak(PolyakOptimizer):
 
     Args:
         params: parameters or parameter groups.
-        defaults: options of the groups; `lr`, `cap` and `distance_cap` as passed by the user.
+        defaults: options of the groups; `lr`, `factor`, `cap` and `distance_cap` as passed by the user.
         process_group: ranks that step together.
         check_replicas: whether to compare replicas after every step.
     """
@@ -60,10 +62,19 @@ class CappedPolyak(PolyakOptimizer):
                 f"{name}(lr=None) needs the distance cap to set its steps, got distance_cap=False: leave distance_cap "
                 "out, or pass a number as lr."
             )
-        cap = defaults["cap"]
+        if (hint := skorch_hint(lr)) is not None:
+            warnings.warn(f"{name}: {hint}.", UserWarning, stacklevel=3)
+        cap, factor = defaults["cap"], defaults.pop("factor")
         check_cap(cap)
+        if lr is not None and factor is not None:
+            raise ValueError(
+                f"{name} got lr={lr!r} and factor={factor!r}: factor multiplies the steps without a learning rate. "
+                "Pass one of the two."
+            )
+        if factor is not None and not isinstance(factor, Tensor):
+            check_nonnegative("factor", factor)
         defaults |= {
-            "lr": 1.0 if lr is None else lr,
+            "lr": lr if lr is not None else 1.0 if factor is None else factor,
             "cap": cap or (MATCHED if lr is None else PROXIMAL),
             "distance_cap": bool(distance or lr is None),
             "lr_is_factor": lr is None,
@@ -71,12 +82,12 @@ class CappedPolyak(PolyakOptimizer):
         if self._averages(defaults):
             defaults |= dict.fromkeys(Averaged.keys, 0.0)
         if defaults["distance_cap"]:
-            defaults |= {"reach": 0.0, "g_sq": 0.0, "k": 0.0}
+            defaults |= dict.fromkeys(KEYS, 0.0)
         super().__init__(params, defaults, process_group, check_replicas)
 
     def _forget(self) -> None:
         super()._forget()
-        self._places = Places()
+        self._places, self._rest = Places(), Rest()
 
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:
@@ -158,6 +169,12 @@ class CappedPolyak(PolyakOptimizer):
             numbers = choose(gather(self.param_groups, self._ranks), options["capturable"])
             Distance(self.param_groups, self.state, numbers, self._ranks, self._places).start()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for group in state["param_groups"]:
+            if "reach" in group and "factors_sq" not in group:  # saved before factors were counted
+                group["factors_sq"] = group["k"] + 0.0  # and not the same tensor
+        super().__setstate__(state)
+
     def _drop_blank_state(self) -> None:
         k = self.param_groups[0].get("k")
         if self.state and not isinstance(k, Tensor) and k == 0:
@@ -201,3 +218,8 @@ class CappedPolyak(PolyakOptimizer):
 
     def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
         return caps.decide(assembly, known)
+
+    def _notice_rest(self, taken: float, moved: float, length: float) -> None:
+        """Warn once if the measured distance rests although steps are taken."""
+        if self._rest.lasts(taken, moved, length):
+            self._warn_once("rest", REASON, EFFECT)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from proxsps.core.array import Array
+from proxsps.core.array import Array, over_blocks, times
 from proxsps.core.caps import shares
+from proxsps.core.distance import moving_weights
 from proxsps.core.rules import Decision, linear, truncated
 from proxsps.optim.assembly import Assembly, L2Matched
 from proxsps.optim.blocks import Block
@@ -33,7 +34,7 @@ class Known(NamedTuple):
     lam: Array  # strengths of the squared l2 norm
     bounded: bool  # whether there is a C
     travelled: Sequence[Array]  # `Caps.sums`
-    g_sq: Array  # ||D^-1 g||^2
+    g_sq: Array  # ||D_j^-1 g_j||^2 of each block
 
 
 class Step(NamedTuple):
@@ -71,10 +72,12 @@ class Caps:
         if any(isinstance(rate, Tensor) for rate in rates):
             self._largest, alpha = shares(numbers.vector(rates))
             own = list(alpha)
+            self._even = len(own) == 1
         else:
             self._largest = max(map(float, rates))
             own = [rate / (self._largest or 1.0) for rate in rates]
             alpha = numbers.vector(own)
+            self._even = len(set(own)) == 1
         for block, share in zip(blocks, own, strict=True):
             block.scaled, block.alpha = True, share
         return alpha
@@ -91,14 +94,14 @@ class Caps:
             decision = rule(assembly.model(gap, sums, alpha, lam))
             return Step(decision, decision.u)
         longest, factor, distance = self._longest(known)
-        caps = _times(factor, longest)
+        caps = times(factor, longest)
         if self._numbers.vanishes(longest):
             nothing = self._numbers.scalar(0.0)
             return Step(Decision(nothing, nothing, gap), nothing, 0.0, caps, distance, longest)
         if self._matched and bounded:
             found, s = assembly.matched(gap, sums, alpha, lam, longest)
             one = self._numbers.scalar(1.0) if assembly.curves else 1.0
-            return Step(found, one, _times(factor, s), caps, distance, longest)
+            return Step(found, one, times(factor, s), caps, distance, longest)
         assembly.reach = longest
         decision = rule(assembly.model(gap, sums, longest * alpha, lam))
         return Step(decision, decision.u, caps, caps, distance, longest)
@@ -108,10 +111,10 @@ class Caps:
         if self._distance is None:
             return self._numbers.scalar(self._largest), 1.0, math.nan
         (sums,) = known.travelled
-        distance = self._distance.cap(sums, known.g_sq)
-        if self._factor:
-            return distance, self._largest, distance
-        return distance.clip(max=self._largest), 1.0, distance
+        g_sq = over_blocks(known.g_sq if self._even else moving_weights(known.alpha) * known.g_sq)
+        factor = self._largest if self._factor else 1.0
+        distance = self._distance.cap(sums, g_sq, factor)
+        return distance if self._factor else distance.clip(max=self._largest), factor, distance
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
         """Numbers in the groups that a step changes: their values after and before it."""
@@ -121,8 +124,3 @@ class Caps:
         """Store the state of the caps."""
         if self._distance is not None:
             self._distance.commit()
-
-
-def _times(factor: Array | float, number: Array) -> Array:
-    """A product; no operation if the factor is exactly 1, as it usually is."""
-    return number if isinstance(factor, float) and factor == 1 else factor * number

@@ -63,8 +63,8 @@ class Estimate:
         return sums
 
     def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
-        """||D^-1 g||^2 of the gradient g of this step."""
-        return over_blocks(sums.d_sq)
+        """||D_j^-1 g_j||^2 of the gradient g of this step, one number per block."""
+        return sums.d_sq
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
         """Numbers in the groups that a step changes: their values after and before it."""
@@ -175,11 +175,13 @@ class Averaged(Estimate):
     def _resting(self, block: Block) -> Array | float:
         """<d, x> over the tensors of a block that rest; 0 if there are none."""
         owners = [block.group["params"][i] for i in block.resting]
-        pairs = [(own["average"], p) for p in owners if "average" in (own := self._state.get(p, {}))]
-        if not pairs:
-            return 0.0
-        parts = ((entries(d, block.gathered), widened(entries(p.detach(), block.gathered))) for d, p in pairs)
-        return self._numbers.total([torch.dot(d, x) for d, x in bucketed(parts, *COPIES)])
+        averages = [self._state.get(owner, {}).get("average") for owner in owners]
+        pairs = [
+            (entries(d, block.gathered), widened(entries(x.detach().resolve_conj(), block.gathered)))
+            for d, x in zip(averages, owners, strict=True)
+            if d is not None
+        ]
+        return self._numbers.total([torch.dot(d, x) for d, x in bucketed(pairs, *COPIES)]) if pairs else 0.0
 
     def _square_weights(self, owns: Sequence[dict[str, Any]]) -> list[Weights]:
         """The weights of each tensor, which has its own count."""
@@ -224,8 +226,8 @@ class Averaged(Estimate):
         return sums if self._beta2 is None or not self._moves else Sums(extras[3], extras[4], sums.x_sq)
 
     def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
-        """||D^-1 g||^2 of the gradient alone, in the metric."""
-        return over_blocks(extras[1])
+        """The same of the gradient alone, in the metric."""
+        return extras[1]
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
         """The numbers of the model."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from proxsps.core import plain
 from proxsps.core.caps import Matched, l2_matched_height, matched_decision
-from proxsps.core.distance import FORGETTING, SCALE, SMALLEST, START
+from proxsps.core.distance import FORGETTING, LARGEST, SCALE, START
 from proxsps.core.dual import geometric
 from proxsps.core.rules import Decision
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
@@ -22,6 +22,7 @@ from proxsps.optim.numbers import Host
 from proxsps.optim.parts import Sums
 from proxsps.optim.plan import Plan, Rule, Table
 from proxsps.optim.reduce import join
+from proxsps.optim.resting import limited_length
 
 Floats = Sequence[float]
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
@@ -53,6 +54,7 @@ class Chosen(NamedTuple):
     caps: float = 1.0  # caps divided by `alpha`, including factors on the step
     distance: float = math.nan
     longest: float = math.nan
+    memory: Sequence[float] = ()  # of DecSPS after the step, one number per group
 
 
 def choose(
@@ -94,22 +96,22 @@ def _chosen(plan: Plan, model: Model, bounded: bool, search: Search) -> Chosen:
 
 
 def estimate(
-    plan: Plan, options: dict[str, Any], f: float, table: Table, lam: Floats, resting: float
+    plan: Plan, options: dict[str, Any], f: float, table: Table, lam: Floats, resting: Floats
 ) -> tuple[float, dict[str, float]]:
     """The value m of the linear model at x, and the numbers of averages after the step (`proxsps.core.estimate`)."""
     if plan.rule.coupled:
-        return f + sum([b * e for b, e in zip(lam, table.x_sq, strict=True)]) / 2, {}
+        return f + plan.penalty + sum([b * e for b, e in zip(lam, table.x_sq, strict=True)]) / 2, {}
     if plan.rule.beta is None:
         return f, {}
     new = plan.weight
     value = (1 - new) * float(options["model_value"]) + new * f
-    offset = (1 - new) * float(options["model_offset"]) + new * (sum(table.g_dot_x) + resting)
-    m = f + ((value - f) - (offset - (sum(table.d_dot_x) + resting)))
+    offset = (1 - new) * float(options["model_offset"]) + new * (sum(table.g_dot_x) + sum(resting))
+    m = f + ((value - f) - (offset - (sum(table.d_dot_x) + sum(table.d_dot_c) + sum(resting))))
     return m, {"model_value": value, "model_offset": offset, "k": float(options["k"]) + 1}
 
 
 def _ahead(
-    plan: Plan, options: dict[str, Any], f: float, C: float, alpha: list[float], lam: list[float], resting: float
+    plan: Plan, options: dict[str, Any], f: float, C: float, alpha: list[float], lam: list[float], resting: Floats
 ) -> list[float]:
     """Points at which the pass that computes the sums evaluates heights as well; none if they would not help."""
     if -math.inf == C:
@@ -131,7 +133,7 @@ def _ahead(
 
 def _ordinary(plan: Plan, table: Table) -> bool:
     """Whether the sums of squares are well inside the range of the entries' type."""
-    if plan.like.dtype == np.float64:
+    if plan.wide:
         return True
     full = [d_sq for d_sq, block in zip(table.d_sq, plan.blocks, strict=True) if not block.empty]
     return all([LEAST < d_sq < MOST for d_sq in full]) and all([math.isfinite(sum(row)) for row in table])
@@ -144,18 +146,44 @@ def _admissible(table: Table, gap: float, above: float, bounded: bool) -> bool:
 
 
 def _distance(
-    options: dict[str, Any], k: float, moved_sq: float, start_sq: float, table: Table, rule: Rule
+    plan: Plan, options: dict[str, Any], moved_sq: float, start_sq: float, table: Table, share: Floats, factor: float
 ) -> tuple[float, dict[str, float]]:
     """The distance cap, and its numbers after the step (`proxsps.core.distance`)."""
-    reach = START * (1 + math.sqrt(start_sq)) if k <= 0 else float(options["reach"])
-    reach, new = max(reach, math.sqrt(moved_sq)), plain.corrected_weight(k, FORGETTING)
-    g_sq = (1 - new) * float(options["g_sq"]) + new * sum(table.d_sq if rule.beta is None else table.g_sq)
-    total = math.sqrt((k + 1) * g_sq)
-    cap = SCALE * reach / max(total, SMALLEST) if total > 0 else 0.0
-    return cap, {"reach": reach, "g_sq": g_sq, "k": k + 1}
+    k = float(options["k"])
+    first = START * (1 + math.sqrt(start_sq)) if k <= 0 else float(options["first_reach"])
+    reach = max(float(options["reach"]), math.sqrt(moved_sq), factor * first)
+    squares = table.d_sq if plan.rule.beta is None else table.g_sq
+    # Where all shares are 0, the average goes on while nothing moves.
+    moving = [w * w * e for w, e in zip(share, squares, strict=True)] if max(share) > 0 else squares
+    new = plain.corrected_weight(k, FORGETTING)
+    g_sq = (1 - new) * float(options["g_sq"]) + new * sum(moving)
+    factors_sq = float(options["factors_sq"]) + factor * factor
+    total = math.sqrt(factors_sq * g_sq)
+    cap = min(SCALE * reach / total, LARGEST) if total > 0 else 0.0
+    after = {"reach": reach, "g_sq": g_sq, "k": k + 1, "first_reach": first, "factors_sq": factors_sq}
+    return cap, after
 
 
-def _sps_max(opt: Any, plan: Plan, model: Model) -> Chosen:
+def _is_finite(plan: Plan, model: Model, chosen: Chosen) -> bool:
+    """Whether no entry moves beyond the range of numbers, by the length of the whole move."""
+    adam, tau = plan.rule.beta2 is not None, chosen.u * chosen.reach
+    moves = zip(model.alpha, model.table.d_sq, strict=True)  # in Adam's metric, directions are about 1
+    return all([tau * a * (1.0 if adam else math.sqrt(d_sq)) < plan.longest for a, d_sq in moves])
+
+
+def _notice_rest(opt: Any, k: float, moved_sq: float, model: Model, chosen: Chosen, rule: Rule) -> None:
+    """Tell the optimizer how far a step goes that the distance cap limits."""
+    if opt._rest.steps is None and k > 0:
+        return
+    decision, length, table = chosen.decision, 0.0, model.table
+    decision = decision if isinstance(decision, Decision) else decision.decision()
+    if decision.u >= 1 and chosen.distance <= chosen.longest:
+        d_sq, g_sq = sum(table.d_sq), sum(table.d_sq if rule.beta is None else table.g_sq)
+        length = limited_length(model.gap, float(decision.height), d_sq, g_sq, chosen.longest, chosen.caps)
+    opt._notice_rest(k, math.sqrt(moved_sq), length)
+
+
+def _sps_max(plan: Plan, model: Model) -> Chosen:
     """SPS and SPS_max (`proxsps.core.rules.sps_max`)."""
     fall = sum([a * e for a, e in zip(model.alpha, model.table.d_sq, strict=True)])
     root = plain.line_root(model.gap, plan.rule.c * fall)
@@ -163,7 +191,7 @@ def _sps_max(opt: Any, plan: Plan, model: Model) -> Chosen:
     return Chosen(Decision(root, u, model.gap - u * fall), u)
 
 
-def _dec_sps(opt: Any, plan: Plan, model: Model) -> Chosen:
+def _dec_sps(plan: Plan, model: Model) -> Chosen:
     """DecSPS, with its memory in the groups (`proxsps.core.rules.dec_sps`)."""
     groups, alpha = [block.group for block in plan.blocks], model.alpha
     fall = sum([a * e for a, e in zip(alpha, model.table.d_sq, strict=True)])
@@ -171,11 +199,8 @@ def _dec_sps(opt: Any, plan: Plan, model: Model) -> Chosen:
     root = plain.line_root(model.gap, c * fall)
     limits = [float(group["memory"]) / a for group, a in zip(groups, alpha, strict=True) if a > 0]
     u = min([plain.clipped(root) if fall > 0 else 1.0, *[limit / c for limit in limits]])
-    for group, a in zip(groups, alpha, strict=True):
-        group["k"] = float(group["k"]) + 1
-        if a > 0:
-            group["memory"] = c * u * a
-    return Chosen(Decision(root, u, model.gap - u * fall), u)
+    memory = [c * u * a if a > 0 else float(group["memory"]) for group, a in zip(groups, alpha, strict=True)]
+    return Chosen(Decision(root, u, model.gap - u * fall), u, memory=memory)
 
 
 _RULES = {"sps_max": _sps_max, "dec_sps": _dec_sps}
@@ -206,10 +231,12 @@ def _move_sq(plan: Plan, table: Table, keep: Floats, move: Floats, alpha: list[f
     if plan.rule.coupled:
         return sum([b * b * e for b, e in zip(move, table.d_sq, strict=True)])
     total = plan.move_sq(alpha, u) if plan.curves else 0.0
+    in_metric = plan.rule.beta2 is not None
+    p_sq, p_dot_x = (table.p_sq, table.p_dot_x) if in_metric else (table.d_sq, table.d_dot_x)
     for i, affine in enumerate(plan.affine):
         if affine:
             a, lost = move[i], 1 - keep[i]
-            total += a * a * table.p_sq[i] - 2 * a * lost * table.p_dot_x[i] + lost * lost * table.x_sq[i]
+            total += a * a * p_sq[i] - 2 * a * lost * p_dot_x[i] + lost * lost * table.x_sq[i]
     return total
 
 
@@ -222,31 +249,35 @@ def _join(
     table: Table,
     moved_sq: float,
     start_sq: float,
-    resting: float,
-) -> tuple[float, float, Table, float, float, float]:
+    resting: Floats,
+) -> tuple[float, float, Table, float, float, Floats]:
     """The same numbers over all ranks, in one all-reduce."""
-    numbers, share = Host(plan.blocks), 1 / plan.ranks
+    numbers = Host(plan.blocks)
     rows = {name: np.array(row) for name, row in table._asdict().items()}
     sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
     extras: list[Any] = []
     if plan.rule.beta is not None:
-        at_rest = np.zeros(len(plan.blocks))
-        at_rest[0] = resting
-        extras = [rows["g_dot_x"], rows["g_sq"], at_rest]
+        # <d, center> and <d, x> of resting tensors, which are in one product and in both.
+        at_rest = np.array(resting)
+        center = np.array(table.d_dot_c or [0.0] * len(plan.blocks))
+        extras = [rows["g_dot_x"] + at_rest, rows["g_sq"], center + at_rest]
         if plan.rule.max_move is not None:
             extras += [rows["p_sq"], rows["p_dot_x"]]
     elif plan.rule.coupled:
-        extras = [np.zeros(len(plan.blocks))]
-    travelled = [share * np.array([moved_sq, start_sq])] if plan.rule.distance else []
+        extras = [np.array(plan.penalties)]
+    travelled = [np.array([moved_sq, start_sq])] if plan.rule.distance else []
     found = join(
         opt._ranks, numbers, plan.blocks, np.float64(f), np.float64(C), weight, sums, extras, travelled, active=True
     )
+    plan.active = int(found.active)
     rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
     if plan.rule.beta is not None:
         rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))
-        resting = float(found.extras[2].sum())
+        rows["d_dot_c"], resting = found.extras[2], ()
         if plan.rule.max_move is not None:
             rows |= dict(zip(("p_sq", "p_dot_x"), found.extras[3:], strict=True))
+    elif plan.rule.coupled:
+        plan.penalty = float(found.extras[0].sum())
     if plan.rule.distance:
         moved_sq, start_sq = found.travelled[0].tolist()
     joined = Table(**{name: row.tolist() for name, row in rows.items()})
@@ -270,15 +301,14 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     scaled = rule.matched or rule.distance
     alpha = [rate / (largest or 1.0) for rate in rates] if scaled else rates
     plan.prepare(k, lam)
-    resting = plan.resting_dot()
+    resting = plan.resting_dots()
     ahead: list[float] = []
     if plan.curves and not (scaled or rule.coupled) and plan.ranks == 1:
         ahead = _ahead(plan, options, f, C if bounded else -math.inf, alpha, lam, resting)
     table, heights = plan.sums(alpha, ahead, rule.coupled or rule.max_move is not None)
     if not _ordinary(plan, table):
         return None
-    moved_sq, start_sq = plan.distance_sq(opt) if rule.distance else (0.0, 0.0)
-    moved_sq += sum(table.moved_sq)
+    moved_sq, start_sq = plan.distance_sq(opt, table) if rule.distance else (0.0, 0.0)
     if plan.ranks > 1:
         f, C, table, moved_sq, start_sq, resting = _join(opt, plan, f, C, weight, table, moved_sq, start_sq, resting)
     m, after = estimate(plan, options, f, table, lam, resting)
@@ -286,20 +316,26 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     if not _admissible(table, gap, above, bounded):
         opt._explain_skip(m if rule.coupled else f, C, bounded)
         return Taken(alpha, False, gap)
-    opt._skips = 0
     distance = math.nan
     if rule.distance:
-        distance, numbers = _distance(options, k, moved_sq, start_sq, table, rule)
+        factor = largest if rule.factor else 1.0
+        distance, numbers = _distance(plan, options, moved_sq, start_sq, table, alpha, factor)
         after |= numbers
     model = Model(gap, table, alpha, lam)
     if rule.name in _RULES:
-        chosen = _RULES[rule.name](opt, plan, model)
+        chosen = _RULES[rule.name](plan, model)
     else:
         search = Search(plan, model, ahead, heights)
         chosen = choose(plan, rule, model, bounded, largest, distance, search)
+    if not _is_finite(plan, model, chosen):
+        opt._skip("move", "The step leaves the range of the parameters' precision")
+        return Taken(alpha, False, gap)
+    opt._skips = 0
+    if rule.distance and rule.max_move is None:
+        _notice_rest(opt, k, moved_sq, model, chosen, rule)
     s = _write(plan, model, chosen)
-    if rule.beta2 is not None:
-        plan.count()
+    for block, memory in zip(plan.blocks, chosen.memory, strict=False):
+        block.group |= {"memory": memory, "k": k + 1}
     for group in opt.param_groups:
         group.update(after)
     if bounded and rule.beta is not None:

@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from proxsps.core import plain
 from proxsps.core.dual import DOUBLE, SINGLE, geometric
 from proxsps.core.plain import Found
@@ -21,7 +19,6 @@ LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double 
 SAMPLE, COARSEST = 16, 64  # a search starts from a sample of one entry in 16; one in 64 if there are many
 ENOUGH = 1 << 18  # entries of a sample that give the root to half a percent: more cost more than they save
 WORTH = 1 << 20  # entries from which on a pass over a sample saves time
-SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
 
 Floats = Sequence[float]
 
@@ -47,9 +44,10 @@ class Search:
 
     def __init__(self, plan: Plan, model: Model, ahead: Sequence[float] = (), known: Heights | None = None) -> None:
         self._plan, self._model, self._ahead, self._known = plan, model, list(ahead), known
-        self._eps = float(np.finfo(plan.like.dtype).eps)
+        self._eps = plan.eps
 
     def line(self, alpha: Floats) -> tuple[float, float]:
+        """h(0) and how far h falls, of the affine blocks."""
         gap, table, _, lam = self._model
         affine = [a if own else 0.0 for a, own in zip(alpha, self._plan.affine, strict=True)]
         return plain.l2_line(gap, table.d_sq, table.d_dot_x, affine, lam)
@@ -105,10 +103,10 @@ class Search:
                 start = [1.0, *(about * (1 + noise * k) for k in (-1.0, 0.0, 1.0))]
         tolerance, noise = self._stopping(gap)
         found = plain.search(evaluate, tolerance, self._eps, LIMIT, noise, start, at_zero=gap)
-        # H may jump at 0 if x violates a constraint. A step of any size then restores it.
-        s, h = max(plain.ray_step(found.u, longest, ratio), SMALLEST * longest), found.h
-        if found.u <= 0:
-            h = height([s])[0]
+        s, h = plain.ray_step(found.u, longest, ratio), found.h
+        shortest = plain.shortest_step(gap, d_sq, longest)
+        if s < shortest:
+            s, h = shortest, height([shortest])[0]
         u = s / longest
         steep = longest * d_sq
         root = u if u < 1 else max(gap / steep if steep > 0 else gap, 1.0)
@@ -116,7 +114,7 @@ class Search:
 
     def _stopping(self, gap: float) -> tuple[float, float]:
         """The certificate, and the size of h, at which a search stops (`proxsps.core.dual.stopping`)."""
-        products = math.sqrt(sum(self._model.table.noise_sq))
+        products = math.sqrt(self._plan.noise_sq(self._model.table))
         return (SINGLE if self._eps > 1e-10 else DOUBLE) * abs(gap), 2 * self._eps * products
 
     @property

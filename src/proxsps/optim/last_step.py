@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from proxsps.core.array import Array
 from proxsps.core.outcome import Report, Solution
 from proxsps.core.outcome import report as core_report
 from proxsps.core.rules import Decision
-from proxsps.optim.caps import Step
 
 
 class LastStep(Report):
@@ -24,7 +23,7 @@ class Taken(NamedTuple):
     alpha: Array  # caps, or shares of `Step.caps`; one entry per group
     ok: Array | bool  # whether loss and gradients allowed a step
     gap: Array
-    step: Step | None = None  # None if there was no step
+    step: Any = None  # None if there was no step
     relaxation: Array | float = 1.0
 
 
@@ -36,7 +35,7 @@ def report(taken: Taken) -> LastStep:
     if step is None:
         solution = Solution.skipped(gap)
     else:
-        decision = step.decision if isinstance(step.decision, Decision) else step.decision.decision()
+        decision: Decision = step.decision if isinstance(step.decision, Decision) else step.decision.decision()
         solution = Solution(ok, gap, *decision, s, step.distance, step.longest)
         alpha = step.caps * alpha
     return LastStep(*map(torch.as_tensor, core_report(alpha, solution)))

@@ -73,6 +73,14 @@ def restored(key: str, value: Tensor, saved: Any, owner: Tensor) -> Tensor:
     return on.to(dtype, copy=True) if same else value.to(dtype)
 
 
+def follow_dtypes(state: State, groups: Sequence[dict[str, Any]]) -> None:
+    """Convert state to what it is for parameters that have got another dtype, for instance by `model.double()`."""
+    for owner in (param for group in groups for param in group["params"]):
+        own = state.get(owner, {})
+        for key in own.keys() & {"average", "square", "origin"}:
+            own[key] = own[key].to(memory_dtype(key, owner))
+
+
 def local_entries(tensor: Tensor) -> Tensor:
     """The shard of this rank of a sharded tensor; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

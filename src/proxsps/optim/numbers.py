@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
+from proxsps.core.caps import Matched
 from proxsps.core.dual import Evaluate, Found, eager_loop, height_off, search_dual
 from proxsps.core.rounds import refine_zero
 from proxsps.optim.blocks import Block
@@ -25,6 +26,7 @@ array_namespace(torch.empty(0))  # fills its cache, so that a step is compiled o
 
 LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
 ROUNDS = {False: 4, True: 7}  # of a search on a device, in single and in double precision
+ZERO_ROUNDS = {False: 6, True: 8}  # the same for the step of the matched cap
 
 
 class Numbers(ABC):
@@ -176,7 +178,8 @@ class Device(Numbers):
         params = [x for block in blocks for x in block.params]
         self._device = device
         self.dtype = torch.float32 if self._device.type == "mps" else torch.float64  # mps has no doubles
-        self._rounds = ROUNDS[any(x.dtype is torch.float64 for x in params)]
+        double = any(x.dtype is torch.float64 for x in params)
+        self._rounds, self._zero_rounds = ROUNDS[double], ZERO_ROUNDS[double]
         for block in blocks:
             block.alpha = self.scalar(block.alpha) if isinstance(block.alpha, Tensor) else block.alpha
 
@@ -232,9 +235,11 @@ class Device(Numbers):
         fewer = (points > 4 * POINTS) + (points > 32 * POINTS)
         return refine_dual(evaluate, like, self._rounds - fewer, points, ratio)
 
-    def refine_zero(self, evaluate: Evaluate, gap: Array) -> Found:
-        """The step of the matched cap by a fixed number of rounds."""
-        return refine_zero(evaluate, gap, self._rounds + 1)
+    def refine_zero(
+        self, heights: Callable[[Array], Array], gap: Array, d_sq: Array, longest: Array, eps: float
+    ) -> Matched:
+        """The step of the matched cap by a fixed number of rounds; see `refine_zero` for the arguments."""
+        return refine_zero(heights, gap, d_sq, longest, self._zero_rounds, eps)
 
     def chosen(self, values: Array, places: Sequence[int]) -> Sequence[Array]:
         """One by one, because a list of places would have to be copied to the device."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from proxsps.core.sampling import block_bits, sample_size, sampled_at, sampled_blocks
+from proxsps.core.sampling import WHOLE, block_bits, sample_size, sampled_at, sampled_blocks
 from proxsps.optim.blocks import FULL, Block, plain, stored
 from proxsps.optim.lists import join
 
@@ -17,6 +18,7 @@ DOT = 1 << 20  # entries of one dot product; longer ones lose digits of f32 on t
 # Entries up to which a tensor is joined with others, and limit on the entries of all of these together.
 LAUNCHES = (1 << 24, 1 << 24)  # on an accelerator, where each call is expensive
 COPIES = (1 << 12, 1 << 15)  # on the CPU, where copies are expensive, long ones also because of threads and new memory
+MEDIUM = 1 << 16  # entries up to which tensors are joined before they are sampled
 
 
 def widened(x: Tensor) -> Tensor:
@@ -156,23 +158,49 @@ class Places:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int, torch.device], Tensor] = {}
+        self._known: dict[tuple[tuple[int, ...], int, int, torch.device], Tensor] = {}
 
-    def __call__(self, n: int, low: int, high: int, device: torch.device) -> Tensor:
-        """Indices of the sampled entries from `low` to `high` of a flat tensor of n entries, counted from `low`."""
-        key = n, low, high, device
+    def _index(self, sizes: tuple[int, ...], low: int, high: int, device: torch.device) -> Tensor:
+        if torch.compiler.is_compiling():
+            traced: Tensor = sample_index(sizes, low, high, device)
+            return traced
+        key = sizes, low, high, device
         if key in self._known:
             return self._known[key]
-        blocks = sampled_blocks(n, low, high)
-        index = sampled_at(torch.arange(blocks.start, blocks.stop, device=device), block_bits(n)) - low
-        index = index.int() if high - low < 1 << 31 else index
-        if type(index) is Tensor and not torch.compiler.is_compiling():  # neither traced nor a fake tensor
+        index: Tensor = sample_index(*key)
+        if type(index) is Tensor:  # not a fake one
             self._known[key] = index
         return index
 
     def sample(self, x: Tensor, n: int, low: int = 0) -> Tensor:
         """The sampled entries of a vector that is a part of a flat tensor of n entries, from entry `low` on."""
-        return x.index_select(0, self(n, low, low + len(x), x.device)) if block_bits(n) else x
+        return x.index_select(0, self._index((n,), low, low + len(x), x.device)) if block_bits(n) else x
+
+    def samples(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """The sampled entries of whole flat tensors; many tensors of medium size take three calls."""
+        found, together = list(xs), defaultdict(list)
+        for i, x in enumerate(xs):
+            if type(x) is Tensor and WHOLE < len(x) <= MEDIUM:
+                together[x.dtype, x.device].append(i)
+            else:
+                found[i] = self.sample(x, len(x))
+        for (_, device), members in together.items():
+            sizes = tuple([len(xs[i]) for i in members])
+            vector = join([xs[i] for i in members]).index_select(0, self._index(sizes, 0, sum(sizes), device))
+            for i, part in zip(members, vector.split(list(map(sample_size, sizes))), strict=True):
+                found[i] = part
+        return found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else every compiled step would contain it
+def sample_index(sizes: tuple[int, ...], low: int, high: int, device: torch.device) -> Tensor:
+    """Indices of the sampled entries of joined flat tensors, from entry `low` of the first to `high`, from `low` on."""
+    parts, first = [], -low
+    for n in sizes:
+        blocks = sampled_blocks(n, low, high) if len(sizes) == 1 else sampled_blocks(n)
+        parts.append(first + sampled_at(torch.arange(blocks.start, blocks.stop, device=device), block_bits(n)))
+        first += n
+    return torch.cat(parts).to(torch.int32 if high - low < 1 << 31 else torch.int64)
 
 
 class Distance:

@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from proxsps.core.array import Array, array_namespace
-from proxsps.core.caps import Matched, find_matched, l2_ray_heights, polyak_ray
+from proxsps.core.array import Array
+from proxsps.core.caps import Matched, find_matched, l2_ray_heights, polyak_ray, shortest_step
 from proxsps.core.dual import Evaluate, Found, eager_loop, geometric, search_dual, stopping
 from proxsps.core.model import line_heights
 from proxsps.core.step import Line, l2_line
@@ -25,7 +25,6 @@ from proxsps.optim.refine import POINTS
 SAMPLE, COARSEST = 16, 64  # a search starts from a sample of one entry in 16; one in 64 if there are many
 ENOUGH = 1 << 18  # entries of a sample that give the root to half a percent: more cost more than they save
 WORTH = 1 << 20  # entries from which on a pass over a sample saves time
-SMALLEST = 1e-30  # of the longest step, for a matched step with a prox
 
 Gap = Array | float | Callable[[Array, Array], Array]  # m - C, or how it follows from <g, x> and <d, x>
 
@@ -142,20 +141,26 @@ class Search:
     def zero(self, gap: Array, d_sq: Array, sums: Sums, share: Array, lam: Array, longest: Array) -> Matched:
         """The step of the matched cap; `share` is 0 for the blocks that are curves."""
         heights = partial(self._ray_heights, sums, share, lam)
-        start = self._ray_start(heights, gap, d_sq, longest)
-        found = find_matched(heights, gap, d_sq, longest, partial(self._zero, gap, start))
-        # H may jump at 0 if x violates a constraint. A step of any size then restores it.
-        xp = array_namespace(gap)
-        s = xp.where(gap > 0, xp.maximum(found.s, SMALLEST * longest), found.s)
-        if not isinstance(self.numbers, Device) and s == found.s:
-            return found
-        height = gap + heights(s[None])[0][0]
-        return Matched(s, xp.where(s > 0, height, gap), found.evaluations + 1)
-
-    def _ray_start(self, heights: Callable[..., tuple[Array, Array]], gap: Array, d_sq: Array, longest: Array) -> Array:
-        """Points for the first round on the ray: 1, and around the zero that a sample of the entries gives."""
         numbers = self.numbers
-        if isinstance(numbers, Device) or not self._samples or gap <= 0:
+        if isinstance(numbers, Device):
+            eps = max(curve.eps for curve in self.curves)
+            return numbers.refine_zero(lambda s: heights(s)[0], gap, d_sq, longest, eps)
+        start = self._ray_start(numbers, heights, gap, d_sq, longest)
+
+        def find(evaluate: Evaluate) -> Found:
+            return numbers.find_zero(evaluate, gap, *self._stopping(gap), start)
+
+        found = find_matched(heights, gap, d_sq, longest, find)
+        s = np.maximum(found.s, shortest_step(gap, d_sq, longest))
+        if gap <= 0 or s == found.s:
+            return found
+        return Matched(s, gap + heights(s[None])[0][0], found.evaluations + 1)
+
+    def _ray_start(
+        self, numbers: Host, heights: Callable[..., tuple[Array, Array]], gap: Array, d_sq: Array, longest: Array
+    ) -> Array:
+        """Points for the first round on the ray: 1, and around the zero that a sample of the entries gives."""
+        if not self._samples or gap <= 0:
             return np.ones(1)
         noise = 3 * math.sqrt(SAMPLE / self._entries)
 
@@ -174,11 +179,6 @@ class Search:
         if self.lines is not None:
             height = height + l2_ray_heights(sums.d_sq, sums.d_dot_x, share, lam, s)[0]
         return height, s * math.nan
-
-    def _zero(self, gap: Array, start: Array, evaluate: Evaluate) -> Found:
-        if isinstance(self.numbers, Device):
-            return self.numbers.refine_zero(evaluate, gap)
-        return self.numbers.find_zero(evaluate, gap, *self._stopping(gap), start)
 
     def _stopping(self, gap: Array) -> tuple[Array, Array, float]:
         """The accuracy of a search: its tolerance, the rounding of h, and that of the entries."""

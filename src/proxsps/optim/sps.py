@@ -25,11 +25,14 @@ from proxsps.regularizers.checks import check_subgradient
 class CoupledPolyak(PolyakOptimizer):
     """Steps along the gradient of loss plus regulariser, with one length for both."""
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        super()._check_numbers(group)
         for key in ("c", "c0"):
             if key in group:
                 check_positive(key, group[key])
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
         if group["regularizer"] is not None:
             check_subgradient(group["regularizer"], type(self).__name__, "ProxSPS or ProxSGD")
 

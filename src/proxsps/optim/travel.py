@@ -2,7 +2,8 @@
 
 State of a parameter: `origin` holds the sampled entries of x_0 (`proxsps.core.sampling`). For a sharded parameter, and
 in checkpoints, they are a padded matrix with one row for each row of the parameter, which can be sharded and resharded
-like the parameter. The numbers rbar, G and k are in the groups.
+like the parameter. The numbers rbar, G, k, the first estimate of the distance and the sum of
+squared factors are in the groups.
 
 Earlier versions sampled other entries, as `start`. That is dropped when it is loaded: the distance is then measured
 from the loaded parameters, and rbar, which is a maximum over all steps, remains valid.
@@ -19,12 +20,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
-from proxsps.core.distance import (
-    Travel,
-    advance_travel,
-    distance_cap,
-    start_reach,
-)
+from proxsps.core.distance import Travel, advance_travel, distance_cap, start_reach
 from proxsps.core.sampling import block_bits, sample_size, sampled_at, sampled_blocks
 from proxsps.optim.blocks import PLAIN, Block
 from proxsps.optim.memory import State, local_entries
@@ -33,7 +29,7 @@ from proxsps.optim.parts import Part
 from proxsps.optim.passes import Places, widened
 from proxsps.optim.reduce import Ranks
 
-KEYS = ("reach", "g_sq", "k")
+KEYS = ("reach", "g_sq", "k", "first_reach", "factors_sq")
 ORIGIN, EARLIER = "origin", "start"  # keys of the state
 
 
@@ -78,21 +74,21 @@ class Distance:
                 if param.grad is not None or ORIGIN in self._state.get(param, ()):
                     yield param
 
-    def _take(self, owner: Tensor) -> None:
-        own, found = self._state.get(owner, {}), sampled(owner, self._ranks, self._places)
-        if ORIGIN not in own or (self._first and isinstance(self._numbers, Host)):
-            self._fresh.append((owner, found.keep()))
-            start = found.entries.clone()
-        else:
-            start = found.read(own[ORIGIN])
-        self._samples.append(widened(found.entries))
-        self._starts.append(widened(start))
-        self._factors.append(found.share * found.size / max(1, sample_size(found.size)))
+    def _take(self, owners: Sequence[Tensor]) -> None:
+        for found in sampled(owners, self._ranks, self._places):
+            own = self._state.get(found.owner, {})
+            if ORIGIN not in own or (self._first and isinstance(self._numbers, Host)):
+                self._fresh.append((found.owner, found.keep()))
+                start = found.entries.clone()
+            else:
+                start = found.read(own[ORIGIN])
+            self._samples.append(widened(found.entries))
+            self._starts.append(widened(start))
+            self._factors.append(found.factor)
 
     def start(self) -> None:
         """Create the state of all parameters with a gradient, if there is none."""
-        for owner in self._owners():
-            self._take(owner)
+        self._take(list(self._owners()))
         self._keep()
 
     def _keep(self) -> None:
@@ -111,9 +107,7 @@ class Distance:
                 blocks += part.blocks
         if sum(len(block.params) for block in blocks) < sum(len(group["params"]) for group in self._groups):
             measured = {id(owner) for block in blocks for owner in block.owners}
-            for owner in self._owners():
-                if id(owner) not in measured:
-                    self._take(owner)
+            self._take([owner for owner in self._owners() if id(owner) not in measured])
         if not self._samples:
             return self._numbers.vector([known, 0.0])
         moves = torch._foreach_sub(self._samples, self._starts)
@@ -129,14 +123,14 @@ class Distance:
         norms = self._numbers.column(torch.stack(torch._foreach_norm(weighted, 2, self._numbers.dtype)))
         return (norms**2).reshape(len(lists), -1).sum(1)
 
-    def cap(self, sums: Array, g_sq: Array) -> Array:
-        """A_k, from the sums and ||D^-1 g||^2 over all ranks."""
+    def cap(self, sums: Array, g_sq: Array, factor: Array | float) -> Array:
+        """A_k, from the sums and ||D^-1 g||^2 over all ranks, and from the factor on the step."""
         before, xp = self._before, array_namespace(sums)
         moved, length = xp.sqrt(sums)
-        reach = before.reach
+        first = before.first
         if self._first:
-            reach = xp.where(before.taken <= 0, start_reach(length), reach)
-        self._after = advance_travel(before._replace(reach=reach), moved, g_sq)
+            first = xp.where(before.taken <= 0, start_reach(length), first)
+        self._after = advance_travel(before._replace(first=first), moved, g_sq, factor)
         return distance_cap(self._after)
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
@@ -165,6 +159,11 @@ class Sample(NamedTuple):
     share: float  # one over the number of ranks that hold the same entries
     rows: Rows | None  # the rows that these entries are from; None for all of a tensor
     owner: Tensor
+
+    @property
+    def factor(self) -> float:
+        """From a sum over the sample to one over all entries, times the rank's share."""
+        return self.share * self.size / max(1, sample_size(self.size))
 
     def keep(self) -> Tensor:
         """The entries as state: a vector, or for a sharded tensor a matrix that is sharded in the same way."""
@@ -203,11 +202,26 @@ class Sample(NamedTuple):
         blocks = sampled_blocks(self.size, low, low + rows.held * rows.length)
         block = torch.arange(blocks.start, blocks.stop, device=self.entries.device)
         row = sampled_at(block, bits) // max(1, rows.length)
-        return (row - rows.first) * self._width(rows) + block - (row * rows.length >> bits)
+        slots: Tensor = (row - rows.first) * self._width(rows) + block - (row * rows.length >> bits)
+        return slots
 
 
-def sampled(owner: Tensor, ranks: Ranks, places: Places) -> Sample:
-    """The sample of a parameter."""
+def sampled(owners: Sequence[Tensor], ranks: Ranks, places: Places) -> list[Sample]:
+    """The samples of parameters."""
+    found = [_unsampled(owner, ranks) for owner in owners]
+    whole = iter(places.samples([own.entries for own in found if own.rows is None]))
+    out = []
+    for own in found:
+        if own.rows is None:
+            out.append(own._replace(entries=next(whole)))
+        else:
+            low = own.rows.first * own.rows.length
+            out.append(own._replace(entries=places.sample(own.entries, own.size, low)))
+    return out
+
+
+def _unsampled(owner: Tensor, ranks: Ranks) -> Sample:
+    """All entries of a parameter that this rank holds."""
     x, rows, share = owner.detach(), None, 1 / ranks.size
     if type(owner) not in PLAIN and "torch.distributed.tensor" in sys.modules:
         from proxsps.optim.shards import is_sharded, rows_of, shard_count
@@ -216,9 +230,7 @@ def sampled(owner: Tensor, ranks: Ranks, places: Places) -> Sample:
             rows, share = rows_of(owner), shard_count(owner, ranks) / ranks.size
             x = local_entries(x)
     x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-    offset = 0 if rows is None else rows.first * rows.length
-    count = owner.numel() * (2 if owner.is_complex() else 1)
-    return Sample(places.sample(x.reshape(-1), count, offset), count, share, rows, owner)
+    return Sample(x.reshape(-1), owner.numel() * (2 if owner.is_complex() else 1), share, rows, owner)
 
 
 def _all_rows(owner: Tensor) -> Rows:
@@ -228,11 +240,11 @@ def _all_rows(owner: Tensor) -> Rows:
 
 def packed(owner: Tensor, origin: Tensor, ranks: Ranks) -> Tensor:
     """An `origin` as it goes into a checkpoint: the same matrix, whether the parameter is sharded or not."""
-    found = sampled(owner, ranks, Places())
+    found = _unsampled(owner, ranks)
     return origin if found.rows is not None else found.matrix(origin)
 
 
 def unpacked(owner: Tensor, origin: Tensor, ranks: Ranks) -> Tensor:
     """The inverse of `packed`."""
-    found = sampled(owner, ranks, Places())
+    found = _unsampled(owner, ranks)
     return origin if found.rows is not None else found.vector(origin)

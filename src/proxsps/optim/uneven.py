@@ -19,7 +19,7 @@ from proxsps.optim.parts import Sums
 from proxsps.optim.reduce import Ranks, join
 
 # What methods keep from step to step, in their groups.
-MEMORY = ("k", "memory", "model_value", "model_offset", "reach", "g_sq")
+MEMORY = ("k", "memory", "model_value", "model_offset", "reach", "g_sq", "first_reach", "factors_sq")
 
 
 class Shadow(JoinHook):

@@ -135,7 +135,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(sharded, name, steps):
 
 
 def test_a_checkpoint_of_one_process_goes_on_on_two_ranks(sharded):
-    keys = {"momentum": {"average"}, "no lr": {"average", "start"}, "Adam": {"average", "square", "steps", "start"}}
+    keys = {"momentum": {"average"}, "no lr": {"average", "origin"}, "Adam": {"average", "square", "steps", "origin"}}
     for outcome in sharded.of("spread_out"):
         for name, ((want, got), points) in outcome.items():
             assert want.keys() == got.keys()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import ENTRYWISE, pointer
 
 
@@ -67,7 +68,7 @@ def overflows(g):
     return not np.isfinite(g * g).all()
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def correct_weights(counts_at, beta, weights):
     """Set the weights of old and new v, by the number of gradients of each tensor (`proxsps.core.estimate`)."""
     like = np.empty(0, np.float32)
@@ -77,7 +78,7 @@ def correct_weights(counts_at, beta, weights):
         weights[j, 2], weights[j, 3] = 1 - new, new
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def count(counts_at):
     """One gradient more for each tensor."""
     like = np.empty(0, np.float32)

@@ -28,6 +28,7 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.kernels.scalar import prox
@@ -223,7 +224,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
     have a new key in every process.
     """
 
-    @numba.njit(nogil=True, cache=True)
+    @compiled()
     def reduce(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
         least, kinds, constants, steps, summing, moving, partial, first, last,
@@ -277,7 +278,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
 
-    @numba.njit(nogil=True, cache=True)
+    @compiled()
     def move_sq(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
         least, constants, steps, partial, first, last,
@@ -301,7 +302,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
                     new_metric(gs, v[at:end], own, inverse)
                 partial[i, 0] += _change_sq(xs, ds, inverse, of(steps[b]), psi)
 
-    @numba.njit(nogil=True, cache=True)
+    @compiled()
     def write(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
         least, kinds, keep, move, constants, steps, relax, first, last,

@@ -19,7 +19,6 @@ from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 from numba.core import types
@@ -27,11 +26,10 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from proxsps.optim.blocks import PLAIN, same_order
+from proxsps.optim.kernels.caching import compiled
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
-# Entries summed in their own precision before they go into a double. This number is compiled into the kernels of other
-# modules, whose cache on disk does not notice a change here: clear it by hand.
-RUN = 1_024
+RUN = 1_024  # entries summed in their own precision before they go into a double
 PIECE = 256  # least entries of a chunk that a sample reads
 SHARES = 8  # parts of the work per thread, so that a thread that wakes late or is held up gets fewer of them
 # Entries that even a backward pass reads forwards: memory is prefetched in this direction, and a turn after every chunk
@@ -109,7 +107,7 @@ class Layout:
         return Layout(Chunks(columns, columns[-1], self.chunks.threads), self.count)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _fold(partial, block, out):
     for i in range(len(partial)):
         for row in range(partial.shape[1]):

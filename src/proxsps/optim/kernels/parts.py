@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from proxsps.optim.kernels import entrywise, metric_rows, rows
+from proxsps.optim.kernels import averages, entrywise, metric_rows, rows
 from proxsps.optim.kernels.entrywise import BOX, GENERAL, LINE, SOFT, SUMS, Sources
 from proxsps.optim.kernels.layout import Layout, fold, run, sampled, turns
 from proxsps.optim.kernels.metric_rows import MetricRows
@@ -25,11 +25,33 @@ from proxsps.regularizers.structure import Scalar
 Floats = Sequence[float]
 
 
-class EntryPart:
+class Averaging:
+    """What parts have in common: the numbers with which a step changes averages and slopes."""
+
+    at: Sources
+    _counts_at: np.ndarray
+
+    def set_weights(self, new: float, beta2: float | None) -> None:
+        """The weight of new values in averages, and by the numbers of gradients in averages of squares."""
+        self.at.weights[:, 0], self.at.weights[:, 1] = 1 - new, new
+        if beta2 is not None:
+            averages.correct_weights(self._counts_at, beta2, self.at.weights)
+
+    def set_coupling(self, lam: Floats) -> None:
+        """How much of x is in the slopes of coupled methods."""
+        self.at.coupling[:] = lam
+
+    def count(self) -> None:
+        """Count one more gradient of each tensor."""
+        averages.count(self._counts_at)
+
+
+class EntryPart(Averaging):
     """Affine blocks, and those whose prox acts on each entry.
 
     Args:
         at: where the entries lie; its arrays are those of the current step.
+        counts_at: where the numbers of gradients lie, in a metric.
         like: an array of the type of the entries.
         layout: of all blocks.
         psi: the function of each block; None for an affine one.
@@ -37,7 +59,10 @@ class EntryPart:
 
     points = 3
 
-    def __init__(self, at: Sources, like: np.ndarray, layout: Layout, psi: Sequence[Scalar | None]) -> None:
+    def __init__(
+        self, at: Sources, counts_at: np.ndarray, like: np.ndarray, layout: Layout, psi: Sequence[Scalar | None]
+    ) -> None:
+        self._counts_at = counts_at
         self.at, self._like, self._layout, self._turns = at, like, layout, turns()
         kind = (len(at.d_at) > 0) + (len(at.v_at) > 0)
         self._reduce, self._move_sq, self._write = (entrywise.PLAIN, entrywise.AVERAGED, entrywise.ADAM)[kind]
@@ -134,7 +159,7 @@ def _kind(psi: Scalar | None) -> int:
     return SOFT if psi.l2 == 0 and not psi.bounded else GENERAL
 
 
-class RowPart:
+class RowPart(Averaging):
     """Rows, or groups of them, in the identity metric: three sums per group tell the heights at all points.
 
     Args:
@@ -151,12 +176,12 @@ class RowPart:
     def __init__(
         self, at: Sources, memory: RowMemory, psi: Psi, owners: np.ndarray, tensors: np.ndarray, blocks: int
     ) -> None:
-        averages = len(at.d_at) > 0
+        averaged = len(at.d_at) > 0
         self.at = at
         self._memory = memory._replace(
             x_at=at.x_at,
-            d_at=at.d_at if averages else at.g_at,
-            g_at=at.g_at if averages else entrywise.NOWHERE,
+            d_at=at.d_at if averaged else at.g_at,
+            g_at=at.g_at if averaged else entrywise.NOWHERE,
             weights=at.weights,
         )
         self._psi, self._owners, self._tensors, self._blocks = psi, owners, tensors, blocks
@@ -194,11 +219,12 @@ class RowPart:
         rows.write(self._memory, self._psi, np.array(alpha)[self._owners], u, relax, self._known)
 
 
-class MetricRowPart:
+class MetricRowPart(Averaging):
     """Rows whose norm is penalised, in Adam's metric: every point takes a pass.
 
     Args:
         at: where the entries lie; its arrays are those of the current step.
+        counts_at: where the numbers of gradients lie.
         memory: how they form rows, and the norms of rows at the last point.
         l1: the weights of the rows' norms.
         owners: the block of each row.
@@ -209,8 +235,16 @@ class MetricRowPart:
     curved, points, entries = True, 1, 0
 
     def __init__(
-        self, at: Sources, memory: MetricRows, l1: np.ndarray, owners: np.ndarray, tensors: np.ndarray, blocks: int
+        self,
+        at: Sources,
+        counts_at: np.ndarray,
+        memory: MetricRows,
+        l1: np.ndarray,
+        owners: np.ndarray,
+        tensors: np.ndarray,
+        blocks: int,
     ) -> None:
+        self._counts_at = counts_at
         self.at, self._memory, self._l1 = at, memory, l1
         self._owners, self._tensors, self._blocks = owners, tensors, blocks
 

@@ -16,6 +16,7 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.averages import new_slopes, store_slopes, typed_weights
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, pointer, run
 from proxsps.optim.kernels.row_layout import RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
@@ -93,7 +94,7 @@ def _add_further(x, g, out):
     out[1] += gg
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def _sums(
     like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, partial, further, first, last
 ):  # fmt: skip
@@ -119,7 +120,7 @@ def _sums(
                 _add_sums(xs, ds, partial[0, at : at + n], partial[1, at : at + n], partial[2, at : at + n])
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def _norm_sq(
     like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, group, steps, partial, first, last
 ):
@@ -153,13 +154,13 @@ def _factor(norm_sq, alpha, l1, l2, lower, upper):
     return prox(norm, alpha * l1, shrink, lower, upper) / norm
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _factors(norm_sq, alpha, l1, l2, lower, upper, out):
     for g in range(len(out)):
         out[g] = _factor(norm_sq[g], alpha[g], l1[g], l2[g], lower[g], upper[g])
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _write(
     like, tensor, start, count, height, stride, slot, whole, x_at, d_at, g_at, weights, group, alpha, l1, l2, lower,
     upper, u, factors, relax, first, last,
@@ -200,7 +201,7 @@ def _write(
                 _scale_columns(x[low:high], d[low:high], s, scales, part, zero)
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _heights(known, alpha, l1, l2, lower, upper, steps, caps, out):
     """For each point p of all groups, with s = steps[p] alpha and a = caps[p] alpha: h, dh/ds alpha, ||y - x||^2.
 

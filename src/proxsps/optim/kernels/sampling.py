@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from proxsps.core import sampling
+from proxsps.core.sampling import BLOCK_BITS
 from proxsps.optim.kernels.layout import REORDER, addresses, pointer
 
 
@@ -28,6 +29,12 @@ class Start(NamedTuple):
 NO_START = Start(np.empty((0, 0), np.int64), np.empty(0))
 
 _position = numba.njit(sampling.position)
+
+
+@numba.njit
+def _at(block):
+    """`sampled_at` with a constant number of bits."""
+    return (block << BLOCK_BITS) + _position(block, BLOCK_BITS)
 
 
 def start_of(params: Sequence[Tensor], samples: Sequence[Tensor], like: np.ndarray) -> Start | None:
@@ -68,9 +75,12 @@ def moved_sq(like, start_at, j, x, origin):
             moved = np.float64(x[k] - begin[k])
             total += moved * moved
         return total
-    for block in range(origin >> bits, min(count, ((origin + n - 1) >> bits) + 1)):
-        at = (block << bits) - origin + _position(block, bits)
-        if 0 <= at < n:
-            moved = np.float64(x[at] - start[block])
-            total += moved * moved
+    first, last = origin >> BLOCK_BITS, min(count, ((origin + n - 1) >> BLOCK_BITS) + 1)
+    if first < last and _at(first) < origin:  # as in `sampled_blocks`
+        first += 1
+    if first < last and _at(last - 1) >= origin + n:
+        last -= 1
+    for block in range(first, last):
+        moved = np.float64(x[np.uint64(_at(block) - origin)] - start[block])
+        total += moved * moved
     return total

@@ -68,10 +68,10 @@ def _vectors(
 def _plan(sizes: tuple[int, ...]) -> list[list[int]]:
     """Which tensors are joined; cached, because with hundreds of tensors this takes time."""
     plan = [[i] for i, size in enumerate(sizes) if size > JOINED[0]]
-    for least, most in ((1, WHOLE), (WHOLE + 1, JOINED[0])):  # apart: tensors that are measured whole need no indices
+    for whole in (True, False):  # apart: tensors that are measured whole need no indices
         room = 0
         for i, size in enumerate(sizes):
-            if least <= size <= most:
+            if 0 < size <= JOINED[0] and (size <= WHOLE) == whole:
                 if size > room:
                     plan.append([])
                     room = JOINED[1]

@@ -291,20 +291,25 @@ def _shrunk(
     taken entry by entry: an entry that the l1 norm holds at 0 adds nothing, however large its slope is.
     """
     torch.add(x, d, alpha=-tau, out=z)
-    keep, threshold = 1 / (1 + alpha * psi.l2), alpha * psi.l1
+    keep = 1 / (1 + alpha * psi.l2)
     bend = keep * torch.dot(_tangent(z, d, psi, alpha, room), d).item() if sloped else 0.0
-    s = torch.ops.aten.softshrink.out(z, threshold, out=room)
+    s = torch.ops.aten.softshrink.out(z, _threshold(z, psi, alpha), out=room)
     return keep * torch.dot(d, torch.sub(s, x, out=room)).item() - (1 - keep) * d_dot_x, bend
+
+
+def _threshold(z: Tensor, psi: Scalar, alpha: float) -> float:
+    """What the l1 norm takes off each entry; at most the largest number of the dtype, beyond which torch raises."""
+    return min(alpha * psi.l1, torch.finfo(z.dtype).max)
 
 
 def _tangent(z: Tensor, d: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
     """d where the prox moves with z, else 0; functions of torch's backward passes select the entries in one pass."""
     if psi.l1 or not psi.bounded:
-        d = torch.ops.aten.softshrink_backward.grad_input(d, z, alpha * psi.l1, grad_input=out)
+        d = torch.ops.aten.softshrink_backward.grad_input(d, z, _threshold(z, psi, alpha), grad_input=out)
     if not psi.bounded:
         return d
     if psi.l1:
-        z = torch.nn.functional.softshrink(z, alpha * psi.l1)
+        z = torch.nn.functional.softshrink(z, _threshold(z, psi, alpha))
     scale = 1 + alpha * psi.l2
     low, high = psi.lower * scale, psi.upper * scale
     torch.ops.aten.hardtanh_backward.grad_input(d, z, low, high, grad_input=out)
@@ -315,7 +320,7 @@ def _prox(z: Tensor, psi: Scalar, alpha: float, out: Tensor) -> Tensor:
     """The prox, in `out`; the memory of z is used for intermediate results."""
     last = not (psi.l2 or psi.bounded)
     if psi.l1 or last:  # a threshold of 0 copies z
-        torch.ops.aten.softshrink.out(z, alpha * psi.l1, out=out if last else z)
+        torch.ops.aten.softshrink.out(z, _threshold(z, psi, alpha), out=out if last else z)
     if psi.l2:
         torch.div(z, 1 + alpha * psi.l2, out=z if psi.bounded else out)
     return torch.clamp(z, psi.lower, psi.upper, out=out) if psi.bounded else out

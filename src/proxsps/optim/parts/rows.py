@@ -161,9 +161,11 @@ class RowsOfTensors(Curve):
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
         for stack in self._stacks if ok else ():
             alpha = self.cap(stack.block)
+            # Squares of a long move leave the range of f32, and so may thresholds.
+            wide = self._exact or alpha * max(float(u) * self._rows.d_sq.max() ** 0.5, stack.psi.l1) > 1e15
             xs, ds = self._matrices(stack)
             for x, d in zip(*(self._slices(stack, part) for part in (xs, ds)), strict=True):
-                z = torch.add(x.double() if self._exact else x, d, alpha=-float(u) * alpha)
+                z = torch.add(x.double() if wide else x, d, alpha=-float(u) * alpha)
                 norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
                 factor = stack.psi.prox(norm, alpha).div_(norm)
                 if s == 1 and z.dtype == x.dtype:
