@@ -239,10 +239,28 @@ def first_sums(at: RowMemory) -> tuple[np.ndarray, np.ndarray]:
     partial, further = np.zeros((3, len(layout.owner))), np.zeros((len(chunks.sizes), 2))
     args = (at.x_at, at.d_at, at.g_at, at.weights, partial, further)
     run(_sums, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
-    of_tensors = np.array([np.bincount(chunks.columns[0], row, len(at.x_at)) for row in further.T])
+    of_tensors = np.empty((2, 0))
+    if len(at.g_at):
+        of_tensors = np.array([np.bincount(chunks.columns[0], row, len(at.x_at)) for row in further.T])
     if layout.in_order and not at.joined:
         return partial, of_tensors
     return np.array([np.bincount(at.group, row, at.groups) for row in partial]), of_tensors
+
+
+@compiled()
+def _per_block(numbers, owners, out):
+    for g in range(len(owners)):
+        for row in range(len(out)):
+            out[row, owners[g]] += numbers[row, g]
+
+
+def per_block(numbers: np.ndarray, owners: np.ndarray, blocks: int) -> list[list[float]]:
+    """Numbers of groups, or of tensors, added up over the blocks that own them."""
+    out = np.zeros((len(numbers), blocks))
+    kernel: Callable[..., None] = _per_block
+    kernel(numbers, owners, out)
+    found: list[list[float]] = out.tolist()
+    return found
 
 
 def norm_sq(at: RowMemory, steps: np.ndarray, chunks: Chunks | None = None) -> np.ndarray:
