@@ -314,41 +314,6 @@ def test_complex_and_channels_last_parameters_take_the_same_steps(path, beforeha
     assert_close(run(path), beforehand(lambda: run(False)), 1e-10)
 
 
-def taken(monkeypatch, act):
-    """The classes of the parts with lines that are made meanwhile."""
-    seen, original = [], parts.make_lines
-    monkeypatch.setattr("proxsps.optim.assembly.make_lines", lambda *args: seen.append(original(*args)) or seen[-1])
-    act()
-    return [type(part).__name__ for part in seen]
-
-
-@pytest.mark.parametrize("variant", ["momentum", "momentum, no lr", "Adam", "Adam, no lr"])
-def test_which_path_a_step_takes(monkeypatch, variant):
-    pytest.importorskip("numba")
-    *_, compiled = problem(variant, True)
-    *_, alone = problem(variant, False)
-    assert taken(monkeypatch, compiled) == ["CompiledAverages"]
-    assert taken(monkeypatch, alone) == ["AveragedLines"]
-
-
-@pytest.mark.parametrize(
-    ("variant", "compiled", "alone"),
-    [
-        ("momentum, L1", "CompiledAveragedEntries", "AveragedEntriesOfTensors"),
-        ("Adam, L1, no lr", "CompiledAveragedEntries", "AveragedEntriesOfTensors"),
-        ("Adam, Euclidean L2", "CompiledAveragedEntries", "AveragedEntriesOfTensors"),
-        ("momentum, rows", "CompiledAveragedRows", "RowsOfTensors"),
-    ],
-)
-def test_which_path_a_search_takes(monkeypatch, variant, compiled, alone):
-    pytest.importorskip("numba")
-    seen, original = [], parts.make_curve
-    monkeypatch.setattr("proxsps.optim.assembly.make_curve", lambda *args: seen.append(original(*args)) or seen[-1])
-    for fused in (True, False):
-        problem(variant, fused)[2]()
-    assert [type(part).__name__ for part in seen] == [compiled, alone]
-
-
 def test_other_blocks_beside_lines_are_stepped_on_too(path):
     generator = torch.Generator().manual_seed(1)
     params = [torch.nn.Parameter(torch.randn(70, generator=generator)) for _ in range(2)]
@@ -383,34 +348,6 @@ def test_a_start_in_another_form_is_not_read_as_a_vector(path, variant):
     assert moved_sq(block) > 0
     block.starts[4] = torch.zeros(129, 8, dtype=torch.float64)
     assert moved_sq(block) is None
-
-
-SEARCHES = {  # and how many passes three steps may take before they write
-    "momentum": (ProxSPS, {"lr": 0.1, "momentum": 0.9}, 8),
-    "Adam, proximal": (ProxSPSAdam, {"lr": 0.1, "cap": "proximal"}, 8),
-    "Adam, matched": (ProxSPSAdam, {"lr": 0.1}, 11),  # its longest step is known only after the sums
-}
-
-
-@pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_over_averages_takes_few_passes(monkeypatch, name):
-    """The pass that makes the sums is the first round of the search: a sample tells where to look."""
-    entries = pytest.importorskip("proxsps.optim.kernels.entries")
-    method, own, most = SEARCHES[name]
-    generator = torch.Generator().manual_seed(0)
-    x = torch.nn.Parameter(torch.randn(1 << 20, generator=generator))
-    opt, whole, original = method([x], regularizer=L1(0.1), **own), [], entries._pass
-
-    def counted(at, psi, alphas, u, every=1, further=False):
-        whole.append(every == 1)
-        return original(at, psi, alphas, u, every, further)
-
-    monkeypatch.setattr(entries, "_pass", counted)
-    for _ in range(3):
-        x.grad = torch.randn(1 << 20, generator=generator) + 0.5 * x.detach()
-        opt.step(loss=4e4)
-        assert opt.last_step.branch_name == "inside"
-    assert sum(whole) <= most
 
 
 def test_a_limit_on_the_move_is_its_length_in_adams_metric():

@@ -225,8 +225,8 @@ def _move_sq(plan: Plan, table: Table, keep: Floats, move: Floats, alpha: list[f
     p_sq, p_dot_x = (table.p_sq, table.p_dot_x) if in_metric else (table.d_sq, table.d_dot_x)
     for i, affine in enumerate(plan.affine):
         if affine:
-            lost = 1 - keep[i]
-            total += move[i] ** 2 * p_sq[i] - 2 * move[i] * lost * p_dot_x[i] + lost**2 * table.x_sq[i]
+            a, lost = move[i], 1 - keep[i]
+            total += a * a * p_sq[i] - 2 * a * lost * p_dot_x[i] + lost * lost * table.x_sq[i]
     return total
 
 
