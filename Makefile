@@ -38,7 +38,7 @@ bench: .venv/.test ## time steps, sweeps and training; count launches and prox e
 			jax_step_time; do \
 		echo; echo "$$name"; $(BIN)/python benchmarks/$$name.py --device $(DEVICE) || exit; \
 	done
-	@for name in kernel_passes sweep_speed; do \
+	@for name in kernel_passes step_path schedules sweep_speed; do \
 		echo; echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit; \
 	done
 

@@ -386,7 +386,7 @@ class Plan:
         """||x - x_0||^2, and at the first step ||x_0||^2, of the entries on this rank, estimated from samples."""
         moved = sum([b.share * own for b, own in zip(self.blocks, table.moved_sq, strict=True)])
         length = 0.0
-        for found in sampled(self.apart, opt._ranks, opt._places):
+        for found in sampled(self.apart, opt._ranks, opt._places) if self.apart else ():
             move = found.entries.double() - found.read(self.start(found.owner, opt)).double()
             moved += found.factor * float(move.square().sum())
         if opt.param_groups[0]["k"] == 0:
