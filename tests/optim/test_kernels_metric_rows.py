@@ -195,9 +195,22 @@ def test_neither_threads_nor_the_way_of_a_pass_change_a_bit(monkeypatch):
         assert all(map(torch.equal, state, results[0][2]))
 
 
-def test_a_square_that_overflows_is_a_skipped_step():
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("phi", [GroupLasso.rows(0.1), GroupLasso.columns(0.1), L1(0.1), None], ids=repr)
+def test_a_square_that_overflows_is_a_skipped_step(phi, fused):
+    """Also where sums are taken in doubles: state in f32 would be infinite for ever."""
     p = nn.Parameter(torch.randn(70, 3))
-    opt = ProxSPSAdam([p], regularizer=GroupLasso.rows(0.1))
-    p.grad = torch.full_like(p, 1e30)
-    with pytest.warns(RuntimeWarning, match="not finite"):
-        opt.step(loss=1.0)
+    opt = ProxSPSAdam([p], regularizer=phi, fused=fused)
+    for bad in (slice(None), 5):  # all entries, or some of them
+        before = p.detach().clone()
+        p.grad = torch.ones_like(p)
+        p.grad[bad] = 1e30
+        opt._warned.clear()
+        with pytest.warns(RuntimeWarning, match="not finite"):
+            opt.step(loss=1.0)
+        assert torch.equal(p.detach(), before)
+        assert not opt.state
+    p.grad = torch.ones_like(p)
+    opt.step(loss=1.0)
+    assert not torch.equal(p.detach(), before)
+    assert opt.state[p]["square"].isfinite().all()

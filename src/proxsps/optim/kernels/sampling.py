@@ -14,8 +14,7 @@ import numba
 import numpy as np
 from torch import Tensor
 
-from proxsps.core import sampling
-from proxsps.core.sampling import BLOCK_BITS
+from proxsps.core.sampling import BLOCK_BITS, block_bits, position, sample_size
 from proxsps.optim.kernels.layout import REORDER, addresses, pointer
 
 
@@ -28,7 +27,7 @@ class Start(NamedTuple):
 
 NO_START = Start(np.empty((0, 0), np.int64), np.empty(0))
 
-_position = numba.njit(sampling.position)
+_position = numba.njit(position)
 
 
 @numba.njit
@@ -59,8 +58,8 @@ def start_of(params: Sequence[Tensor], samples: Sequence[Tensor], like: np.ndarr
 @lru_cache(maxsize=32)
 def _samples(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], np.ndarray]:
     """`block_bits` and the number of sampled entries of each tensor, and the factor for a sum over them."""
-    taken = tuple(map(sampling.sample_size, sizes))
-    return tuple(map(sampling.block_bits, sizes)), taken, np.array(sizes, np.float64) / np.maximum(taken, 1)
+    taken = tuple(map(sample_size, sizes))
+    return tuple(map(block_bits, sizes)), taken, np.array(sizes, np.float64) / np.maximum(taken, 1)
 
 
 @numba.njit(fastmath=REORDER)

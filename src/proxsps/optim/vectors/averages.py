@@ -32,6 +32,14 @@ class Averages(NamedTuple):
         D = self._squares(plan, g, vector).sqrt_().add_(plan.rule.eps)
         return d, (D if plan.rule.eps >= least else D.clamp_min_(least)).reciprocal_()
 
+    def overflow(self, g: Tensor) -> bool:
+        """Whether the square of an entry leaves the range of the state, in which infinity would stay for ever.
+
+        A metric of infinity does not show in sums; in doubles not even the square does.
+        """
+        largest = float(g.abs().amax()) if g.numel() else 0.0
+        return not largest * largest <= torch.finfo(self.held[1][0].dtype).max
+
     def _squares(self, plan: Any, g: Tensor, vector: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
         """The new v."""
         new = corrected_weight(float(cast(Tensor, self.gradients)), plan.rule.beta2)
