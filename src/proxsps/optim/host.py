@@ -18,10 +18,8 @@ from proxsps.core.dual import geometric
 from proxsps.core.rules import Decision
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
 from proxsps.optim.last_step import Taken
-from proxsps.optim.numbers import Host
-from proxsps.optim.parts import Sums
 from proxsps.optim.plan import Plan, Rule, Table
-from proxsps.optim.reduce import join
+from proxsps.optim.reduce import Sums, join
 from proxsps.optim.resting import limited_length
 
 Floats = Sequence[float]
@@ -245,7 +243,6 @@ def _join(
     resting: float,
 ) -> tuple[float, float, Table, float, float, float]:
     """The same numbers over all ranks, in one all-reduce."""
-    numbers = Host(plan.blocks)
     rows = {name: np.array(row) for name, row in table._asdict().items()}
     sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
     extras: list[Any] = []
@@ -259,9 +256,7 @@ def _join(
     elif plan.rule.coupled:
         extras = [np.array(plan.penalties)]
     travelled = [np.array([moved_sq, start_sq])] if plan.rule.distance else []
-    found = join(
-        opt._ranks, numbers, plan.blocks, np.float64(f), np.float64(C), weight, sums, extras, travelled, active=True
-    )
+    found = join(opt._ranks, np.array, plan.blocks, f, C, weight, sums, extras, travelled, active=True)
     rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
     if plan.rule.beta is not None:
         rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,11 +12,28 @@ from proxsps.core.array import Array
 from proxsps.core.outcome import Report, Solution
 from proxsps.core.outcome import report as core_report
 from proxsps.core.rules import Decision
-from proxsps.optim.caps import Step
 
 
 class LastStep(Report):
     """What the last step did, as tensors on the device it ran on; only `branch_name` and `cap_name` wait for it."""
+
+
+class Decided(Protocol):
+    """A decision that is worked out when it is read."""
+
+    def decision(self) -> Decision:
+        """The decision."""
+
+
+class Step(NamedTuple):
+    """A step that was chosen: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
+
+    decision: Decision | Decided
+    u: Array | float
+    reach: Array | float = 1.0
+    caps: Array | float = 1.0  # caps divided by `alpha`, including factors on the step
+    distance: Array | float = math.nan  # the distance cap
+    longest: Array | float = math.nan  # caps divided by `alpha`, before factors
 
 
 class Taken(NamedTuple):

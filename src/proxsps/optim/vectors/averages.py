@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxsps.core.plain import corrected_weight
 from proxsps.optim.lists import join, spread
-from proxsps.optim.moments import least_metric
+from proxsps.optim.memory import least_metric
 
 
 class Averages(NamedTuple):
@@ -44,37 +44,3 @@ class Averages(NamedTuple):
         if len(self.held) > 1:
             dtype = self.held[1][0].dtype
             spread(self._squares(plan, g.reshape(-1).to(dtype), join), self.held[1])
-
-
-def bundles(columns: Sequence[Sequence[Tensor]], size: int) -> Iterator[list[list[Tensor]]]:
-    """Lists of tensors, cut in the same way: parts of long tensors, short tensors together, at most `size` entries."""
-    found: list[tuple[Tensor, ...]] = []
-    room = size
-    for tensors in zip(*columns, strict=True):
-        length = tensors[0].numel()
-        if found and (length > room or any([t.dtype != f.dtype for t, f in zip(tensors, found[0], strict=True)])):
-            yield list(map(list, zip(*found, strict=True)))
-            found, room = [], size
-        if length > size:
-            yield from ([[part] for part in parts] for parts in _cut(tensors, size))
-        elif length:
-            found.append(tensors)
-            room -= length
-    if found:
-        yield list(map(list, zip(*found, strict=True)))
-
-
-def _cut(tensors: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor, ...]]:
-    """Views of long tensors, cut in the same way into parts of at most `size` entries."""
-    x = tensors[0]
-    if all([t.is_contiguous() for t in tensors]):
-        yield from zip(*(t.view(-1).split(size) for t in tensors), strict=True)
-        return
-    # As a vector, this tensor may be a copy, and a write to a copy is lost.
-    dim = max(range(x.dim()), key=x.shape.__getitem__)
-    length = max(1, size * x.shape[dim] // x.numel())
-    for parts in zip(*(t.split(length, dim) for t in tensors), strict=True):
-        if parts[0].numel() > size:
-            yield from _cut(parts, size)
-        else:
-            yield parts
