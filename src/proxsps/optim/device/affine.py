@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class AffinePart(Part):
 
     def _vectors(self, block: Block) -> Iterator[tuple[Tensor, ...]]:
         """x - center and d as vectors; in a metric x, d and D^-1 d."""
-        columns = [block.params, block.slopes]
+        columns: list[Any] = [block.params, block.slopes]
         if block.directions is not None:
             columns.append(block.directions)
         elif block.centered:
@@ -82,7 +83,7 @@ class AffinePart(Part):
         """x <- keep x + move d + pull center where `ok`."""
         for i, block in zip(self.places, self.blocks, strict=True):
             if block.params:
-                _move(block, *(part[i] for part in update), ok)
+                _move(block, update.keep[i], update.move[i], update.pull[i], ok)
 
 
 def _move(block: Block, keep: Tensor, move: Tensor, pull: Tensor, ok: Tensor) -> None:

@@ -96,7 +96,9 @@ class Absent(Searched):
         """Zeros."""
         return torch.zeros_like(u)
 
-    ray_heights = heights
+    def ray_heights(self, s: Array) -> Array:
+        """Zeros."""
+        return torch.zeros_like(s)
 
     def move_sq(self, u: Array) -> Array:
         """Zero."""

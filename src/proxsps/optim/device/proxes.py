@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,73 +13,37 @@ from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.device.part import Searched, masked, relaxed, stepping
 from proxsps.optim.lists import widened
-from proxsps.regularizers import Regularizer
-from proxsps.regularizers.base import flatten, unflatten
+from proxsps.optim.vectors.proxes import Pile, each, piles
 
 
-class Pile(NamedTuple):
-    """Tensors of a block to which the prox is applied in one call, in at least f32."""
+class Gathered(NamedTuple):
+    """The tensors of a pile as one, in at least f32."""
 
-    block: int
-    phi: Regularizer
-    params: list[Tensor]
-    x: Tensor  # one tensor; several stacked; or the entries of several joined as one vector
+    pile: Pile
+    x: Tensor
     d: Tensor
     e: Tensor  # D^-1 d; d itself in the identity metric
     metric: Tensor | None = None  # D
-    stacked: bool = False
-    joined: bool = False
 
-    def shrunk(self, scale: Tensor) -> Pile:
+    def shrunk(self, scale: Tensor) -> Gathered:
         """The same with slopes over a common norm."""
         d = self.d / scale
         return self._replace(d=d, e=d if self.e is self.d else self.e / scale)
 
     def prox(self, z: Tensor, alpha: Tensor | float) -> Tensor:
         """The prox of each tensor; in the metric, if there is one."""
-        prox: Callable[..., Array] = self.phi.prox
-        if self.metric is not None:
-            y: Tensor = self.phi.prox_diagonal(z, alpha / self.metric)
+        phi = self.pile.phi
+        if self.metric is None:
+            y: Tensor = each(phi.prox, self.pile.stacked, z, alpha)
         else:
-            y = torch.func.vmap(prox, in_dims=(0, None))(z, alpha) if self.stacked else prox(z, alpha)
+            y = phi.prox_diagonal(z, alpha / self.metric)
         return y
 
-    def tensors(self, y: Tensor) -> list[Tensor]:
-        """The points of the parameters."""
-        if self.stacked:
-            return list(y.unbind())
-        return unflatten(y, self.params) if self.joined else [y]
 
-
-def piles(block: Block, place: int) -> Iterator[Pile]:
-    """The piles of a block: a joint prox takes all tensors, others take what is alike."""
-    phi, found = block.phi, defaultdict(list)
-    for i, x in enumerate(block.params):
-        key: object = i
-        if phi.joint:
-            key = None
-        elif phi.at(block.indices[i]) is not phi:
-            pass
-        elif block.in_metric:  # all tensors of one dtype as one vector, if each entry is independent
-            key = x.dtype if phi.separable else i
-        elif getattr(phi, "batches", False):
-            key = x.shape, x.dtype, block.slopes[i].dtype
-        found[key].append(i)
-    for members in found.values():
-        several = len(members) > 1
-        joined = phi.joint or (several and block.in_metric)
-        own = phi if phi.joint else phi.at(block.indices[members[0]])
-
-        def pile(tensors: Sequence[Tensor], members: Sequence[int] = members, joined: bool = joined) -> Tensor:
-            chosen = [tensors[i] for i in members]
-            if joined:
-                return flatten(list(map(widened, chosen)))
-            return widened(torch.stack(chosen) if len(chosen) > 1 else chosen[0])
-
-        d = pile(block.slopes)
-        metric = (pile(block.along), pile(block.metrics)) if block.in_metric else (d,)
-        xs = [block.params[i] for i in members]
-        yield Pile(place, own, xs, pile(block.params), d, *metric, stacked=several and not joined, joined=joined)
+def _gathered(block: Block, pile: Pile) -> Gathered:
+    columns = [block.params, block.slopes, *([block.along, block.metrics] if block.in_metric else [])]
+    x, d, *metric = (pile.gather([widened(tensors[i]) for i in pile.members]) for tensors in columns)
+    return Gathered(pile, x, d, *(metric or [d]))
 
 
 class SearchedProxes(Searched):
@@ -88,18 +51,18 @@ class SearchedProxes(Searched):
 
     def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int]) -> None:
         super().__init__(numbers, blocks, places)
-        self._piles = [pile for i, block in enumerate(blocks) for pile in piles(block, i)]
+        self._parts = [_gathered(block, pile) for i, block in enumerate(blocks) for pile in piles(block, i)]
 
     def sums(self, points: bool) -> Array:
         """Inner products of whole tensors; slopes are divided by their common norm from then on."""
-        norms = [torch.linalg.vector_norm(pile.d, dtype=self.numbers.dtype) for pile in self._piles]
+        norms = [torch.linalg.vector_norm(own.d, dtype=self.numbers.dtype) for own in self._parts]
         self._scale = scale = scale_of(torch.linalg.vector_norm(torch.stack(norms)))
-        self._piles = [pile.shrunk(scale) for pile in self._piles]
+        self._parts = [own.shrunk(scale) for own in self._parts]
         columns = []
         for i in range(len(self.blocks)):
-            own = [pile for pile in self._piles if pile.block == i]
-            square = self.numbers.total([self._dot(pile.d, pile.e) for pile in own])
-            product = self.numbers.total([self._dot(pile.d, pile.x) for pile in own])
+            parts = [own for own in self._parts if own.pile.block == i]
+            square = self.numbers.total([self._dot(own.d, own.e) for own in parts])
+            product = self.numbers.total([self._dot(own.d, own.x) for own in parts])
             columns += [scale**2 * square, scale * product, self.numbers.scalar(0.0)]
         return torch.stack(columns).reshape(-1, 3).T
 
@@ -110,26 +73,28 @@ class SearchedProxes(Searched):
         """Every point takes one prox of all tensors."""
         found = []
         for i in range(len(u)):
-            parts = [self._dot(pile.d, y - pile.x) for pile, y in zip(self._piles, self._at(u[i]), strict=True)]
+            parts = [self._dot(own.d, y - own.x) for own, y in zip(self._parts, self._at(u[i]), strict=True)]
             found.append(self._scale * self.numbers.total(parts))
         return self.numbers.vector(found)
 
     def _at(self, u: Array) -> list[Tensor]:
         """y(u) of each pile; x itself where the cap is 0."""
         found = []
-        for pile in self._piles:
-            alpha = self.cap(pile.block)
-            y = pile.prox(pile.x - u * alpha * self._scale * pile.e, stepping(alpha))
-            found.append(torch.where(alpha == 0, pile.x, y) if isinstance(alpha, Tensor) else y)
+        for own in self._parts:
+            alpha = self.cap(own.pile.block)
+            y = own.prox(own.x - u * alpha * self._scale * own.e, stepping(alpha))
+            found.append(torch.where(alpha == 0, own.x, y) if isinstance(alpha, Tensor) else y)
         return found
 
     def move_sq(self, u: Array) -> Array:
         """From y(u)."""
-        moves = [y - pile.x for pile, y in zip(self._piles, self._at(u), strict=True)]
+        moves = [y - own.x for own, y in zip(self._parts, self._at(u), strict=True)]
         return self.numbers.total([self._dot(move, move) for move in moves])
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """x <- y(u), or part of the way."""
-        for pile, y in zip(self._piles, self._at(u), strict=True):
-            y = masked(relaxed(pile.x, y, s), pile.x, ok, self.cap(pile.block))
-            torch._foreach_copy_(pile.params, pile.tensors(y))
+        for own, y in zip(self._parts, self._at(u), strict=True):
+            block = self.blocks[own.pile.block]
+            xs = [block.params[i] for i in own.pile.members]
+            y = masked(relaxed(own.x, y, s), own.x, ok, self.cap(own.pile.block))
+            torch._foreach_copy_(xs, own.pile.split(y, xs))

@@ -108,10 +108,11 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     """
     rule, ranks, numbers = opt._rule(), opt._ranks, Numbers(device)
     f, C = numbers.scalar(value), numbers.scalar(bound) if isinstance(bound, Tensor) else float(bound or 0.0)
-    rated = [block for block in blocks if isinstance(block.alpha, Tensor)]
-    for block in rated:
-        block.alpha = numbers.scalar(block.alpha)
-    rates = [block.alpha for block in rated]
+    rates = []  # that schedulers keep on the device
+    for block in blocks:
+        if isinstance(block.alpha, Tensor):
+            block.alpha = numbers.scalar(block.alpha)
+            rates.append(block.alpha)
     caps = Caps(opt, rule, blocks, numbers)
     averaged = rule.beta is not None
     estimate = Averaged(rule, blocks, numbers, opt.state) if averaged else Estimate(rule, blocks, numbers)

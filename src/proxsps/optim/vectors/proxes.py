@@ -35,7 +35,8 @@ class Pile(NamedTuple):
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
         """The tensors as one."""
         if self.joined:
-            return flatten(list(tensors))
+            vector: Tensor = flatten(list(tensors))
+            return vector
         return torch.stack(list(tensors)) if self.stacked else tensors[0]
 
     def split(self, y: Tensor, like: list[Tensor]) -> list[Tensor]:
@@ -45,7 +46,8 @@ class Pile(NamedTuple):
         return list(y.unbind()) if self.stacked else [y]
 
 
-def _piles(block: Any, place: int) -> Iterator[Pile]:
+def piles(block: Any, place: int) -> Iterator[Pile]:
+    """The piles of a block: a joint prox takes all tensors, others take what is alike."""
     phi, params, slopes = block.phi, block.params, block.slopes
     everything = list(range(len(params)))
     if phi.joint:
@@ -88,7 +90,7 @@ class ProxPart:
 
     def __init__(self, plan: Any, places: Sequence[int]) -> None:
         self._plan, self._blocks = plan, [plan.blocks[i] for i in places]
-        self._piles = [pile for i, block in enumerate(self._blocks) for pile in _piles(block, i)]
+        self._piles = [pile for i, block in enumerate(self._blocks) for pile in piles(block, i)]
         tensors = [x for block in self._blocks for x in block.params]
         self._reads = plain(tensors) and stored(tensors)
         self._states: list[State] = []
@@ -161,7 +163,7 @@ class ProxPart:
         if own.r is not None:
             found = pile.phi.prox_diagonal(z, alpha * own.r)
         else:
-            found = _each(pile.phi.prox, pile.stacked, z, alpha)
+            found = each(pile.phi.prox, pile.stacked, z, alpha)
         return found
 
     @staticmethod
@@ -171,7 +173,7 @@ class ProxPart:
             return pile.phi.prox_jvp(z, y, own.p, alpha * own.r) if pile.phi.separable else None
         if pile.stacked and type(pile.phi).prox_jvp is Regularizer.prox_jvp:
             return None
-        found: Tensor | None = _each(pile.phi.prox_jvp, pile.stacked, z, y, own.d, alpha)
+        found: Tensor | None = each(pile.phi.prox_jvp, pile.stacked, z, y, own.d, alpha)
         return found
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
@@ -199,7 +201,8 @@ class ProxPart:
             torch._foreach_copy_(xs, pile.split(y, xs))
 
 
-def _each(formula: Callable[..., Array], stacked: bool, *args: Tensor | float) -> Array:
+def each(formula: Callable[..., Array], stacked: bool, *args: Tensor | float) -> Array:
+    """A formula of one tensor and a last number, for one tensor or for each of a stack."""
     if not stacked:
         return formula(*args)
     return torch.func.vmap(formula, in_dims=(*[0] * (len(args) - 1), None))(*args)
