@@ -58,15 +58,15 @@ clean: ## remove .venv and everything built
 
 .venv/.setup: .venv/.created pyproject.toml constraints.txt
 	@echo "Installing proxsps and its base dependencies ..."
-	@$(INSTALL) --editable '.[fast]'
+	@$(INSTALL) --editable .
 	@touch $@
 
 .venv/.demo: .venv/.setup
 	@echo "Installing what the experiments need ..."
-	@$(INSTALL) --editable '.[fast,experiments]'
+	@$(INSTALL) --editable '.[experiments]'
 	@touch $@
 
 .venv/.test: .venv/.setup
 	@echo "Installing what tests, checks and documentation need ..."
-	@$(INSTALL) --editable '.[fast,experiments,baselines,jax,lightning,transformers,ray,sparsity,dev,docs]'
+	@$(INSTALL) --editable '.[experiments,baselines,jax,lightning,transformers,ray,sparsity,dev,docs]'
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,9 @@ def test_content_is_on_the_disk_before_its_name_and_then_the_folder(tmp_path, mo
 def test_no_other_module_renames_files():
     users = [path.name for path in SOURCES.rglob("*.py") if "os.replace(" in path.read_text()]
     assert users == ["_files.py"]
+
+
+def test_no_other_module_reads_or_writes_pickles():
+    """What torch writes is sealed, and what it says about files that hold code is not passed on."""
+    users = {path.name for path in SOURCES.rglob("*.py") if re.search(r"torch\.(load|save)\(", path.read_text())}
+    assert users == {"_sealed.py"}

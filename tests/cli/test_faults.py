@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from faults import file_limit
 from typer.testing import CliRunner
 
 from proxsps.cli import app
 from proxsps.cli.checks import PROBE, check_folder
 from proxsps.cli.console import one_line_errors, printable
-
-resource = pytest.importorskip("resource", reason="limits the size of files, as a full disk does")
 
 SMALL = ["--seeds", "1", "--epochs", "2"]
 TINY = ["synthetic-resnet8", "--size=8", "--images=80", "--validation-images=30", "--batch-size=16", "--device=cpu"]
@@ -28,6 +26,7 @@ WRITING = {
     "report": ["report", "flow"],
     "reproduce": ["reproduce", "flow"],
     "train": ["train", *TINY, "--epochs", "1"],
+    "sparsify": ["sparsify", *TINY, "--epochs", "1", "--strengths", "1e-3", "--max-drop", "1"],
     "verify": ["theory", "verify", "smooth-c", "--seeds", "2"],
 }
 
@@ -37,17 +36,6 @@ def call(monkeypatch, tmp_path) -> Callable[..., Any]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *words: CliRunner().invoke(app, list(words))
-
-
-@contextmanager
-def file_limit(size: int) -> Iterator[None]:
-    """Writing more than this to a file fails, as it does on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def assert_one_line(result: Any, *parts: str) -> None:
@@ -69,10 +57,11 @@ def test_a_disk_that_is_full_is_found_before_work_starts(call, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in WRITING if name != "reproduce"])  # which does what the others do
-def test_a_disk_that_becomes_full_is_one_line(call, name):
+def test_a_disk_that_becomes_full_is_one_line(call, name, tmp_path):
     with file_limit(PROBE):
-        result = call(*WRITING[name], *(["--width", "24"] if name == "train" else []))
+        result = call(*WRITING[name], *(["--width", "24"] if name in ("train", "sparsify") else []))
     assert_one_line(result, os.strerror(errno.EFBIG))
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 @pytest.mark.parametrize("name", WRITING)

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from proxsps.cli import app
-from proxsps.experiments import EXPERIMENTS
+from proxsps.experiments import EXPERIMENTS, Experiment
 from proxsps.experiments.grids import own_specs, parse_settings
 from proxsps.experiments.standard import standard_drawings
 from proxsps.regularizers import L1
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("table")
 MINE = """
 import torch
 from proxsps.experiments import Claim, Experiment
-from proxsps.experiments.base import over_seeds
+from proxsps.experiments.base import Drawing, over_seeds
 from proxsps.experiments.standard import standard_drawings
 from proxsps.methods import Method, add
 from proxsps.problems import matrix_fac1
@@ -243,7 +243,8 @@ def test_changed_code_is_another_experiment(mine: Any, tmp_path: Path) -> None:
         ("x = 1", "my-file.py", "a name that no module can have"),
         (MINE.replace('"adagrad", "Adagrad", "Against', '"flow", "Adagrad", "Against'), "flow_of_a_test.py", "'flow'"),
         (MINE.replace("seeds=2, ", ""), "seeds_of_a_test.py", "needs seeds >= 1"),
-        (MINE.replace('"adagrad", "Adagrad", "Against', '"../a", "Adagrad", "Against'), "up_of_a_test.py", "letters"),
+        (f"{MINE}OTHER = Experiment('adagrad', '', '', (), ())", "twice_of_a_test.py", "two experiments with the name"),
+        (MINE + "DRAWING = Drawing('../a', '', None)", "up_of_a_test.py", "A drawing is named '../a'"),
     ],
     ids=lambda value: value if str(value).endswith(".py") else "",
 )
@@ -251,3 +252,22 @@ def test_files_that_are_wrong(mine: Any, text: str | None, name: str, said: str)
     if text is not None:
         mine(text, name)
     assert said in " ".join(call("run", name, code=2).output.split())
+
+
+OUTSIDE = ["..", ".", "", "../a", "a/b", "/a", "a\\b", "a\n", ".lock", ".a"]
+TAKEN = ["all", "report.html", "train", "Sparsify", "theory"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE + TAKEN)
+def test_names_that_would_be_written_where_they_must_not(mine: Any, tmp_path: Path, name: str) -> None:
+    file = mine(MINE.replace('"adagrad", "Adagrad", "Against', f'{name!r}, "Adagrad", "Against'))
+    before = sorted(tmp_path.rglob("*"))
+    said = " ".join(call("reproduce", file, "--out", "results", code=2).output.split())
+    assert "An experiment is named" in said
+    assert "may only have letters" in said or "Choose another name" in said
+    assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before
+
+
+@pytest.mark.parametrize("name", ["a", "a.b-c_d", "2+2", "größe", "reports.html", "-", "training"])
+def test_names_that_are_good(name: str) -> None:
+    assert Experiment(name, "", "", (), ()).name == name

@@ -86,6 +86,19 @@ def test_without_gradients_there_is_no_step():
     assert distance_cap(start_travel(np.float64(1.0))) == 0
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_cap_stays_in_the_range_of_f32(dtype):
+    """In doubles also where squares of gradients leave it; as long as it is inside, it is the formula."""
+    for size in 10.0 ** np.arange(-45, 19):
+        g_sq = (np.float64(size) ** 2).astype(dtype)
+        for x_sq in (1.0, 1e20):
+            travel = update_travel(start_travel(dtype(x_sq)), dtype(0.0), g_sq)
+            cap, exact = distance_cap(travel), 0.85e-2 * (1 + x_sq**0.5) / size
+            assert np.isfinite(np.float32(cap))
+            if exact < 1e37 and g_sq > 1e-37:
+                assert cap == pytest.approx(exact, rel=1e-6)
+
+
 def test_the_reach_never_shrinks_and_skipped_steps_change_nothing():
     old = Travel(*(np.full(2, number) for number in (2.0, 1.0, 4.0, 0.5, 3.0)))
     new = update_travel(old, np.array([1.0, np.nan]), np.array([9.0, np.inf]))

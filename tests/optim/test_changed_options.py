@@ -50,7 +50,7 @@ def same(one, two):
 @PATHS
 @EVERY
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, None])
-def test_a_number_that_is_none_is_an_error_before_anything_changes(method, bad, path, kit):
+def test_a_number_out_of_range_is_an_error_before_anything_changes(method, bad, path, kit):
     params, opt = made(kit, method, **path)
     found = [
         key for key in ("lr", "weight_decay", "momentum", "betas", "eps", "c", "c0", "max_move") if key in opt.defaults

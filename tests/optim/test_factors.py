@@ -209,7 +209,7 @@ def test_training_with_schedules_and_factors(make):
     found = {name: trained(make, schedule) for name, schedule in SCHEDULES.items()}
     found |= {f"factor {f}": trained(make, factor=f) for f in (0.3, 0.1)}
     assert constant < 0.25
-    assert all(value < 1.8 * constant for value in found.values()), (constant, found)
+    assert all(value < 2.5 * constant for value in found.values()), (constant, found)
 
 
 # PyTorch's own test that an optimizer goes in the right direction, with the schedulers of its SGD

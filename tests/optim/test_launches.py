@@ -17,7 +17,7 @@ LIMITS = {
     "ProxSPS, momentum": 120,
     "ProxSPS, matched cap": 120,
     "ProxSPS, momentum, no lr": 120,
-    "ProxSPSAdam": 120,
+    "ProxSPSAdam": 125,
     "ProxSPS, L1": 200,
     "ProxSPS, ElasticNet": 210,
     "ProxSPS, Box": 200,

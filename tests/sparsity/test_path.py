@@ -213,7 +213,7 @@ def test_folders_of_others_are_refused(tmp_path):
     assert not other.trained
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     (tmp_path / "point-000.pt").write_bytes(b"damaged")
-    with pytest.raises(PathError, match="is not a point of a path, or is damaged"):
+    with pytest.raises(PathError, match="is another kind of file, is damaged"):
         Job().run(folder=tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(PathError, match="cannot be made"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faults import Harm, file_limit, flipped
 from typer.testing import CliRunner
 
 from proxsps.cli import app
@@ -107,14 +110,26 @@ def test_a_damaged_state_is_not_used(kit: Any, tmp_path: Path) -> None:
     content = kept.file.read_bytes()
     assert kept.load()["epoch"] == 1
     for bit in np.linspace(0, 8 * len(content) - 1, 200).astype(int):
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << bit % 8
-        kept.file.write_bytes(damaged)
+        kept.file.write_bytes(flipped(content, bit))
         assert kept.load() is None
     for size in (0, 10, 64, len(content) - 1):
         kept.file.write_bytes(content[:size])
         assert kept.load() is None
+    kept.save({"epoch": 1, "x": Harm(tmp_path / "trace")})
+    assert kept.load() is None
+    assert not (tmp_path / "trace").exists()
     assert same(run_batched(specs, saved=kept), run_batched(specs))
+
+
+def test_a_full_disk_is_said_and_keeps_the_last_state(kit: Any, tmp_path: Path) -> None:
+    kept = SavedBatch(tmp_path, mixed(kit.tiny()))
+    kept.save({"epoch": 1})
+    with file_limit(500), pytest.raises(StoreError) as caught:
+        kept.save({"epoch": 2, "x": torch.ones(1000)})
+    said = "Make room, or choose another folder with --out; what was stored before is kept."
+    assert str(caught.value) == f"Cannot write {kept.file}: {os.strerror(errno.EFBIG)}. {said}"
+    assert kept.load() == {"epoch": 1}
+    assert list(tmp_path.iterdir()) == [kept.file]
 
 
 def test_a_state_belongs_to_its_batch(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import io
+import errno
 import os
 import signal
 import subprocess
@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from faults import Harm, file_limit
 
 import proxsps
+from proxsps import _sealed
 from proxsps.sweep.spec import METHODS
 from proxsps.training import CheckpointError, Watch, checkpoint, train
 
@@ -138,13 +140,6 @@ def test_a_checkpoint_of_another_run_is_refused_and_kept(kit, tmp_path, change, 
     assert file.read_bytes() == before
 
 
-def write_sealed(file: Path, content: object) -> None:
-    """Write a checkpoint as a run does, with its digest."""
-    stream = io.BytesIO()
-    torch.save(content, stream)
-    file.write_bytes(checkpoint.sealed(stream.getvalue()))
-
-
 def test_every_flipped_bit_is_found(kit, tmp_path):
     """Torch's reader does not look at the checksums in its files: half of such flips gave other numbers before."""
     file = tmp_path / "run.pt"
@@ -183,20 +178,10 @@ def test_a_checkpoint_with_missing_parts_is_refused(kit, tmp_path, damage):
     train(kit.spec(epochs=1), file)
     content = torch.load(file, weights_only=True)
     damage(content)
-    write_sealed(file, content)
+    _sealed.write(file, content)
     with pytest.raises(CheckpointError, match=r"lacks parts of a run\. Delete it to start the run again") as caught:
         train(kit.spec(), file)
     assert "\n" not in str(caught.value)
-
-
-class Harm:
-    """An object whose unpickling leaves a trace."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self):
-        return Path.touch, (self.trace,)
 
 
 @pytest.mark.parametrize("content", ["text", "empty", "cut", "unsealed", "other", "version", "harm", "folder"])
@@ -213,18 +198,19 @@ def test_other_files_are_refused_and_kept(kit, tmp_path, content):
         case "unsealed":
             torch.save(torch.load(file, weights_only=True), file)
         case "other":
-            write_sealed(file, {"model": {}})
+            _sealed.write(file, {"model": {}})
         case "version":
-            write_sealed(file, {**torch.load(file, weights_only=True), "format": 0})
+            _sealed.write(file, {**torch.load(file, weights_only=True), "format": 0})
         case "harm":
-            write_sealed(file, {"format": checkpoint.FORMAT, "run": Harm(trace)})
+            _sealed.write(file, {"format": checkpoint.FORMAT, "run": Harm(trace)})
         case "folder":
             file.unlink()
             file.mkdir()
     before = None if file.is_dir() else file.read_bytes()
-    with pytest.raises(CheckpointError, match=r"is not a checkpoint|another version|lacks parts") as caught:
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint|another version|lacks parts|plain data") as caught:
         train(kit.spec(), file)
     assert "\n" not in str(caught.value)
+    assert "weights_only" not in str(caught.value)
     assert not trace.exists()
     assert before is None or file.read_bytes() == before
 
@@ -244,3 +230,20 @@ def test_a_place_that_cannot_be_written_to(kit, tmp_path):
     with pytest.raises(CheckpointError, match="cannot be written"):
         train(kit.spec(epochs=1), tmp_path / "folder" / "late.pt", watch=Late())
     assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["late.pt"]
+
+
+def test_a_disk_that_becomes_full_keeps_the_last_checkpoint(kit, tmp_path):
+    file, whole = tmp_path / "run.pt", tmp_path / "whole.pt"
+    train(kit.spec(epochs=1), file)
+    before = file.read_bytes()
+    with file_limit(len(before) // 2), pytest.raises(CheckpointError) as caught:
+        train(kit.spec(epochs=2), file)
+    assert str(caught.value) == (
+        f"The checkpoint {file} cannot be written ({os.strerror(errno.EFBIG)}). Make room, or choose another place; "
+        "the same run continues from the last checkpoint that was written."
+    )
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+    train(kit.spec(epochs=2), file)
+    train(kit.spec(epochs=2), whole)
+    assert_same(file, whole)

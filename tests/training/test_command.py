@@ -108,7 +108,7 @@ def test_divergence_is_said(call):
         ([NAME, "--device", "abacus"], "The device 'abacus' cannot be used here"),
         (["imagenet32-resnet8", "--data", "empty"], "Imagenet32_train_npz.zip"),
         (["cifar10-resnet8", "--data", "nowhere"], "PROXSPS_DATA names nowhere, which is not a folder"),
-        ([NAME, *TINY, "--checkpoint", "text.pt"], "text.pt is not a checkpoint"),
+        ([NAME, *TINY, "--checkpoint", "text.pt"], "text.pt has no digest: it is another kind of file"),
         ([NAME, *TINY, "--out", "text.pt"], "Choose another"),
     ],
 )

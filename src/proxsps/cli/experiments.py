@@ -49,7 +49,9 @@ BATCH = 300  # as in `sweep.engines`, which loads torch
 
 Names = Annotated[
     list[str],
-    typer.Argument(metavar="EXPERIMENT...", help="Names as in `proxsps list`, `all`, or your own Python file."),
+    typer.Argument(
+        metavar="EXPERIMENT...", help="Names as in `proxsps list`, `all`, or your own Python file, executed."
+    ),
 ]
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Folder for results; each experiment has its own folder in it.")

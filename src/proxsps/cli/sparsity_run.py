@@ -9,10 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from proxsps.cli.console import err, out, print_json
+from proxsps import _sealed
+from proxsps._files import replace_file
+from proxsps.cli.checks import check_folder
+from proxsps.cli.console import err, finite, out, print_json
 from proxsps.optim import ProxSPS
 from proxsps.sparsity import save_sparse, shrink, strength_path
 from proxsps.sparsity.export import load_safetensors
@@ -48,6 +50,7 @@ def run(
         task = task_named(name, ranks.device, **options)
         settings = {**task.settings(), "epochs": epochs, "lr": lr, "seed": seed}
         place = folder / "sparsify" / name / _digest(settings, kind, strengths)
+        check_folder(place)
         model = task.network(seed)
         path = strength_path(
             model,
@@ -71,12 +74,15 @@ def run(
             runs += small is not before
         trained = {"dense": epochs, "small": runs * epochs}
         scores = {"dense": _score_of_dense(task, place, seed), "small": accuracy(small, task.test())}
-    torch.save(small.state_dict(), place / "small.pt")
+    _sealed.write(place / "small.pt", small.state_dict())
     on_disk = save_sparse(small, place / "small.safetensors")
     # Next to the network that the user began with, not to the dense form of the smaller one.
     on_disk = on_disk._replace(dense=sum(tensor.nbytes for tensor in model.state_dict().values()))
-    rows = [{**asdict(point), "chosen": i == path.chosen} for i, point in enumerate(path.points)]
-    (place / "path.json").write_text(json.dumps(rows, indent=2) + "\n")
+    rows = [
+        {**{key: finite(value) for key, value in asdict(point).items()}, "chosen": i == path.chosen}
+        for i, point in enumerate(path.points)
+    ]
+    replace_file(place / "path.json", (json.dumps(rows, indent=2) + "\n").encode())
     if as_json:
         costs = {"before": report.before._asdict(), "after": report.after._asdict(), "difference": report.difference}
         found = {"points": rows, "reason": path.reason, "test_accuracy": scores, "epochs": trained, **costs}
@@ -109,7 +115,7 @@ def _polished(task: Task, small: nn.Module, lr: float, epochs: int, seed: int) -
 def _score_of_dense(task: Task, place: Path, seed: int) -> float:
     """Accuracy on test data of the network that the path starts from."""
     dense = task.network(seed)
-    dense.load_state_dict(torch.load(place / "point-000.pt", weights_only=True)["model"])
+    dense.load_state_dict(_sealed.read(place / "point-000.pt")["model"])
     return accuracy(dense, task.test())
 
 

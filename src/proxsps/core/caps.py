@@ -232,7 +232,9 @@ def shortest_step(gap: Array, d_sq: Array, longest: Array) -> Array:
         d_sq: sum_j w_j <d_j, D_j^-1 d_j>, shape (...).
         longest: the largest s that is allowed, finite, shape (...).
     """
-    return SMALLEST * array_namespace(gap).clip(gap / _or_one(d_sq), 0 * longest, longest)
+    xp = array_namespace(gap)
+    typical = xp.minimum(gap / _or_one(d_sq), longest)
+    return SMALLEST * xp.where(gap > 0, typical, xp.zeros_like(typical))  # finite even if the gap is NaN
 
 
 def find_matched(

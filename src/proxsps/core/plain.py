@@ -146,7 +146,7 @@ def search(
         low = max([low, *(u for u, h, _ in new if h > 0 and u < high)])
         high_seen = high_seen or any([h <= 0 for h in heights])
         low_seen = low_seen or not all([h <= 0 for h in heights])
-        # An end that is the answer comes first: where h is flat, rounding may make it smaller elsewhere. NaN comes last.
+        # An end that is the answer comes first: where h is flat, rounding may make it smaller elsewhere. NaN is last.
         far = [(0.0 if off(u, h) == 0 else abs(h) if h == h else math.inf) for u, h, _ in [*new, *near]]
         near = [point for _, point in sorted(zip(far, [*new, *near], strict=True), key=lambda pair: pair[0])]
         near = near[: NEAR[slopes]]

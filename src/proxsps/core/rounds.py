@@ -49,35 +49,35 @@ def refine_zero(
     shortest = shortest_step(gap, d_sq, longest)
     ladder = xp.clip(shortest / SMALLEST * 10.0 ** even(*DECADES), shortest, longest)
     first = known(xp.concat([shortest[None], ladder, longest[None]]))
-    four, zeros = _nearest(first)
+    around = xp.arange(-2, 2, device=gap.device)
+    four, zeros = _nearest(first, around)
     parts = even(1 / PARTS, 1 - 1 / PARTS, PARTS - 1)
     for _ in range(rounds - 1):
         low, high = four[0, 1:2], four[0, 2:3]
         between = high * (low / xp.clip(high, tiny)) ** parts
         new = known(xp.sort(xp.concat([zeros, between])))
-        four, zeros = _nearest(xp.concat([four[:, :2], new, four[:, 2:]], axis=1))
+        four, zeros = _nearest(xp.concat([four[:, :2], new, four[:, 2:]], axis=1), around)
     last = known(xp.maximum(zeros[1] * (1 - eps * 8.0 ** even(*LAST)), four[0, 1]))
     last = xp.concat([four[:, 1:2], last, first[:, -1:]], axis=1)
     step = xp.argmax(xp.where(last[1] >= 0, last[0], last[0, :1]), axis=0)
     s, height = xp.take(last, step[None], axis=1)[:, 0]
     evaluations = first.shape[1] + (PARTS + 2) * (rounds - 1) + LAST[2]
-    return Matched(xp.where(gap > 0, s, 0 * gap), xp.where(gap > 0, height, gap), evaluations)
+    return Matched(xp.where(gap > 0, s, xp.zeros_like(s)), xp.where(gap > 0, height, gap), evaluations)
 
 
-def _nearest(known: Array) -> tuple[Array, Array]:
+def _nearest(known: Array, around: Array) -> tuple[Array, Array]:
     """The four points around the lowest change of sign, and the zeros of the lines through neighbours among them.
 
     The second zero is that of the bracket itself, and all of them are inside the bracket.
 
     Args:
         known: (2, points): steps in ascending order, and H there.
+        around: the places -2, -1, 0, 1.
     """
     xp = array_namespace(known)
     after = xp.sum(xp.astype(known[1] > 0, xp.int64).cumprod(0))
-    around = xp.stack([after - 2, after - 1, after, after + 1]).clip(0, known.shape[1] - 1)
-    four = xp.take(known, around, axis=1)
+    four = xp.take(known, (around + after).clip(0, known.shape[1] - 1), axis=1)
     s, h = four
     rise = h[1:] - h[:-1]
-    flat = rise == 0  # also for a line through a point and itself
-    zeros = s[:-1] - h[:-1] * ((s[1:] - s[:-1]) / xp.where(flat, xp.ones_like(rise), rise))
+    zeros = s[:-1] - h[:-1] * ((s[1:] - s[:-1]) / (rise + (rise == 0)))  # which is 0 between a point and itself
     return four, xp.where(zeros > s[1], xp.minimum(zeros, s[2]), s[1])

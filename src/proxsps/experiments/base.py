@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
     from proxsps.training.trials import Trial
 
 Frames = dict[str, pd.DataFrame]
+RESERVED = {"all", "report.html", "sparsify", "theory", "train"}  # a word of commands, and what they write beside
+
+
+def check_name(name: str, what: str, reserved: Collection[str] = ()) -> None:
+    """Raise an error unless this can be the name of a file or folder of results, in the folder that it belongs to."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w+-][\w.+-]*", name):
+        raise ValueError(
+            f"{what} is named {name!r}. Its results are written under this name, which may only have letters, digits, "
+            "hyphens, underscores, plus signs, and dots that are not at the start."
+        )
+    if name.lower() in reserved:  # some file systems do not tell upper from lower case
+        raise ValueError(f"{what} is named {name!r}, which means something else in commands. Choose another name.")
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,9 @@ class Drawing:
     name: str
     caption: str  # "{runs}" in it stands for the number of runs of each setting
     draw: Callable[[Frames], Figure]
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "A drawing")
 
     def caption_for(self, frames: Frames) -> str:
         """The caption, with the number of runs that the figure is drawn from; one run has no mean and no deviation."""
@@ -76,6 +91,9 @@ class Experiment:
     hardware: str = "two cores"
     engine: Callable[[Path], Engine] | None = None  # from a folder for checkpoints; else one of the sweep's engines
     words: tuple[str, ...] = ()  # its name on the command line, if that is not `name` alone
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "An experiment", RESERVED)
 
     @property
     def heavy(self) -> bool:

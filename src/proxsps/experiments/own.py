@@ -1,4 +1,7 @@
-"""Your own experiments in a Python file, which the command line accepts in place of a name: `proxsps run mine.py`."""
+"""Your own experiments in a Python file, which the command line accepts in place of a name: `proxsps run mine.py`.
+
+The file is executed, like any Python program.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +33,22 @@ def load_file(name: str) -> list[str]:
     from proxsps.experiments.base import Experiment
 
     module = _import(Path(name))
-    found = [value for value in vars(module).values() if isinstance(value, Experiment)]
+    found = list({id(value): value for value in vars(module).values() if isinstance(value, Experiment)}.values())
     if not found:
         raise ValueError(f"{name} defines no experiment: it needs an Experiment(...) at its top level.")
+    names = [experiment.name for experiment in found]
+    if len(set(names)) < len(names):
+        twice = next(one for one in names if names.count(one) > 1)
+        raise ValueError(f"{name} has two experiments with the name {twice!r}. Choose another name for one of them.")
     for experiment in found:
         _check(experiment, name)
         EXPERIMENTS[experiment.name] = replace(experiment, words=(name,))
-    return [experiment.name for experiment in found]
+    return names
 
 
 def _check(experiment: Experiment, file: str) -> None:
     if experiment.name in CATALOGUE:
         raise ValueError(f"{file} names an experiment {experiment.name!r}, like one of the paper. Choose another name.")
-    if not experiment.name or not all(letter.isalnum() or letter in "-_." for letter in experiment.name):
-        raise ValueError(
-            f"{file} names an experiment {experiment.name!r}. Its results are in a folder of this name, which may "
-            "only have letters, digits, dots, hyphens and underscores."
-        )
     if experiment.specs is not None and (experiment.seeds < 1 or experiment.epochs < 1):
         raise ValueError(
             f"The experiment {experiment.name!r} of {file} needs seeds >= 1 and epochs >= 1, got {experiment.seeds} "

@@ -82,7 +82,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
         self._plan: Plan | None = None
-        self._dtypes: list[torch.dtype] = []  # of the parameters, at the last step
+        self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
         self._leave_join()
 
     # Groups
@@ -128,7 +128,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             except ValueError as error:
                 text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
                 raise ValueError(text) from None
-        dtypes = [param.dtype for group in self.param_groups for param in group["params"]]
+        dtypes = tuple([param.dtype for group in self.param_groups for param in group["params"]])
         if dtypes != self._dtypes:
             follow_dtypes(self.state, self.param_groups)
             self._dtypes = dtypes
@@ -226,7 +226,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
 
     def _drop_blank_state(self) -> None:
-        """Drop such state of parameters that have no gradient at the first step: it would let them take part."""
+        """Drop such state of parameters that have no gradient at the first step: it would count in the distance cap."""
 
     @property
     def _remembers(self) -> bool:
@@ -269,6 +269,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             )
         else:
             kind, reason = "gradient", "A gradient or a parameter is not finite"
+        self._skip(kind, reason)
+
+    def _skip(self, kind: str, reason: str) -> None:
+        """Count a skipped step, and warn once for each reason."""
         self._warn_once(kind, reason)
         self._skips += 1
         if self._skips == LOW:

@@ -17,7 +17,7 @@ from proxsps.core.distance import FORGETTING, LARGEST, SCALE, START
 from proxsps.core.dual import geometric
 from proxsps.core.rules import Decision
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
-from proxsps.optim.last_step import Taken
+from proxsps.optim.last_step import Chosen, Taken
 from proxsps.optim.plan import Plan, Rule, Table
 from proxsps.optim.reduce import Sums, join
 from proxsps.optim.resting import limited_length
@@ -41,17 +41,6 @@ class L2Step(NamedTuple):
         s, above = np.float64(self.s), np.float64(gap)
         found = Matched(s, l2_matched_height(above, d_sq, d_dot_x, w, b, s))
         return matched_decision(above, np.sum(w * d_sq), found, np.float64(self.longest))
-
-
-class Chosen(NamedTuple):
-    """A step that was chosen: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
-
-    decision: Decision | L2Step
-    u: float
-    reach: float = 1.0
-    caps: float = 1.0  # caps divided by `alpha`, including factors on the step
-    distance: float = math.nan
-    longest: float = math.nan
 
 
 def choose(
@@ -161,6 +150,13 @@ def _distance(
     return cap, after
 
 
+def _is_finite(plan: Plan, model: Model, chosen: Chosen) -> bool:
+    """Whether no entry moves beyond the range of numbers, by the length of the whole move."""
+    adam, tau = plan.rule.beta2 is not None, chosen.u * chosen.reach
+    moves = zip(model.alpha, model.table.d_sq, strict=True)  # in Adam's metric, directions are about 1
+    return all([tau * a * (1.0 if adam else math.sqrt(d_sq)) < plan.longest for a, d_sq in moves])
+
+
 def _notice_rest(opt: Any, k: float, moved_sq: float, model: Model, chosen: Chosen, rule: Rule) -> None:
     """Tell the optimizer how far a step goes that the distance cap limits."""
     if opt._rest.steps is None and k > 0:
@@ -173,7 +169,7 @@ def _notice_rest(opt: Any, k: float, moved_sq: float, model: Model, chosen: Chos
     opt._notice_rest(k, math.sqrt(moved_sq), length)
 
 
-def _sps_max(opt: Any, plan: Plan, model: Model) -> Chosen:
+def _sps_max(plan: Plan, model: Model) -> Chosen:
     """SPS and SPS_max (`proxsps.core.rules.sps_max`)."""
     fall = sum([a * e for a, e in zip(model.alpha, model.table.d_sq, strict=True)])
     root = plain.line_root(model.gap, plan.rule.c * fall)
@@ -181,7 +177,7 @@ def _sps_max(opt: Any, plan: Plan, model: Model) -> Chosen:
     return Chosen(Decision(root, u, model.gap - u * fall), u)
 
 
-def _dec_sps(opt: Any, plan: Plan, model: Model) -> Chosen:
+def _dec_sps(plan: Plan, model: Model) -> Chosen:
     """DecSPS, with its memory in the groups (`proxsps.core.rules.dec_sps`)."""
     groups, alpha = [block.group for block in plan.blocks], model.alpha
     fall = sum([a * e for a, e in zip(alpha, model.table.d_sq, strict=True)])
@@ -189,11 +185,8 @@ def _dec_sps(opt: Any, plan: Plan, model: Model) -> Chosen:
     root = plain.line_root(model.gap, c * fall)
     limits = [float(group["memory"]) / a for group, a in zip(groups, alpha, strict=True) if a > 0]
     u = min([plain.clipped(root) if fall > 0 else 1.0, *[limit / c for limit in limits]])
-    for group, a in zip(groups, alpha, strict=True):
-        group["k"] = float(group["k"]) + 1
-        if a > 0:
-            group["memory"] = c * u * a
-    return Chosen(Decision(root, u, model.gap - u * fall), u)
+    memory = [c * u * a if a > 0 else float(group["memory"]) for group, a in zip(groups, alpha, strict=True)]
+    return Chosen(Decision(root, u, model.gap - u * fall), u, memory=memory)
 
 
 _RULES = {"sps_max": _sps_max, "dec_sps": _dec_sps}
@@ -303,7 +296,6 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     if not _admissible(table, gap, above, bounded):
         opt._explain_skip(m if rule.coupled else f, C, bounded)
         return Taken(alpha, False, gap)
-    opt._skips = 0
     distance = math.nan
     if rule.distance:
         factor = largest if rule.factor else 1.0
@@ -311,13 +303,19 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         after |= numbers
     model = Model(gap, table, alpha, lam)
     if rule.name in _RULES:
-        chosen = _RULES[rule.name](opt, plan, model)
+        chosen = _RULES[rule.name](plan, model)
     else:
         search = Search(plan, model, ahead, heights)
         chosen = choose(plan, rule, model, bounded, largest, distance, search)
+    if not _is_finite(plan, model, chosen):
+        opt._skip("move", "The step leaves the range of the parameters' precision")
+        return Taken(alpha, False, gap)
+    opt._skips = 0
     if rule.distance and rule.max_move is None:
         _notice_rest(opt, k, moved_sq, model, chosen, rule)
     s = _write(plan, model, chosen)
+    for block, memory in zip(plan.blocks, chosen.memory, strict=False):
+        block.group |= {"memory": memory, "k": k + 1}
     for group in opt.param_groups:
         group.update(after)
     if bounded and rule.beta is not None:

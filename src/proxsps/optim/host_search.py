@@ -114,7 +114,7 @@ class Search:
 
     def _stopping(self, gap: float) -> tuple[float, float]:
         """The certificate, and the size of h, at which a search stops (`proxsps.core.dual.stopping`)."""
-        products = math.sqrt(sum(self._model.table.noise_sq))
+        products = math.sqrt(self._plan.noise_sq(self._model.table))
         return (SINGLE if self._eps > 1e-10 else DOUBLE) * abs(gap), 2 * self._eps * products
 
     @property

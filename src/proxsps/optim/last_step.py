@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,31 +19,25 @@ class LastStep(Report):
     """What the last step did, as tensors on the device it ran on; only `branch_name` and `cap_name` wait for it."""
 
 
-class Decided(Protocol):
-    """A decision that is worked out when it is read."""
-
-    def decision(self) -> Decision:
-        """The decision."""
-
-
-class Step(NamedTuple):
+class Chosen(NamedTuple):
     """A step that was chosen: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
 
-    decision: Decision | Decided
+    decision: Any  # a `Decision`, or something whose method `decision` makes it when it is read
     u: Array | float
     reach: Array | float = 1.0
     caps: Array | float = 1.0  # caps divided by `alpha`, including factors on the step
     distance: Array | float = math.nan  # the distance cap
     longest: Array | float = math.nan  # caps divided by `alpha`, before factors
+    memory: Sequence[Array | float] = ()  # of DecSPS after the step, one number per block
 
 
 class Taken(NamedTuple):
     """A step that was solved and written, or skipped."""
 
-    alpha: Array  # caps, or shares of `Step.caps`; one entry per group
+    alpha: Array  # caps, or shares of `Chosen.caps`; one entry per group
     ok: Array | bool  # whether loss and gradients allowed a step
     gap: Array
-    step: Step | None = None  # None if there was no step
+    step: Chosen | None = None  # None if there was no step
     relaxation: Array | float = 1.0
 
 
@@ -54,7 +49,7 @@ def report(taken: Taken) -> LastStep:
     if step is None:
         solution = Solution.skipped(gap)
     else:
-        decision = step.decision if isinstance(step.decision, Decision) else step.decision.decision()
+        decision: Decision = step.decision if isinstance(step.decision, Decision) else step.decision.decision()
         solution = Solution(ok, gap, *decision, s, step.distance, step.longest)
         alpha = step.caps * alpha
     return LastStep(*map(torch.as_tensor, core_report(alpha, solution)))

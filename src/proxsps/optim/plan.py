@@ -8,6 +8,7 @@ bitwise the same step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from proxsps.optim.distance import KEYS, ORIGIN, sampled
 from proxsps.optim.lists import widened
 from proxsps.optim.memory import blank, entries, replace
 from proxsps.regularizers import Zero
+from proxsps.regularizers._identity import constants
 from proxsps.regularizers.base import subgradient_all, value_all
 
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
@@ -28,8 +30,8 @@ NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_
 
 
 FUSED = (
-    "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with regularisers "
-    "that have kernels and no centres. fused=None falls back to torch otherwise."
+    "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with "
+    "regularisers that have kernels and no centres. fused=None falls back to torch otherwise."
 )
 
 
@@ -125,6 +127,7 @@ class Plan:
         dtypes = {x.dtype for block in blocks for x in block.params}
         self.wide = exact or dtypes <= {torch.float64}
         curved = {x.dtype for b, affine in zip(blocks, self.affine, strict=True) if not affine for x in b.params}
+        self.longest = 1e300 if dtypes <= {torch.float64} else 1e37  # a move that is well inside the range of numbers
         self.eps = torch.finfo(torch.float64 if curved <= {torch.float64} else torch.float32).eps
         if rule.distance:
             measured = {id(p) for p in self.apart}
@@ -132,7 +135,7 @@ class Plan:
         self._freeze(opt)
 
     def _kinds(self) -> list[tuple[str, list[int]]]:
-        """The places of the blocks of each part, by kind; those of entries come last, which knowledge of others helps."""
+        """The places of the blocks of each part, by kind; those of entries come last."""
         found: dict[tuple[str, float, int], list[int]] = {}
         for i, block in enumerate(self.blocks):
             kind = ENTRIES if block.kind == LINES else block.kind
@@ -195,8 +198,8 @@ class Plan:
             found: Tensor = own[ORIGIN]
             return found
         if (owner, ORIGIN) not in self.fresh:
-            (found,) = sampled([owner], opt._ranks, opt._places)
-            self.fresh[owner, ORIGIN] = found.keep()
+            (own_sample,) = sampled([owner], opt._ranks, opt._places)
+            self.fresh[owner, ORIGIN] = own_sample.keep()
         return self.fresh[owner, ORIGIN]
 
     # Whether it still holds
@@ -205,8 +208,7 @@ class Plan:
         """Note what the plan depends on; plans for odd tensors, and by torch, are made anew for every step."""
         self.owners = owners = [p for member in self.parts for p in member.owners]
         plain = all([type(p) in PLAIN and not p.is_complex() for p in owners])
-        constant = not any([isinstance(c, np.ndarray) for block in self.blocks for c in vars(block.phi).values()])
-        constant = constant and all([block.penalty is None for block in self.blocks])
+        constant = all([_lasting(block.phi) and block.penalty is None for block in self.blocks])
         self.kept = plain and constant and all([member.compiled for member in self.parts])
         if not self.kept:
             return
@@ -228,6 +230,8 @@ class Plan:
     def holds(self, opt: Any) -> bool:
         """Whether the plan still holds; gradients may be new tensors, whose addresses it takes over."""
         if not self.kept or self.fresh or opt.param_groups is not self._groups or opt.state is not self._opt_state:
+            return False
+        if self._groups and self._groups[0].get("k") == 0:  # the first step of all decides what state there is
             return False
         try:
             if _key(opt) != self._key or not self._same_state():
@@ -316,8 +320,14 @@ class Plan:
         found = [member.part.move_sq([alpha[j] for j in member.places], u) for member in self.curves]
         return float(self._over_ranks(found)) if self._sharded else sum(found)
 
+    def noise_sq(self, table: Table) -> float:
+        """The sum of (d x)^2 over entries with a prox, from which the rounding of heights follows."""
+        if not self._sharded:
+            return sum(table.noise_sq)
+        return float(self._over_ranks([sum([table.noise_sq[j] for j in member.places]) for member in self.curves]))
+
     def _over_ranks(self, found: Sequence[Any]) -> np.ndarray:
-        """The sum of the numbers of all parts over all ranks, each divided by the number of ranks that hold the same."""
+        """The numbers of all parts added up over all ranks; replicas count once."""
         own = sum([member.share * np.array(one) for member, one in zip(self.curves, found, strict=True)])
         (total,) = self._all_ranks.sum(np.asarray(own, np.float64))
         return np.asarray(total)
@@ -333,8 +343,8 @@ class Plan:
         for block in self.blocks:
             for finish in block.afterwards:
                 finish()
-        if self.kept:
-            torch.autograd.graph.increment_version(self.owners)
+        # Autograd does not notice writes of the kernels: backward through an older graph would use the new parameters.
+        torch.autograd.graph.increment_version([p for member in self.parts if member.compiled for p in member.owners])
         if self.fresh:
             for (owner, key), tensor in self.fresh.items():
                 self._opt_state[owner][key] = tensor
@@ -398,11 +408,23 @@ def _key(opt: Any) -> list[Any]:
     """What a plan depends on besides memory; compared by identity where possible."""
     groups = opt.param_groups
     params = _parameters(opt)
-    key = [torch.get_num_threads(), opt._ranks.size, list(map(id, params)), [p.grad is None for p in params]]
+    key = [torch.get_num_threads(), opt._ranks.size, list(map(id, groups)), list(map(id, params))]
+    key += [[p.grad is None for p in params]]
     # A group with a step size of exactly 0 does not move, not even onto a constraint.
     key += [[bool(group["lr"] == 0) for group in groups]]
     key += [value for group in groups for name, value in group.items() if name not in NUMBERS]
     return key
+
+
+def _lasting(value: Any) -> bool:
+    """Whether a regulariser, or what it holds, cannot change: numbers and arrays that are read-only."""
+    if isinstance(value, np.ndarray):
+        return not value.flags.writeable
+    if isinstance(value, tuple):
+        return all(map(_lasting, value))
+    if is_dataclass(value):
+        return all(map(_lasting, constants(value).values()))
+    return value is None or isinstance(value, (int, float, str))
 
 
 def _parameters(opt: Any) -> list[Tensor]:

@@ -28,7 +28,8 @@ class ProxSPSAdam(CappedPolyak):
     $\hat G_k$ adds up $\|D_i^{-1} g_i\|^2$. A learning rate $\alpha_k$ is not needed. Without one, the `lr` of a group
     is a factor on its step, which starts at 1; schedulers scale it. All groups share one joint step.
 
-    The state is two tensors per parameter, and every 17th entry of the starting parameters.
+    The state is two tensors per parameter, and a sample of the starting parameters: all entries of tensors with up to
+    4,096, of others one in 16.
 
     Args:
         params: parameters or parameter groups.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from proxsps import _install
-from proxsps._files import replacing
+from proxsps._files import replace_file
 
 FORMAT = "proxsps-sparse-1"
 
@@ -65,10 +65,9 @@ def save_sparse(model: nn.Module, path: str | Path) -> Size:
             continue
         about[name] = list(tensor.shape)
         tensors |= {f"{name}:{key}": part for key, part in parts.items()}
-    path = Path(path)
-    with replacing(path) as partial:
-        safetensors.save_file(tensors, partial, metadata={"format": FORMAT, "sparse": json.dumps(about)})
-    return Size(dense, path.stat().st_size, nonzero / max(entries, 1))
+    content = safetensors.save(tensors, {"format": FORMAT, "sparse": json.dumps(about)})
+    replace_file(Path(path), content)
+    return Size(dense, len(content), nonzero / max(entries, 1))
 
 
 def load_sparse(path: str | Path) -> dict[str, Tensor]:

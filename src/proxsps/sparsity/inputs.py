@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,21 +21,29 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
+def all_tensors(value: Any) -> list[Tensor]:
+    """All tensors of inputs or of an output, also in nested containers."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in all_tensors(part)]
+
+
 def tensors_of(output: Any) -> list[Tensor]:
-    """All floating-point tensors of an output, also in nested containers."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
-    return [tensor for part in parts for tensor in tensors_of(part)]
+    """The floating-point tensors among them."""
+    return [tensor for tensor in all_tensors(output) if tensor.is_floating_point()]
 
 
-def converted(inputs: Any, dtype: torch.dtype) -> Any:
-    """Inputs with their floating-point tensors in another dtype."""
+def mapped(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Inputs with all their tensors changed."""
     if isinstance(inputs, Tensor):
-        return inputs.to(dtype) if inputs.is_floating_point() else inputs
+        return change(inputs)
     if isinstance(inputs, Mapping):
-        return {key: converted(value, dtype) for key, value in inputs.items()}
-    return type(inputs)(converted(part, dtype) for part in inputs) if isinstance(inputs, (tuple, list)) else inputs
+        return {key: mapped(value, change) for key, value in inputs.items()}
+    if not isinstance(inputs, (tuple, list)):
+        return inputs
+    parts = [mapped(part, change) for part in inputs]
+    return type(inputs)(*parts) if hasattr(inputs, "_fields") else type(inputs)(parts)
 
 
 def duplicate(model: nn.Module) -> nn.Module:
@@ -69,7 +77,7 @@ def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
 def in_double(model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
     """A copy of a model and its inputs in double precision; unchanged if the model does not run in it."""
     copied = duplicate(model).eval()
-    wide = converted(inputs, torch.float64)
+    wide = mapped(inputs, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
     try:
         outputs(copied.double(), wide)
     except (TraceError, TypeError):  # dtypes that the model's code sets by itself

@@ -1,7 +1,7 @@
 """From dense to sparse: a path over the strength; each point starts from the previous one.
 
 The first point is trained without a regulariser. A finished point is written to disk, so that the same call continues
-where an interrupted one stopped. Files hold tensors and plain data, and nothing is unpickled when they are read.
+where an interrupted one stopped. Files hold tensors and plain data with a digest; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -115,13 +115,14 @@ def strength_path(
 
     Raises:
         ValueError: strengths that do not grow, or are zero or infinite; a size outside (0, 1); a dense network whose
-            accuracy is not finite.
-        PathError: the folder belongs to another path.
+            accuracy or weights are not finite.
+        PathError: the folder belongs to another path, a file in it is damaged, or a point cannot be written.
     """
     _check(strengths, keep, max_drop, patience, refine)
     units = find_units(model, example_inputs)
     run = Run(model, train, evaluate, example_inputs, units, kind)
-    store = Folder(folder, {} if folder is None else _facts(model, kind, settings))
+    facts = {} if folder is None else _facts(model, kind, settings)
+    store = Folder(folder, facts, [name for name, _ in model.named_parameters()])
     walk = _Walk(run, store, keep, max_drop, watch)
     walk.start()
     wanted = [factor * run.reference() for factor in DEFAULT_STEPS] if strengths is None else list(strengths)
@@ -185,6 +186,8 @@ class _Walk:
         best = max(one.accuracy for one in self.path.points)  # not always the first: warm starts continue training
         if dead or not point.accuracy >= best - self.max_drop:
             self.failed, self.dead = point, dead
+            if math.isnan(point.accuracy):
+                self.run.model.load_state_dict(self.good)  # no training recovers from weights that diverged
             return False
         self.good, self.path.chosen = self.run.state(), len(self.path.points) - 1
         if self.keep is not None and point.size <= self.keep:
@@ -210,11 +213,11 @@ class _Walk:
         """What happened at the strength that was too much, and what to try."""
         last, best = self.failed, self.path.best
         where = f"at strength {last.strength:.3g}"
-        happened = (
-            f"Everything is dead {where}: the output no longer depends on the input"
-            if self.dead
-            else f"Accuracy fell to {last.accuracy:.2%} {where}, by more than {self.max_drop:.2%}"
-        )
+        happened = f"Accuracy fell to {last.accuracy:.2%} {where}, by more than {self.max_drop:.2%}"
+        if self.dead:
+            happened = f"Everything is dead {where}: the output no longer depends on the input"
+        elif math.isnan(last.accuracy):
+            happened = f"The accuracy is not a number {where}: the training diverged"
         kept = f"The last good network is kept: strength {best.strength:.3g}, accuracy {best.accuracy:.2%}, "
         missed = "" if self.keep is None or best.size <= self.keep else f" The size {self.keep:.1%} was not reached."
         hint = f"Try strengths up to {self._middle():.3g}, more epochs for each, or a larger max_drop"

@@ -14,7 +14,7 @@ from proxsps.regularizers.base import value_all
 from proxsps.sparsity.counts import sparsity_report
 from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
 from proxsps.sparsity.inputs import constant, outputs
-from proxsps.sparsity.points import Folder, Point
+from proxsps.sparsity.points import Folder, Point, finite
 from proxsps.sparsity.shrinking import shrink
 from proxsps.sparsity.units import Units, clear_dead, unit_groups
 
@@ -62,13 +62,21 @@ class Run:
         """Train at a strength, or load the point from the folder."""
         saved = store.load(index, strength)
         if saved is not None:
-            self.model.load_state_dict(saved["model"])
-            return Point(**saved["point"])
+            self.model.load_state_dict(saved.state)
+            return saved.point
         self.train(self.model, self.groups(strength))
+        if not finite(self.model.parameters()):
+            return self._diverged(strength)
         clear_dead(self.model, self.units)
         found = self._measured(strength)
-        store.save(index, strength, found, self.state())
+        store.save(index, found, self.state())
         return found
+
+    def _diverged(self, strength: float) -> Point:
+        """A point that is not kept: its accuracy is NaN, whatever `evaluate` would return for such weights."""
+        if not strength:
+            raise ValueError("The dense network has weights that are not finite: its training diverged. Check `train`.")
+        return Point(strength, math.nan, 1.0, 0.0, self.total, 0, len(self.units))
 
     def _measured(self, strength: float) -> Point:
         report = sparsity_report(self.model, self.units)

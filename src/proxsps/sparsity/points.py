@@ -1,16 +1,16 @@
-"""Finished points of a path over the strength, on disk."""
+"""Finished points of a path over the strength, on disk, in files with a digest (see `proxsps._sealed`)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+from torch import Tensor
 
-from proxsps._files import replacing
-from proxsps.sparsity.inputs import first_line
+from proxsps import _sealed
 
 
 class PathError(ValueError):
@@ -30,51 +30,101 @@ class Point:
     units: int
 
 
-class Folder:
-    """Finished points of a path on disk; without a folder, nothing is kept."""
+class Saved(NamedTuple):
+    """A finished point, and the tensors of its network."""
 
-    def __init__(self, folder: str | Path | None, facts: dict[str, Any]) -> None:
-        self.folder, self.facts = None if folder is None else Path(folder), facts
+    point: Point
+    state: dict[str, Tensor]
+
+
+class Folder:
+    """Finished points of a path on disk; without a folder, nothing is kept.
+
+    Args:
+        folder: where the points are.
+        facts: plain data that all points of a path have in common; "tensors" are the shapes of the network.
+        weights: names of the tensors that must be finite.
+    """
+
+    def __init__(self, folder: str | Path | None, facts: dict[str, Any], weights: Collection[str] = ()) -> None:
+        self.folder, self.facts, self.weights = None if folder is None else Path(folder), facts, weights
+        try:
+            _sealed.unsealed(_sealed.sealed(facts))
+        except Exception:  # of many kinds: a setting may be anything that cannot be saved
+            raise ValueError("settings must be plain data: numbers, text, lists and dictionaries.") from None
         if self.folder is not None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise PathError(f"The folder {folder} cannot be made ({error.strerror}). Choose another.") from None
 
-    def load(self, index: int, strength: float) -> dict[str, Any] | None:
-        """The content of a point, None if there is none."""
+    def load(self, index: int, strength: float) -> Saved | None:
+        """A point, None if there is none."""
         if self.folder is None or not self._file(index).exists():
             return None
         file = self._file(index)
         try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-            saved, about = content["point"]["strength"], content["facts"]
-        except Exception as error:  # of many kinds: bytes that are no checkpoint
-            raise PathError(
-                f"{file} is not a point of a path, or is damaged ({first_line(error)}). Move it away."
-            ) from None
-        if about != self.facts or not math.isclose(saved, strength, rel_tol=1e-6):
+            content = _sealed.read(file)
+        except OSError as error:
+            raise PathError(f"{file} cannot be read ({error.strerror}). Choose another folder.") from None
+        except _sealed.SealError as error:
+            raise _unusable(file, str(error)) from None
+        found, about = _point(file, content), content["facts"]
+        if about != self.facts or not math.isclose(found.point.strength, strength, rel_tol=1e-6):
             differing = [key for key in {**about, **self.facts} if about.get(key) != self.facts.get(key)]
             what = ", ".join(f"{key} {about.get(key)!r} instead of {self.facts.get(key)!r}" for key in differing)
+            other = f"strength {found.point.strength:.6g} instead of {strength:.6g}"
             raise PathError(
-                f"{file} belongs to another path: it has {what or f'strength {saved:.6g} instead of {strength:.6g}'}. "
-                "Choose another folder, or use those options."
+                f"{file} belongs to another path: it has {what or other}. Choose another folder, or use those options."
             )
-        return content
+        if {name: list(tensor.shape) for name, tensor in found.state.items()} != self.facts["tensors"]:
+            raise _unusable(file, "has the tensors of another model")
+        if not finite(found.state[name] for name in self.weights):
+            raise _unusable(file, "has weights that are not finite")
+        return found
 
-    def save(self, index: int, strength: float, point: Point, state: dict[str, Any]) -> None:
-        """Write a point; a kill leaves no incomplete file."""
+    def save(self, index: int, point: Point, state: dict[str, Tensor]) -> None:
+        """Write a point; a kill or a full disk leaves no incomplete file."""
         if self.folder is None:
             return
         file = self._file(index)
         try:
-            with replacing(file) as partial:
-                torch.save({"point": asdict(point), "facts": self.facts, "model": state}, partial)
-        except (OSError, RuntimeError) as error:
-            raise PathError(f"{file} cannot be written ({first_line(error)}). Choose another folder.") from None
+            _sealed.write(file, {"point": asdict(point), "facts": self.facts, "model": state})
+        except OSError as error:
+            raise PathError(
+                f"{file} cannot be written ({error.strerror}). Make room, or choose another folder; the same call "
+                "continues from the points that were written."
+            ) from None
 
     def _file(self, index: int) -> Path:
         return self.folder / f"point-{index:03d}.pt"
 
 
-__all__ = ["Folder", "PathError", "Point"]
+def _point(file: Path, content: Any) -> Saved:
+    """The point in the content of a file, with all its parts and no others."""
+    if not isinstance(content, dict) or content.keys() != {"point", "facts", "model"}:
+        raise _unusable(file, "does not have the parts of a point")
+    numbers, state = content["point"], content["model"]
+    if not all(isinstance(part, dict) for part in content.values()):
+        raise _unusable(file, "does not have the parts of a point")
+    if numbers.keys() != {field.name for field in fields(Point)} or not _all_are(numbers, (int, float)):
+        raise _unusable(file, "does not have the numbers of a point")
+    if not _all_are(state, Tensor):
+        raise _unusable(file, "does not have the tensors of a network")
+    return Saved(Point(**numbers), state)
+
+
+def _all_are(values: dict[str, Any], kinds: type | tuple[type, ...]) -> bool:
+    return all(isinstance(value, kinds) for value in values.values())
+
+
+def finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all entries are finite."""
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _unusable(file: Path, reason: str) -> PathError:
+    return PathError(f"{file} {reason}. Delete it to train this strength again, or restore it from a copy.")
+
+
+__all__ = ["Folder", "PathError", "Point", "Saved", "finite"]

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from proxsps.sparsity.counts import WEAKER
+from proxsps.sparsity.equality import expected_outputs, first_difference
 from proxsps.sparsity.graph import Graph, Left
 from proxsps.sparsity.inputs import constant, difference, duplicate, in_double, outputs
 from proxsps.sparsity.measure import Cost, costs
 from proxsps.sparsity.tables import Table
-from proxsps.sparsity.units import EQUAL, Units, find_units
+from proxsps.sparsity.units import Units, find_units
 
 
 class ShrinkError(RuntimeError):
@@ -79,7 +80,8 @@ def shrink(model: nn.Module, example_inputs: Any, *, units: Units | None = None,
 
     A unit is dead if all its tensors are exactly zero (see `unit_groups`), so that its channel is zero for every
     input. One unit of a set stays, dead or not, since layers without channels do not run. The output is compared with
-    that of the large model.
+    that of the large model, for the example inputs and for variations of them (random, negated, scaled, shuffled), as
+    far as the large model takes these. The model must take the same path for all inputs.
 
     Args:
         model: a model in plain torch.
@@ -193,13 +195,17 @@ def _put_back(model: nn.Module, small: nn.Module) -> None:
 
 
 def _check_equal(model: nn.Module, small: nn.Module, inputs: Any) -> float:
-    exact = [outputs(*in_double(one, inputs)) for one in (model, small)]
-    apart = difference(*exact)
-    if apart > EQUAL.get(exact[0][0].dtype, 1e-2):
+    found = first_difference(in_double(small, inputs)[0], expected_outputs(*in_double(model, inputs)))
+    if found is not None:
+        reason = (
+            "The forward pass takes another path for other inputs, but the units were found on one path: a model must "
+            "not branch on data"
+            if found.elsewhere
+            else "The model depends on the number of its channels in a way that torch-pruning does not detect"
+        )
         raise ShrinkError(
-            f"The smaller model's output differs by {apart:.1g} of the largest, so it was not returned. The model "
-            "depends on the number of its channels in a way that torch-pruning does not detect; exclude these "
-            "layers with find_units(..., exclude=...)."
+            f"The smaller model's output {found.text} for {found.name}, so it was not returned. {reason}; exclude "
+            "these layers with find_units(..., exclude=...)."
         )
     return difference(outputs(model, inputs), outputs(small, inputs))
 

@@ -19,13 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from proxsps.regularizers.units import UnitLasso, UnitTensor
+from proxsps.sparsity.equality import expected_outputs, first_difference
 from proxsps.sparsity.graph import MIXING, Graph, Left, Member, UnitSet, shortened
 from proxsps.sparsity.groups import ParameterGroups
-from proxsps.sparsity.inputs import TraceError, difference, duplicate, first_line, in_double, outputs
+from proxsps.sparsity.inputs import TraceError, duplicate, first_line, in_double, outputs
 from proxsps.sparsity.tables import Table
-
-# Outputs are compared in double precision; a wrong removal changes them in the first digits.
-EQUAL = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,18 +261,23 @@ class _Trial:
                     slices = np.flatnonzero(np.isin(member.ids, units))
                     param = params[member.name]
                     param.index_fill_(member.dim, torch.from_numpy(slices).to(param.device), 0)
-        before = outputs(model, self.inputs)
+        try:
+            expected = expected_outputs(model, self.inputs)
+        except TraceError as error:
+            return f"with random weights: {error}"
         try:
             graph = Graph(model, self.inputs)
             for one, units in zip(sets, chosen, strict=True):
                 graph.remove(one.name, sorted(channel for unit in units for channel in one.roots[unit]))
-            after = outputs(model, self.inputs)
+            found = first_difference(model, expected)
         except Exception as error:  # a model may raise anything with fewer channels than it expects
             cause = error.__cause__ if isinstance(error, TraceError) and error.__cause__ else error
             return f"the model does not run with fewer of these channels ({first_line(cause)}){_advice(cause)}"
-        apart = difference(before, after)
-        limit = EQUAL.get(before[0].dtype, 1e-2)
-        return None if apart <= limit else f"zero units change the output (by {apart:.1g}), so they cannot be left out"
+        if found is None:
+            return None
+        if found.elsewhere:
+            return f"for {found.name} the output {found.text}: the forward pass takes another path for other inputs"
+        return f"zero units change the output (it {found.text}), so they cannot be left out"
 
 
 def _advice(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import Any
 import torch
 
 import proxsps
-from proxsps._files import replace_file
-from proxsps.sweep.files import StoreError
+from proxsps import _sealed
+from proxsps.sweep.files import MAKE_ROOM, StoreError
 from proxsps.sweep.spec import RunSpec
 
-FORMAT = 2
+FORMAT = 3
 EVERY = 30.0  # seconds between two saves
-DIGITS = 64  # of the digest at the head of a file
 
 State = dict[str, Any]  # of tensors and numbers
 
@@ -26,8 +24,7 @@ State = dict[str, Any]  # of tensors and numbers
 class SavedBatch:
     """One file for one batch of specs, run by this version of the package and of torch.
 
-    The file is a digest and the output of `torch.save` for tensors and numbers. A damaged file is ignored: the batch is
-    then run from its start, with the same result.
+    A file that is damaged or holds other objects is ignored: the batch is then run from its start, to the same result.
     """
 
     def __init__(self, folder: Path, specs: Sequence[RunSpec], every: float = EVERY) -> None:
@@ -41,26 +38,19 @@ class SavedBatch:
 
     def save(self, state: State) -> None:
         """Replace the file."""
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        payload = buffer.getvalue()
         try:
-            replace_file(self.file, hashlib.sha256(payload).hexdigest().encode() + payload)
+            _sealed.write(self.file, state)
         except OSError as error:
             reason = error.strerror or error
-            raise StoreError(f"Cannot write {self.file}: {reason}. Choose another folder with --out.") from None
+            raise StoreError(f"Cannot write {self.file}: {reason}. {MAKE_ROOM}") from None
         self.last = time.monotonic()  # so that slow disks do not spend all their time on saves
 
     def load(self) -> State | None:
         """What was saved, or None."""
         try:
-            content = self.file.read_bytes()
-        except OSError:
+            state: State = _sealed.read(self.file)
+        except (OSError, _sealed.SealError):
             return None
-        digest, payload = content[:DIGITS], content[DIGITS:]
-        if hashlib.sha256(payload).hexdigest().encode() != digest:
-            return None
-        state: State = torch.load(io.BytesIO(payload), weights_only=True)
         return state
 
     def remove(self) -> None:

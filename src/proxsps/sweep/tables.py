@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxsps._files import replace_file
+from proxsps.sweep.files import MAKE_ROOM
 from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
 
 VERSION = b"2"
@@ -66,7 +67,7 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
     try:
         replace_file(path, content)
     except OSError as error:
-        raise StoreError(f"Cannot write {path}: {error.strerror or error}. Choose another folder with --out.") from None
+        raise StoreError(f"Cannot write {path}: {error.strerror or error}. {MAKE_ROOM}") from None
 
 
 def _digest(content: bytes, place: int) -> bytes:

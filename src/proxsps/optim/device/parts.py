@@ -33,7 +33,7 @@ from proxsps.optim.device.part import Absent, Searched
 from proxsps.optim.device.proxes import SearchedProxes
 from proxsps.optim.device.rows import SearchedRows
 from proxsps.optim.device.search import Search
-from proxsps.optim.last_step import Step
+from proxsps.optim.last_step import Chosen
 from proxsps.optim.reduce import Ranks, Sums
 
 ROUNDS = 4  # of the search for the matched step of several blocks with weight decay; two are usual
@@ -148,7 +148,7 @@ class Parts:
         return matched_decision(gap, d_sq, found, longest), found.s
 
     def write(
-        self, step: Step, sums: Sums, alpha: Tensor, lam: Tensor, ok: Tensor, max_move: float | None
+        self, step: Chosen, sums: Sums, alpha: Tensor, lam: Tensor, ok: Tensor, max_move: float | None
     ) -> Array | float:
         """Move all blocks; returns the factor by which `max_move` shortens the move.
 

@@ -22,7 +22,7 @@ from proxsps.optim.device.distance import DistanceCap
 from proxsps.optim.device.estimate import Averaged, Estimate
 from proxsps.optim.device.numbers import Numbers, keep_numbers, store
 from proxsps.optim.device.parts import Parts
-from proxsps.optim.last_step import Step, Taken, report
+from proxsps.optim.last_step import Chosen, Taken, report
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import Sums, join
 
@@ -148,21 +148,21 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     return taken
 
 
-def _choose(rule: Rule, caps: Caps, parts: Parts, known: Known) -> Step:
+def _choose(rule: Rule, caps: Caps, parts: Parts, known: Known) -> Chosen:
     """The step of a rule on the linear model."""
     gap, sums, lam, *_ = known
     if not caps.scaled:
         decision = _decide(rule, parts.model(gap, sums, caps.alpha, lam), parts, known)
-        return Step(decision, decision.u)
+        return Chosen(decision, decision.u)
     longest, factor, distance = caps.longest(known.travelled, known.g_sq)
     total = times(factor, longest)
     if rule.matched and known.bounded:
         found, s = parts.matched(gap, sums, caps.alpha, lam, longest)
         one = parts.numbers.scalar(1.0) if parts.searched else 1.0
-        return Step(found, one, times(factor, s), total, distance, longest)
+        return Chosen(found, one, times(factor, s), total, distance, longest)
     parts.set_reach(longest)
     decision = _decide(rule, parts.model(gap, sums, longest * caps.alpha, lam), parts, known)
-    return Step(decision, decision.u, total, total, distance, longest)
+    return Chosen(decision, decision.u, total, total, distance, longest)
 
 
 def _decide(rule: Rule, model: Model, parts: Parts, known: Known) -> Decision:

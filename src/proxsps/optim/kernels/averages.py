@@ -1,4 +1,6 @@
-"""New averages of gradients, run by run: d' = old d + new g, v' = old_v v + new_v g^2, r = 1 / max{sqrt(v') + eps, least}.
+"""New averages of gradients, run by run.
+
+    d' = old d + new g,    v' = old_v v + new_v g^2,    r = 1 / max{sqrt(v') + eps, least}
 
 Passes that only read compute them into memory that stays in the first cache; the write stores them.
 """

@@ -80,8 +80,8 @@ def _part(
     tensors = np.repeat(np.arange(len(blocks)), [len(block.params) for block in blocks])
     if kind == ENTRIES:
         sizes = tuple([tuple([x.numel() for x in block.params]) for block in blocks])
-        psi = [None if block.kind == LINES else block.entries.psi for block in blocks]
-        return EntryPart(at, counts_at, like, layout(sizes, torch.get_num_threads()), psi)
+        functions: list[Any] = [None if block.kind == LINES else block.entries.psi for block in blocks]
+        return EntryPart(at, counts_at, like, layout(sizes, torch.get_num_threads()), functions)
     if kind == UNITS:
         return _units(at, memory, blocks[0], tensors)
     psi, owners = _row_constants(blocks)

@@ -99,7 +99,7 @@ def _sums(
     like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, partial, further, first, last
 ):  # fmt: skip
     """||x||^2, <x, d> and ||d||^2 of each slot; with averages <g, x> and ||g||^2 of each chunk."""
-    of, averages, fresh = like.dtype.type, len(g_at) > 0, np.empty(CHUNK, like.dtype)
+    averages, fresh = len(g_at) > 0, np.empty(CHUNK, like.dtype)
     for i in range(first, last):
         j, n, m, at = tensor[i], count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ class Averages(NamedTuple):
     """State tensors of a piece, which follow from one number of gradients so far."""
 
     held: list[list[Tensor]]  # averages, then averages of squares
-    count: Tensor | None  # the number of gradients of the squares
+    gradients: Tensor | None  # how many squares were averaged
 
     def slopes(
         self, plan: Any, g: Tensor, vector: Callable[[Sequence[Tensor]], Tensor]
@@ -34,8 +34,8 @@ class Averages(NamedTuple):
 
     def _squares(self, plan: Any, g: Tensor, vector: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
         """The new v."""
-        new = corrected_weight(float(self.count), plan.rule.beta2)
-        return torch.mul(vector(self.held[1]), 1 - new).addcmul_(g, g, value=new)
+        new = corrected_weight(float(cast(Tensor, self.gradients)), plan.rule.beta2)
+        return torch.addcmul((1 - new) * vector(self.held[1]), g, g, value=new)
 
     def store(self, plan: Any, g: Tensor, d: Tensor) -> None:
         """Store the new averages."""

@@ -44,7 +44,7 @@ class EntryPart:
     def __init__(self, plan: Any, places: Sequence[int]) -> None:
         self._plan, self._exact = plan, plan.exact
         self._blocks = [plan.blocks[i] for i in places]
-        self._psi = [None if plan.affine[i] else plan.blocks[i].entries.psi for i in places]
+        self._psi: list[Any] = [None if plan.affine[i] else plan.blocks[i].entries.psi for i in places]
         self.coupling = [0.0] * len(places)
         self._pieces = [piece for i, block in enumerate(self._blocks) for piece in self._cut(block, i)]
         self._curves = [piece for piece in self._pieces if self._psi[piece.block] is not None]
@@ -190,7 +190,7 @@ class EntryPart:
             else:
                 # In coupled methods `keep` has the part of the slope that is lam x.
                 p = g if self.coupling[b] else d if r is None else d * r
-                y = torch.mul(x, keep[b]).add_(p, alpha=move[b])
+                y = torch.add(keep[b] * x, p, alpha=move[b])  # not in place: a wrapper might do that twice
                 if piece.centers:
                     y = torch.add(y, widened(join(piece.centers)), alpha=1 - keep[b])
             piece.averages.store(self._plan, g, d)

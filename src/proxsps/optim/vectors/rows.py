@@ -128,7 +128,8 @@ class RowPart:
         """From the sums of the rows."""
         if not u:
             return Heights([], [])
-        h, slope = row_heights(self._rows, self._psi, np.array(alpha)[self._owners], np.array(u))
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is skipped
+            h, slope = row_heights(self._rows, self._psi, np.array(alpha)[self._owners], np.array(u))
         return Heights(h.tolist(), slope.tolist())
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
