@@ -213,9 +213,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         numbers = float(value), 0.0 if bound is None else float(bound), bound is not None, weight
         taken = take(self, plan, *numbers)
         if taken is None:
-            taken = take(self, self._planned(self._blocks(), exact=True), *numbers)
+            plan = self._planned(self._blocks(), exact=True)
+            taken = take(self, plan, *numbers)
         self._taken["last"] = taken
-        if taken is not None and self._ranks.check and self._ranks.size > 1:
+        if taken is not None and self._ranks.check and 1 < self._ranks.size == plan.active:
             self._ranks.compare(report(taken).tau, self._named())
 
     def _rule(self) -> Rule:

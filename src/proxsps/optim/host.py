@@ -82,7 +82,7 @@ def _chosen(plan: Plan, model: Model, bounded: bool, search: Search) -> Chosen:
 
 
 def estimate(
-    plan: Plan, options: dict[str, Any], f: float, table: Table, lam: Floats, resting: float
+    plan: Plan, options: dict[str, Any], f: float, table: Table, lam: Floats, resting: Floats
 ) -> tuple[float, dict[str, float]]:
     """The value m of the linear model at x, and the numbers of averages after the step (`proxsps.core.estimate`)."""
     if plan.rule.coupled:
@@ -91,13 +91,13 @@ def estimate(
         return f, {}
     new = plan.weight
     value = (1 - new) * float(options["model_value"]) + new * f
-    offset = (1 - new) * float(options["model_offset"]) + new * (sum(table.g_dot_x) + resting)
-    m = f + ((value - f) - (offset - (sum(table.d_dot_x) + sum(table.d_dot_c) + resting)))
+    offset = (1 - new) * float(options["model_offset"]) + new * (sum(table.g_dot_x) + sum(resting))
+    m = f + ((value - f) - (offset - (sum(table.d_dot_x) + sum(table.d_dot_c) + sum(resting))))
     return m, {"model_value": value, "model_offset": offset, "k": float(options["k"]) + 1}
 
 
 def _ahead(
-    plan: Plan, options: dict[str, Any], f: float, C: float, alpha: list[float], lam: list[float], resting: float
+    plan: Plan, options: dict[str, Any], f: float, C: float, alpha: list[float], lam: list[float], resting: Floats
 ) -> list[float]:
     """Points at which the pass that computes the sums evaluates heights as well; none if they would not help."""
     if -math.inf == C:
@@ -217,10 +217,12 @@ def _move_sq(plan: Plan, table: Table, keep: Floats, move: Floats, alpha: list[f
     if plan.rule.coupled:
         return sum([b * b * e for b, e in zip(move, table.d_sq, strict=True)])
     total = plan.move_sq(alpha, u) if plan.curves else 0.0
+    in_metric = plan.rule.beta2 is not None
+    p_sq, p_dot_x = (table.p_sq, table.p_dot_x) if in_metric else (table.d_sq, table.d_dot_x)
     for i, affine in enumerate(plan.affine):
         if affine:
             lost = 1 - keep[i]
-            total += move[i] ** 2 * table.p_sq[i] - 2 * move[i] * lost * table.p_dot_x[i] + lost**2 * table.x_sq[i]
+            total += move[i] ** 2 * p_sq[i] - 2 * move[i] * lost * p_dot_x[i] + lost**2 * table.x_sq[i]
     return total
 
 
@@ -233,27 +235,28 @@ def _join(
     table: Table,
     moved_sq: float,
     start_sq: float,
-    resting: float,
-) -> tuple[float, float, Table, float, float, float]:
+    resting: Floats,
+) -> tuple[float, float, Table, float, float, Floats]:
     """The same numbers over all ranks, in one all-reduce."""
     rows = {name: np.array(row) for name, row in table._asdict().items()}
     sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
     extras: list[Any] = []
     if plan.rule.beta is not None:
-        # Added up over ranks that all have the same, and over blocks that are weighted by their shares.
-        at_rest = np.array(table.d_dot_c or [0.0] * len(plan.blocks))
-        at_rest[0] += resting
-        extras = [rows["g_dot_x"], rows["g_sq"], at_rest]
+        # <d, center> and <d, x> of resting tensors, which are in one product and in both.
+        at_rest = np.array(resting)
+        center = np.array(table.d_dot_c or [0.0] * len(plan.blocks))
+        extras = [rows["g_dot_x"] + at_rest, rows["g_sq"], center + at_rest]
         if plan.rule.max_move is not None:
             extras += [rows["p_sq"], rows["p_dot_x"]]
     elif plan.rule.coupled:
         extras = [np.array(plan.penalties)]
     travelled = [np.array([moved_sq, start_sq])] if plan.rule.distance else []
     found = join(opt._ranks, np.array, plan.blocks, f, C, weight, sums, extras, travelled, active=True)
+    plan.active = int(found.active)
     rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
     if plan.rule.beta is not None:
         rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))
-        resting = float(found.extras[2].sum())
+        rows["d_dot_c"], resting = found.extras[2], ()
         if plan.rule.max_move is not None:
             rows |= dict(zip(("p_sq", "p_dot_x"), found.extras[3:], strict=True))
     elif plan.rule.coupled:
@@ -281,7 +284,7 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     scaled = rule.matched or rule.distance
     alpha = [rate / (largest or 1.0) for rate in rates] if scaled else rates
     plan.prepare(k, lam)
-    resting = plan.resting_dot()
+    resting = plan.resting_dots()
     ahead: list[float] = []
     if plan.curves and not (scaled or rule.coupled) and plan.ranks == 1:
         ahead = _ahead(plan, options, f, C if bounded else -math.inf, alpha, lam, resting)

@@ -109,6 +109,7 @@ class Plan:
                 _couple(block)
         self.affine = [block.kind == LINES for block in blocks]
         self.ranks, self._all_ranks = opt._ranks.size, opt._ranks
+        self.active = self.ranks  # how many of them stepped; others may have run out of batches
         self.averages = [name for name, beta in (("average", rule.beta), ("square", rule.beta2)) if beta is not None]
         self.weight = 1.0  # of new values in averages
         self.fresh: dict[tuple[Tensor, str], Tensor] = {}  # state that is kept if the step is taken
@@ -383,13 +384,18 @@ class Plan:
         """The sums of a plan with one part, estimated from a sample."""
         return Table(*self.parts[0].part.sampled_sums(every))
 
-    def resting_dot(self) -> float:
-        """<d, x> over the parameters without a gradient, whose averages rest."""
+    def resting_dots(self) -> list[float]:
+        """<d, x> over the parameters of each block that have no gradient, whose averages rest."""
+        return [
+            self._resting_dot(block) if self.rule.beta is not None and block.resting else 0.0 for block in self.blocks
+        ]
+
+    def _resting_dot(self, block: Block) -> float:
         total = 0.0
-        for p in self._resting if self.rule.beta is not None else ():
+        for p in (block.group["params"][i] for i in block.resting):
             own = self._opt_state.get(p, {})
             if "average" in own:
-                d, x = (entries(t, False) for t in (own["average"], p.detach().resolve_conj()))
+                d, x = (entries(t, block.gathered) for t in (own["average"], p.detach().resolve_conj()))
                 total += float(torch.sum(d.double() * x.double()))
         return total
 
