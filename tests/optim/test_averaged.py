@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from proxsps.optim.parts import AveragedLines, averaged, averaged_sums
+from proxsps.optim.passes import moved_sq
 
 from proxsps.core.sampling import sample_size
 from proxsps.optim import ProxSPS, ProxSPSAdam, parts
-from proxsps.optim.parts import AveragedLines, averaged, averaged_sums
-from proxsps.optim.passes import moved_sq
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso
 
 SHAPES = [(1,), (63,), (8, 8), (65,), (129, 131), (3, 0)]
