@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from proxsps.optim.parts import make_curve
-from proxsps.optim.parts.compiled_rows import CompiledMetricRows
 from torch import nn
 
 from proxsps import L1, GroupLasso, ProxSPSAdam
+from proxsps.optim.parts import make_curve
+from proxsps.optim.parts.compiled_rows import CompiledMetricRows
 
 SHAPES = [(67, 5), (3, 131), (7, 4, 3, 3), (1, 9), (2, 9_001)]
 OPTIONS = {

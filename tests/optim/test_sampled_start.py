@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from proxsps.optim.parts.compiled import CompiledEntries, load_kernels
 
 from proxsps.optim import ProxSPS, search
+from proxsps.optim.parts.compiled import CompiledEntries, load_kernels
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, NonNegative
 
 ALPHA = 0.3

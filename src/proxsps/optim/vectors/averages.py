@@ -37,6 +37,13 @@ class Averages(NamedTuple):
         new = corrected_weight(float(cast(Tensor, self.gradients)), plan.rule.beta2)
         return torch.addcmul((1 - new) * vector(self.held[1]), g, g, value=new)
 
+    def overflows(self, g: Tensor) -> bool:
+        """Whether the square of a gradient leaves the range of the state's type: v would stay infinite."""
+        if len(self.held) < 2 or not g.numel():
+            return False
+        largest = float(g.abs().amax())
+        return not largest * largest <= torch.finfo(self.held[1][0].dtype).max
+
     def store(self, plan: Any, g: Tensor, d: Tensor) -> None:
         """Store the new averages."""
         if self.held:

@@ -104,8 +104,8 @@ class EntryPart:
         if averaged:
             q = g if r is None else g * r
             g_dot_x, g_sq = float(torch.dot(g, x)), float(torch.dot(q, q))
-            if r is not None and not math.isfinite(float(g.abs().amax().square())):
-                d_sq = math.nan  # the square of a gradient leaves the range of its type
+            if piece.averages.overflows(g):
+                d_sq = math.nan
         if moving:
             x_sq, p_sq, p_dot_x = (float(torch.dot(a, b)) for a, b in ((near, near), (p, p), (p, near)))
         d_dot_c = 0.0 if center is None else float(torch.dot(d, center))

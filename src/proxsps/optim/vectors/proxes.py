@@ -125,7 +125,7 @@ class ProxPart:
             q = g if r is None else g * r
             pairs = [(d, p), (d, x), (d * x, d * x), (x, x), (g, x), (q, q), (p, p), (p, x)]
             numbers = [_dot(a, b) for a, b in pairs]
-            if r is not None and g.numel() and not math.isfinite(float(g.abs().amax().square())):
+            if self._averages(self._blocks[pile.block], pile.members[0]).overflows(g):
                 numbers[0] = math.nan
             for row, number in zip(rows, numbers, strict=False):
                 row[pile.block] += number
