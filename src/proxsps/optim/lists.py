@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+LAUNCH = 1 << 24  # entries up to which tensors are joined on an accelerator, where every call is expensive
+
 
 @torch.library.custom_op("proxsps::join", mutates_args=())
 def _join(tensors: Sequence[Tensor]) -> Tensor:

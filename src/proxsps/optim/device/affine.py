@@ -12,11 +12,10 @@ from proxsps.core.array import Array
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block, plain, stored
 from proxsps.optim.device.numbers import Numbers, scale_of
-from proxsps.optim.device.part import LAUNCH, Part
-from proxsps.optim.lists import bundles, join, spread, widened
+from proxsps.optim.lists import LAUNCH, bundles, join, spread, widened
 
 
-class AffinePart(Part):
+class AffinePart:
     """The part of a step that has a closed form.
 
     Args:
@@ -35,7 +34,7 @@ class AffinePart(Part):
         known: Mapping[int, Sequence[list[Tensor]]],
         coupled: bool,
     ) -> None:
-        super().__init__(numbers, blocks, places)
+        self._numbers, self._blocks, self.places = numbers, blocks, places
         self._known, self._coupled = known, coupled
 
     def sums(self, points: bool) -> Array:
@@ -46,15 +45,15 @@ class AffinePart(Part):
     def rows(self, points: bool) -> list[Array]:
         """The same, row by row; ||x||^2 is the number 0 if it is not needed."""
         columns = []
-        for place, block in zip(self.places, self.blocks, strict=True):
+        for place, block in zip(self.places, self._blocks, strict=True):
             found = self._sums(block, points) if points or place not in self._known else self._known[place]
-            columns.append([self.numbers.total(part) for part in found[: 3 if points else 2]])
-        return [*map(self.numbers.vector, zip(*columns, strict=True)), *([] if points else [0.0])]
+            columns.append([self._numbers.total(part) for part in found[: 3 if points else 2]])
+        return [*map(self._numbers.vector, zip(*columns, strict=True)), *([] if points else [0.0])]
 
     def _sums(self, block: Block, points: bool) -> Sequence[list[Tensor]]:
         """Sums over vectors of a block, of f32 beyond the range of its squares, without reading a result."""
         d_sq, d_dot_x, x_sq = [], [], []
-        dtype = self.numbers.dtype
+        dtype = self._numbers.dtype
         for x, d, *e in self._vectors(block):
             norm = torch.linalg.vector_norm(d, dtype=dtype)
             scale = scale_of(norm)
@@ -81,7 +80,7 @@ class AffinePart(Part):
 
     def move(self, update: Affine, ok: Tensor) -> None:
         """x <- keep x + move d + pull center where `ok`."""
-        for i, block in zip(self.places, self.blocks, strict=True):
+        for i, block in zip(self.places, self._blocks, strict=True):
             if block.params:
                 _move(block, update.keep[i], update.move[i], update.pull[i], ok)
 

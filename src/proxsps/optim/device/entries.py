@@ -15,8 +15,8 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers, scale_of
-from proxsps.optim.device.part import Searched, masked, relaxed, resting, stepping
 from proxsps.optim.device.refine import POINTS
+from proxsps.optim.device.searched import Searched, masked, relaxed, resting, stepping
 from proxsps.optim.lists import bundles, join, spread, widened
 from proxsps.regularizers.structure import Prox, Scalar
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,7 @@ from proxsps.core.estimate import (
 )
 from proxsps.optim.blocks import LINES, Block
 from proxsps.optim.device.numbers import Numbers, scale_of
-from proxsps.optim.device.part import LAUNCH
-from proxsps.optim.lists import bundles, join, join_all, spread_all, widened
+from proxsps.optim.lists import LAUNCH, bundles, join, join_all, spread_all, widened
 from proxsps.optim.memory import State, entries, least_metric, replace, start_averages
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import Sums, further_rows
@@ -36,6 +35,14 @@ from proxsps.regularizers import Zero
 from proxsps.regularizers.base import subgradient_all, value_all
 
 KEYS = ("model_value", "model_offset", "k")  # in the groups
+
+
+class Estimated(NamedTuple):
+    """What a step needs of a model besides its slopes."""
+
+    m: Array  # its value at x
+    g_sq: Array  # ||D_j^-1 g_j||^2 of the gradient g of this step, one number per block
+    moves: Sums  # the sums from which the Euclidean length of a move follows
 
 
 class Estimate:
@@ -57,17 +64,10 @@ class Estimate:
         """Further sums on this rank: rows with one number per block; a row of zeros may be the number 0."""
         return [self._penalties] if self._coupled else []
 
-    def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
-        """The value of the model at x, from the loss and sums over all ranks."""
-        return coupled_value(f + extras[0].sum(), sums.x_sq, lam) if self._coupled else f
-
-    def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
-        """The sums from which the Euclidean length of a move follows."""
-        return sums
-
-    def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
-        """||D_j^-1 g_j||^2 of the gradient g of this step, one number per block."""
-        return sums.d_sq
+    def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
+        """The model, from the loss and sums over all ranks."""
+        m = coupled_value(f + extras[0].sum(), sums.x_sq, lam) if self._coupled else f
+        return Estimated(m, sums.d_sq, sums)
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
         """Numbers in the groups that a step changes: their values after and before it."""
@@ -95,11 +95,7 @@ class Averaged(Estimate):
     State of a parameter: `average` is d, and in the metric `square` is v and `steps` the number of gradients so far.
     The numbers fbar, gamma and k are in the groups.
 
-    Args:
-        rule: the rule of the method.
-        blocks: the blocks of the step, whose slopes are set.
-        numbers: the numbers of the step.
-        state: the optimizer's state.
+    Args: those of `Estimate`, and the optimizer's state.
     """
 
     def __init__(self, rule: Rule, blocks: Sequence[Block], numbers: Numbers, state: State) -> None:
@@ -136,22 +132,15 @@ class Averaged(Estimate):
         rows = rows[: further_rows(self._rule)]
         return [self._numbers.vector(row) if row else 0.0 for row in rows]
 
-    def value(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Array:
-        """The average of the linear models at the current point."""
+    def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
+        """The average of the linear models at the current point; in a metric, a move is along D^-1 d."""
         d_dot_x = over_blocks(sums.d_dot_x)
         if not isinstance(extras[2], float):
             d_dot_x = d_dot_x + over_blocks(extras[2])
         self._after = update_averages(self._before, f, over_blocks(extras[0]), self._weights)
-        return averaged_value(f, self._after, d_dot_x)
-
-    def move_sums(self, extras: Sequence[Array], sums: Sums) -> Sums:
-        """In a metric, the sums of D^-1 d instead of those of d."""
+        m = averaged_value(f, self._after, d_dot_x)
         in_metric = self._rule.beta2 is not None and self._rule.max_move is not None
-        return Sums(extras[3], extras[4], sums.x_sq) if in_metric else sums
-
-    def g_sq(self, extras: Sequence[Array], sums: Sums) -> Array:
-        """The same of the gradient alone, in the metric."""
-        return extras[1]
+        return Estimated(m, extras[1], Sums(extras[3], extras[4], sums.x_sq) if in_metric else sums)
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
         """The numbers of the model."""

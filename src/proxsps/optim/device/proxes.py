@@ -11,7 +11,7 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers, scale_of
-from proxsps.optim.device.part import Searched, masked, relaxed, stepping
+from proxsps.optim.device.searched import Searched, masked, relaxed, stepping
 from proxsps.optim.lists import widened
 from proxsps.optim.vectors.proxes import Pile, each, piles
 

@@ -13,8 +13,8 @@ from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_moves_sq, row_values
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers
-from proxsps.optim.device.part import Searched, masked, relaxed, resting
 from proxsps.optim.device.refine import POINTS
+from proxsps.optim.device.searched import Searched, masked, relaxed, resting
 from proxsps.optim.lists import join, spread_all, widened
 from proxsps.regularizers.structure import Scalar
 

@@ -12,75 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array, over_blocks, times
-from proxsps.core.caps import shares
-from proxsps.core.distance import moving_weights
+from proxsps.core.array import Array, times
 from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, linear, sps_max, truncated
 from proxsps.core.step import admissible
 from proxsps.optim.blocks import Block
-from proxsps.optim.device.distance import DistanceCap
+from proxsps.optim.device.caps import Caps
 from proxsps.optim.device.estimate import Averaged, Estimate
 from proxsps.optim.device.numbers import Numbers, keep_numbers, store
 from proxsps.optim.device.parts import Parts
 from proxsps.optim.last_step import Chosen, Taken, report
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import Sums, join
-
-
-class Caps:
-    """How long a step may be: by learning rates, and by the distance from the start.
-
-    Caps that are known before the step are the learning rates. Else a block has a share w_j in [0, 1], its learning
-    rate divided by the largest one, and its cap is w_j times one number for all blocks.
-
-    Args:
-        opt: the optimizer.
-        rule: its rule.
-        blocks: its blocks, which get their caps or shares.
-        numbers: the numbers of the step.
-    """
-
-    def __init__(self, opt: Any, rule: Rule, blocks: Sequence[Block], numbers: Numbers) -> None:
-        self._rule, self._numbers = rule, numbers
-        self.scaled = rule.matched or rule.distance
-        self._distance = DistanceCap(opt, numbers) if rule.distance else None
-        rates = [block.alpha for block in blocks]
-        if not self.scaled:
-            self.alpha = numbers.vector(rates)
-            return
-        if any(isinstance(rate, Tensor) for rate in rates):
-            self._largest, self.alpha = shares(numbers.vector(rates))
-            own = list(self.alpha)
-            self._even = len(own) == 1
-        else:
-            self._largest = max(map(float, rates))
-            own = [rate / (self._largest or 1.0) for rate in rates]
-            self.alpha = numbers.vector(own)
-            self._even = len(set(own)) == 1
-        for block, share in zip(blocks, own, strict=True):
-            block.alpha = share
-
-    def sums(self) -> list[Array]:
-        """The sums that the distance cap needs, on this rank: one vector, or none."""
-        return [] if self._distance is None else [self._distance.sums()]
-
-    def longest(self, travelled: Sequence[Array], g_sq: Array) -> tuple[Array, Array | float, Array | float]:
-        """The number that shares are multiplied by, the factor on the step, and the distance cap."""
-        if self._distance is None:
-            return self._numbers.scalar(self._largest), 1.0, math.nan
-        total = over_blocks(g_sq if self._even else moving_weights(self.alpha) * g_sq)
-        factor = self._largest if self._rule.factor else 1.0
-        distance = self._distance.cap(travelled[0], total, factor)
-        return distance if self._rule.factor else distance.clip(max=self._largest), factor, distance
-
-    def changes(self) -> dict[str, tuple[Array, Array]]:
-        """Numbers in the groups that a step changes: their values after and before it."""
-        return {} if self._distance is None else self._distance.changes()
-
-    def commit(self) -> None:
-        """Store the start of new parameters."""
-        if self._distance is not None:
-            self._distance.commit()
 
 
 class Known(NamedTuple):
@@ -126,16 +68,16 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
         f, C, sums, extras, travelled, agreed, active = join(
             ranks, numbers.vector, blocks, f, C, weight, *own, active=True
         )
-    m = estimate.value(f, extras, sums, lam)
+    m, g_sq, moves = estimate.estimated(f, extras, sums, lam)
     gap = _above(m, C)
     # An averaged model may be below the bound, even if no loss is.
     above, further = (_above(f, C), (gap,)) if averaged else (gap, ())
     ok = admissible(above, sums.d_sq, sums.d_dot_x, bound is not None, *further)
     ok = ok if agreed is True else ok & agreed
     ok = ok & _are_rates(torch.stack(rates)) if rates else ok
-    known = Known(gap, sums, lam, travelled, estimate.g_sq(extras, sums), bound is not None, ok)
+    known = Known(gap, sums, lam, travelled, g_sq, bound is not None, ok)
     step = _choose(rule, caps, parts, known)
-    s = parts.write(step, estimate.move_sums(extras, sums), caps.alpha, lam, ok, rule.max_move)
+    s = parts.write(step, moves, caps.alpha, lam, ok, rule.max_move)
     keep_numbers(opt.param_groups, ok, estimate.changes() | caps.changes())
     estimate.commit(ok)
     caps.commit()

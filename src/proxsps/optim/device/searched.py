@@ -1,4 +1,4 @@
-"""A part of a step on a device: all blocks of one kind, which are summed, searched and written together."""
+"""Blocks of one kind that need a search: their sums, heights of the model along the ray, and the write."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.device.refine import POINTS
 from proxsps.regularizers.structure import Scalar
 
-LAUNCH = 1 << 24  # entries up to which tensors are joined: on an accelerator every call is expensive
 
-
-class Part(ABC):
-    """The blocks of one kind.
+class Searched(ABC):
+    """Blocks of one kind whose prox is not affine; all are held by the same number of ranks.
 
     Args:
         numbers: the numbers of the step.
@@ -28,23 +26,16 @@ class Part(ABC):
         places: their positions among all blocks of the step.
     """
 
+    share = 1.0  # weight of its sums on this rank when all ranks are added up
+    points = POINTS  # of the first round of a search
+    reach: Array | float = 1.0  # the caps of the blocks are their `alpha` times this number
+
     def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int]) -> None:
         self.numbers, self.blocks, self.places = numbers, blocks, places
 
     @abstractmethod
     def sums(self, points: bool) -> Array:
-        """||d||^2, <d, x> and, for `points`, ||x||^2, as rows with one column per block.
-
-        In a metric the first row is <d, D^-1 d>.
-        """
-
-
-class Searched(Part):
-    """Blocks whose prox is not affine; all are held by the same number of ranks."""
-
-    share = 1.0  # weight of its sums on this rank when all ranks are added up
-    points = POINTS  # of the first round of a search
-    reach: Array | float = 1.0  # the caps of the blocks are their `alpha` times this number
+        """||d||^2 (in a metric <d, D^-1 d>), <d, x> and, for `points`, ||x||^2, as rows with one column per block."""
 
     @abstractmethod
     def heights(self, u: Array) -> Array:
@@ -96,13 +87,9 @@ class Absent(Searched):
         """Zeros."""
         return torch.zeros_like(u)
 
-    def ray_heights(self, s: Array) -> Array:
-        """Zeros."""
-        return torch.zeros_like(s)
-
     def move_sq(self, u: Array) -> Array:
         """Zero."""
-        return self.numbers.scalar(0.0)
+        return torch.zeros_like(u)
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:
         """Nothing to write."""
