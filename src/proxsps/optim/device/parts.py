@@ -137,8 +137,9 @@ class Parts:
         if not self.searched:
             line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
             return Model(gap, sums.d_sq, alpha, line)
-        line = Line(gap, torch.zeros_like(gap))
-        if self.affine is not None:
+        if self.affine is None:
+            line = Line(gap, torch.zeros_like(gap))
+        else:
             line = l2_line(gap, sums.d_sq, sums.d_dot_x, self._of_affine * alpha, lam)
         return Model(gap, sums.d_sq, alpha, line, partial(self._dual, gap, sums.d_sq, alpha), self._top)
 
