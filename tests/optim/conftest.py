@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -14,6 +15,7 @@ from sampled import norm_sq
 from torch import Tensor
 
 from proxsps.optim import SPS, DecSPS, PolyakOptimizer, ProxSGD, ProxSPS, ProxSPSAdam
+from proxsps.optim.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,20 @@ SELECTIONS = {
 }
 
 
+# Runs a second time with plans that are never kept; with this environment variable, all tests in this folder do.
+TWICE, DROP_PLANS = {"test_conformance"}, bool(os.environ.get("PROXSPS_DROP_PLANS"))
+
+
+@pytest.fixture(autouse=True)
+def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether optimizers keep their plans."""
+    if DROP_PLANS or getattr(request, "param", "kept") == "dropped":
+        monkeypatch.setattr(Plan, "holds", lambda self, opt: False)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.split(".")[-1] in TWICE and not DROP_PLANS:
+        metafunc.parametrize("plans", ["kept", "dropped"], indirect=True)
     for name, cases in SELECTIONS.items():
         if name in metafunc.fixturenames:
             module, test = metafunc.module.__name__.split(".")[-1], metafunc.function.__name__
@@ -106,7 +121,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests: dict[Any, dict[Case, list[pytest.Item]]] = {}
     for item in items:
         if "case" in (own := item.callspec.params if hasattr(item, "callspec") else {}):
-            tests.setdefault(item.function, {}).setdefault(own["case"], []).append(item)
+            tests.setdefault((item.function, own.get("plans")), {}).setdefault(own["case"], []).append(item)
     dropped = set()
     for cases in tests.values():
         for shift, combinations in enumerate(cases.values()):

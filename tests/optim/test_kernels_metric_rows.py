@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +12,8 @@ from torch import nn
 pytest.importorskip("numba")
 
 from proxsps import L1, GroupLasso, ProxSPSAdam
+from proxsps.optim.kernels import layout
+from proxsps.optim.kernels.parts import MetricRowPart
 
 SHAPES = [(67, 5), (3, 131), (7, 4, 3, 3), (1, 9), (2, 9_001)]
 OPTIONS = {
@@ -20,19 +25,15 @@ OPTIONS = {
 }
 
 
-def uses_kernel(opt):
-    """Whether the last step had a part of this kind."""
-    return any(type(member.part).__name__ == "MetricRowPart" for member in opt._plan.parts)
+def by_kernels(opt):
+    """Whether the last step had rows in the metric by kernels."""
+    return any(isinstance(member.part, MetricRowPart) for member in opt._plan.parts)
 
 
 def groups(dtype, lam, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    matrices = [
-        nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in SHAPES if len(shape) == 2
-    ]
-    filters = [
-        nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in SHAPES if len(shape) == 4
-    ]
+    params = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in SHAPES]
+    matrices, filters = ([p for p in params if p.dim() == dim] for dim in (2, 4))
     bias = nn.Parameter(torch.randn(11, generator=generator, dtype=dtype))
     return [
         {"params": matrices, "regularizer": GroupLasso.rows(lam)},
@@ -66,8 +67,8 @@ def test_steps_are_those_of_the_prox(dtype, options, lam):
     for seed, loss in enumerate((3.0, 40.0, 5.0)):  # each from the same state
         train(one, [loss], seed)
         train(two, [loss], seed)
-        assert uses_kernel(one)
-        assert not uses_kernel(two)
+        assert by_kernels(one)
+        assert not by_kernels(two)
         # Both searches end at a duality gap of 1e-7 (f32) or 1e-12 of the loss: points differ by about its square root.
         loose, tight = (3e-4, 1e-5) if dtype is torch.float32 else (1e-6, 1e-11)
         tolerance = loose if one.last_step.branch_name == "inside" else tight
@@ -112,8 +113,86 @@ def test_other_layouts_and_regularisers_take_other_parts(phi):
         param.grad = torch.randn_like(param)
         opt = ProxSPSAdam([param], regularizer=phi)
         opt.step(loss=1.0)
-        whole = phi == GroupLasso(0.1) and param is matrix  # a small tensor that is one group is one row
-        assert uses_kernel(opt) == whole
+        assert by_kernels(opt) == (
+            phi == GroupLasso(0.1) and param is matrix
+        )  # a small tensor that is one group is a row
+
+
+def planned(dtype, seed=1):
+    """An optimizer, its plan ready for a second step, and x, g, new d, new v and r of its tensors in doubles."""
+    opt = ProxSPSAdam(groups(dtype, 0.4), lr=0.05)
+    train(opt, [3.0])
+    generator, params, wanted = torch.Generator().manual_seed(seed), parameters(opt), []
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    plan = opt._plan
+    assert plan.holds(opt)
+    plan.prepare(1.0, plan.lam)
+    old, new, old_v, new_v = plan.parts[0].part.at.weights[0]
+    for p in params:
+        x, g, own = p.detach().double(), p.grad.double(), opt.state[p]
+        d, v = old * own["average"].double() + new * g, old_v * own["square"].double() + new_v * g**2
+        wanted.append((x, g, d, v, 1 / (v.sqrt() + 1e-8)))
+    return opt, plan, wanted
+
+
+def everything(opt):
+    return [t.clone() for p in parameters(opt) for t in (p.detach(), p.grad, *opt.state[p].values())]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_passes_that_read_agree_with_doubles_and_leave_everything_as_it_was(dtype):
+    opt, plan, wanted = planned(dtype)
+    before, eps, alpha, points = everything(opt), torch.finfo(dtype).eps, [0.3, 0.7, 0.9], [0.05, 0.4, 1.0]
+    table, heights = plan.sums(alpha, points, True)
+    assert plan.heights(alpha, points).h == pytest.approx(heights.h, rel=1e3 * eps)  # Newton's method begins elsewhere
+    assert np.isnan(heights.slope).all()
+    moves, rays = plan.move_sq(alpha, 0.4), plan.ray(alpha, [0.2, 1.0])
+    assert all(map(torch.equal, everything(opt), before))
+    for b, own in enumerate((wanted[:4], wanted[4:5])):  # matrices, filters
+        for row, term in (
+            ("d_sq", lambda x, g, d, r: d * r * d), ("d_dot_x", lambda x, g, d, r: d * x),
+            ("noise_sq", lambda x, g, d, r: (d * x) ** 2), ("g_dot_x", lambda x, g, d, r: g * x),
+            ("g_sq", lambda x, g, d, r: (r * g) ** 2),
+        ):  # fmt: skip
+            terms = torch.cat([term(x, g, d, r).flatten() for x, g, d, _, r in own])
+            assert abs(getattr(table, row)[b] - terms.sum()) <= 600 * eps * terms.abs().sum(), row
+
+    def new_points(scale, u):
+        for phi, alpha_b, own in zip(
+            [g["regularizer"] for g in opt.param_groups], alpha, (wanted[:4], wanted[4:5]), strict=False
+        ):
+            for x, _, d, _, r in own:
+                yield x, d, phi.prox_diagonal(x - u * scale * alpha_b * r * d, scale * alpha_b * r)
+
+    def height(scale, u):
+        return sum((d * (y - x)).sum().item() for x, d, y in new_points(scale, u))
+
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-12
+    np.testing.assert_allclose(heights.h, [height(1.0, u) for u in points], rtol=tolerance)
+    np.testing.assert_allclose(rays, [height(s, 1.0) for s in (0.2, 1.0)], rtol=tolerance)
+    np.testing.assert_allclose(
+        moves, sum((y - x).square().sum().item() for x, _, y in new_points(1.0, 0.4)), rtol=tolerance
+    )
+
+
+def test_neither_threads_nor_the_way_of_a_pass_change_a_bit(monkeypatch):
+    monkeypatch.setattr(layout, "ALONE", layout.CHUNK)  # threads take part from few entries on
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count, backwards in ((1, False), (2, True), (3, False)):
+            torch.set_num_threads(count)
+            opt, plan, _ = planned(torch.float32)
+            part = plan.parts[0].part
+            part._memory = part._memory._replace(turns=itertools.repeat(backwards))
+            table, heights = plan.sums([0.3] * 3, [0.4, 1.0], True)
+            plan.write([0.9] * 3, [-0.1] * 3, [0.3] * 3, 0.4, 1.0)
+            results.append((list(table), heights.h, everything(opt)))
+    finally:
+        torch.set_num_threads(threads)
+    for table, heights, state in results[1:]:
+        assert (table, heights) == results[0][:2]
+        assert all(map(torch.equal, state, results[0][2]))
 
 
 def test_a_square_that_overflows_is_a_skipped_step():

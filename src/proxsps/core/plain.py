@@ -237,4 +237,4 @@ def shortest_step(gap: float, d_sq: float, longest: float) -> float:
 
 def relaxation(move_sq: float, max_move: float) -> float:
     """The factor on a move that is too long (`step.relaxation`)."""
-    return max_move / math.sqrt(move_sq) if move_sq > max_move**2 else 1.0
+    return max_move / math.sqrt(move_sq) if move_sq > max_move * max_move else 1.0

@@ -8,7 +8,9 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from proxsps.core.array import Array
 from proxsps.optim.blocks import Block, gather
@@ -135,7 +137,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     # The step
 
-    @torch.no_grad()
     def step(
         self,
         closure: Callable[[], Any] | Tensor | float | None = None,
@@ -153,6 +154,22 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         Returns:
             The closure's or the given loss.
         """
+        # Torch would wrap every step for hooks and profilers, which takes as long as a step of a small model.
+        hooked = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        if hooked or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or _profiler_enabled():
+            return self._observed_step(closure, loss=loss, lower_bound=lower_bound)
+        return self._step_once(closure, loss=loss, lower_bound=lower_bound)
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def _step_once(
+        self,
+        closure: Callable[[], Any] | Tensor | float | None,
+        *,
+        loss: Tensor | float | None,
+        lower_bound: Tensor | float | None,
+    ) -> Any:
         self._taken["last"] = None
         compiling = torch.compiler.is_compiling()
         if not compiling and not all([sound(group[key]) for group in self.param_groups for key in NUMBERS]):
@@ -207,6 +224,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         for block in blocks:
             block.alpha = float(block.alpha)
         return Plan(self, blocks, self._rule(), exact)
+
+    _observed_step = Optimizer.profile_hook_step(_step_once)
 
     def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> None:
         """Take the step of a plan; in doubles if its numbers need them."""

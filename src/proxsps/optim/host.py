@@ -23,8 +23,6 @@ from proxsps.optim.reduce import Sums, join
 from proxsps.optim.resting import limited_length
 
 Floats = Sequence[float]
-# Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
-LEAST, MOST = 1e-20, 1e30
 
 
 class L2Step(NamedTuple):
@@ -115,14 +113,6 @@ def _ahead(
     search = Search(plan, Model(m - C, table, alpha, lam))
     start, _ = search.line(alpha)
     return first_points(plan, lambda u, every: search.heights(alpha, u, every), start, doubt)
-
-
-def _ordinary(plan: Plan, table: Table) -> bool:
-    """Whether the sums of squares are well inside the range of the entries' type."""
-    if plan.wide:
-        return True
-    full = [d_sq for d_sq, block in zip(table.d_sq, plan.blocks, strict=True) if not block.empty]
-    return all([LEAST < d_sq < MOST for d_sq in full]) and all([math.isfinite(sum(row)) for row in table])
 
 
 def _admissible(table: Table, gap: float, above: float, bounded: bool) -> bool:
@@ -221,8 +211,8 @@ def _move_sq(plan: Plan, table: Table, keep: Floats, move: Floats, alpha: list[f
     p_sq, p_dot_x = (table.p_sq, table.p_dot_x) if in_metric else (table.d_sq, table.d_dot_x)
     for i, affine in enumerate(plan.affine):
         if affine:
-            lost = 1 - keep[i]
-            total += move[i] ** 2 * p_sq[i] - 2 * move[i] * lost * p_dot_x[i] + lost**2 * table.x_sq[i]
+            a, lost = move[i], 1 - keep[i]
+            total += a * a * p_sq[i] - 2 * a * lost * p_dot_x[i] + lost * lost * table.x_sq[i]
     return total
 
 
@@ -284,12 +274,12 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     scaled = rule.matched or rule.distance
     alpha = [rate / (largest or 1.0) for rate in rates] if scaled else rates
     plan.prepare(k, lam)
-    resting = plan.resting_dots()
+    resting: Floats = plan.resting_dots()
     ahead: list[float] = []
     if plan.curves and not (scaled or rule.coupled) and plan.ranks == 1:
         ahead = _ahead(plan, options, f, C if bounded else -math.inf, alpha, lam, resting)
     table, heights = plan.sums(alpha, ahead, rule.coupled or rule.max_move is not None)
-    if not _ordinary(plan, table):
+    if not plan.ordinary(table):
         return None
     moved_sq, start_sq = plan.distance_sq(opt, table) if rule.distance else (0.0, 0.0)
     if plan.ranks > 1:

@@ -7,6 +7,8 @@ bitwise the same step.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from functools import cache
@@ -29,10 +31,16 @@ from proxsps.regularizers.base import subgradient_all, value_all
 NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", *KEYS}
 
 
+# Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
+LEAST, MOST = 1e-20, 1e30
 FUSED = (
     "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with "
     "regularisers that have kernels and no centres. fused=None falls back to torch otherwise."
 )
+
+
+_address, _contiguous, _negated = Tensor.data_ptr, Tensor.is_contiguous, Tensor.is_neg
+_shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
 class Rule(NamedTuple):
@@ -120,6 +128,7 @@ class Plan:
         self.penalties = [block.penalty or 0.0 for block in blocks]
         self.penalty = sum(self.penalties)
         self._resting = [p for p in _parameters(opt) if p.grad is None and p in opt.state]
+        self._full = [i for i, block in enumerate(blocks) if not block.empty]
         self._sharded = any([b.sharded and not affine for b, affine in zip(blocks, self.affine, strict=True)])
         self.parts = [self._member(opt, kind, places) for kind, places in self._kinds()]
         self.curves = [member for member in self.parts if member.part.curved]
@@ -216,7 +225,7 @@ class Plan:
         self._names = [*self.averages, *["steps"] * (self.rule.beta2 is not None), *[ORIGIN] * self.rule.distance]
         self._contiguous = all([p.is_contiguous() for p in owners])
         self._shapes, self._strides = [p.shape for p in owners], [p.stride() for p in owners]
-        self._dtype = owners[0].dtype if owners else None
+        self._dtypes = {p.dtype for p in owners}
         places = {id(p): i for i, p in enumerate(_parameters(opt))}
         self._places = [places[id(p)] for p in owners]
         self._x_at = [p.data_ptr() for p in owners]
@@ -245,28 +254,26 @@ class Plan:
     def _same_state(self) -> bool:
         if not self._names:
             return True
-        if list(map(id, self._opt_state.values())) != self._entries:
-            return False
         held = [own.get(name) for own in self._owns for name in self._names]
-        if any([new is not old for new, old in zip(held, self._held, strict=True)]):
-            return False
-        return [t.data_ptr() for t in held] == self._held_at
+        return (
+            list(map(id, self._opt_state.values())) == self._entries
+            and all(map(operator.is_, held, self._held))
+            and list(map(_address, held)) == self._held_at
+        )
 
-    def _same_memory(self, grads: Sequence[Any]) -> bool:
-        owners, dtype = self.owners, self._dtype
-        if [p.data_ptr() for p in owners] != self._x_at or [p.shape for p in owners] != self._shapes:
+    def _same_memory(self, grads: list[Any]) -> bool:
+        owners, tensors = self.owners, self.owners + grads
+        if list(map(_address, owners)) != self._x_at or list(map(_shape, owners)) != self._shapes:
             return False
-        tensors = [*owners, *grads]
-        if any([t.dtype is not dtype for t in tensors]) or any([type(g) is not Tensor for g in grads]):
+        # Sets of whole lists: with hundreds of tensors, loops of Python would take as long as the arithmetic.
+        if set(map(_dtype, tensors)) != self._dtypes or set(map(type, grads)) - {Tensor} or any(map(_negated, tensors)):
             return False
         if self._contiguous:
-            if not all([t.is_contiguous() for t in tensors]):
+            if not all(map(_contiguous, tensors)):
                 return False
         elif [p.stride() for p in owners] != self._strides or not same_order(owners, grads):
             return False
-        if any([t.is_neg() for t in tensors]):
-            return False
-        at = [g.data_ptr() for g in grads]
+        at = list(map(_address, grads))
         if 0 in at and any([g.numel() and not a for g, a in zip(grads, at, strict=True)]):
             return False
         first = 0
@@ -298,7 +305,8 @@ class Plan:
             for row, numbers in zip(rows, sums, strict=False):
                 for j, number in zip(member.places, numbers, strict=True):
                     row[j] = number
-        return Table(*rows), _total([own for _, own in found])
+        curved = [own for member, (_, own) in zip(self.parts, found, strict=True) if member.part.curved]
+        return Table(*rows), _total(curved)
 
     def heights(self, alpha: Sequence[float], u: Sequence[float], every: int = 1) -> Heights:
         """sum <d, y(u) - x> over the blocks that are not affine, and its derivative; a sample for `every` above 1."""
@@ -361,6 +369,12 @@ class Plan:
             member.part.count()
         elif member.owners:
             torch._foreach_add_([self.held(p, "steps") for p in member.owners], 1.0)
+
+    def ordinary(self, table: Table) -> bool:
+        """Whether the sums of squares are well inside the range of the entries' type."""
+        if self.wide:
+            return True
+        return math.isfinite(sum(map(sum, table))) and all([LEAST < table.d_sq[i] < MOST for i in self._full])
 
     @property
     def lam(self) -> list[float]:
@@ -438,8 +452,8 @@ def _parameters(opt: Any) -> list[Tensor]:
 
 
 def _total(found: Sequence[Heights]) -> Heights:
-    if len(found) == 1:
-        return found[0]
+    if len(found) < 2:
+        return found[0] if found else Heights([], [])
     return Heights(*([sum(column) for column in zip(*rows, strict=True)] for rows in zip(*found, strict=True)))
 
 

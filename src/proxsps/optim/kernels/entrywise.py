@@ -89,11 +89,14 @@ def _general_change(x, d, r, s, psi):
 
 
 @numba.njit
-def _typed(like, constants, b):
-    """Threshold, edge, curvature, lower and upper of a block, then 1 and 0, in the type of the entries."""
-    of = like.dtype.type
-    return (of(constants[0, b]), of(constants[1, b]), of(constants[2, b]), of(constants[3, b]), of(constants[4, b]),
-            of(1), of(0))  # fmt: skip
+def _typed(like, psi, b, alpha):
+    """Threshold, edge, curvature, lower and upper of a block with this cap, then 1 and 0, in the type of the entries.
+
+    Entries with |z| above the edge move with z: all of them where there is no threshold.
+    """
+    of, threshold = like.dtype.type, alpha * psi[0, b]
+    edge = threshold if psi[0, b] > 0 else -1.0
+    return of(threshold), of(edge), of(alpha * psi[1, b]), of(psi[2, b]), of(psi[3, b]), of(1), of(0)
 
 
 def _heights(change: Any) -> Any:
@@ -227,11 +230,14 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
     @compiled()
     def reduce(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, kinds, constants, steps, summing, moving, partial, first, last,
+        least, kinds, psi, caps, u, summing, moving, partial, first, last,
     ):  # fmt: skip
-        """The sums of each chunk if `summing`, the lengths of its move if `moving`, and h with its slope at steps."""
-        of, points = like.dtype.type, steps.shape[2]
-        zero, one = of(0), of(1)
+        """The sums of each chunk if `summing`, the lengths of its move if `moving`, and h with its slope at points u.
+
+        There is one set of heights for each row of caps.
+        """
+        of, points = like.dtype.type, len(u)
+        zero, one, steps = of(0), of(1), np.empty(len(u), like.dtype)
         fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype) if metric else None
         for i in range(first, last):
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
@@ -264,24 +270,26 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
                     out[X_SQ] += squares[0]
                     out[P_SQ] += squares[1]
                     out[P_DOT_X] += squares[2]
-                if kinds[b] != LINE:
-                    for c in range(len(steps)):
+                if kinds[b] != LINE and points:
+                    for c in range(len(caps)):
                         place = SUMS + 2 * c * points
                         heights, bends = out[place : place + points], out[place + points : place + 2 * points]
-                        psi, s = _typed(like, constants[c], b), steps[c, b]
+                        typed = _typed(like, psi, b, caps[c, b])
+                        for p in range(points):
+                            steps[p] = of(caps[c, b] * u[p])
                         if kinds[b] == SOFT:
-                            _soft(xs, ds, inverse, s, psi, heights, bends)
+                            _soft(xs, ds, inverse, steps, typed, heights, bends)
                         elif kinds[b] == BOX:
-                            _box(xs, ds, inverse, s, psi, heights, bends)
+                            _box(xs, ds, inverse, steps, typed, heights, bends)
                         else:
-                            _general(xs, ds, inverse, s, psi, heights, bends)
+                            _general(xs, ds, inverse, steps, typed, heights, bends)
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
 
     @compiled()
     def move_sq(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, constants, steps, partial, first, last,
+        least, psi, caps, u, partial, first, last,
     ):  # fmt: skip
         """||y - x||^2 of each chunk."""
         of = like.dtype.type
@@ -292,7 +300,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             g = numba.carray(pointer(g_at[j], like), low + n)[low:]
             d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
             v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
-            own, psi = typed_weights(like, weights, eps, least, j), _typed(like, constants, b)
+            own, typed = typed_weights(like, weights, eps, least, j), _typed(like, psi, b, caps[b])
             partial[i, 0] = 0
             for at in range(0, n, RUN):
                 end = at + RUN
@@ -300,12 +308,12 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
                 ds = new_slopes(gs, d[at:end], own, fresh) if average else gs
                 if metric:
                     new_metric(gs, v[at:end], own, inverse)
-                partial[i, 0] += _change_sq(xs, ds, inverse, of(steps[b]), psi)
+                partial[i, 0] += _change_sq(xs, ds, inverse, of(u * caps[b]), typed)
 
     @compiled()
     def write(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, kinds, keep, move, constants, steps, relax, first, last,
+        least, kinds, keep, move, psi, caps, u, relax, first, last,
     ):  # fmt: skip
         """Store new averages, and x <- keep x + move p, or x + relax (y - x) with y itself where relax is 1."""
         of = like.dtype.type
@@ -316,7 +324,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             g = numba.carray(pointer(g_at[j], like), low + n)[low:]
             d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
             v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
-            own, psi = typed_weights(like, weights, eps, least, j), _typed(like, constants, b)
+            own, typed = typed_weights(like, weights, eps, least, j), _typed(like, psi, b, caps[b])
             for at in range(0, n, RUN):
                 xs, ds = x[at : at + RUN], d[at : at + RUN]
                 if metric:
@@ -326,7 +334,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
                 if kinds[b] == LINE:
                     _write_line(xs, ds, inverse, of(keep[b]), of(move[b]), one)
                 else:
-                    _write_prox(xs, ds, inverse, of(steps[b]), psi, of(relax))
+                    _write_prox(xs, ds, inverse, of(u * caps[b]), typed, of(relax))
 
     return reduce, move_sq, write
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,8 +36,6 @@ SHARES = 8  # parts of the work per thread, so that a thread that wakes late or 
 # would cost more than the cache saves.
 STRETCH = 16 * CHUNK
 ALONE = 64 * CHUNK  # least entries per thread: with fewer, waking a helper costs more than it saves
-
-REMEMBERED = 64  # lists of state tensors whose checks are remembered
 
 LIKE: dict[torch.dtype, np.ndarray] = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
 
@@ -113,15 +110,32 @@ class Layout:
 @compiled()
 def _fold(partial, block, out):
     for i in range(len(partial)):
-        for row in range(partial.shape[1]):
+        for row in range(len(out)):
             out[row, block[i]] += partial[i, row]
 
 
-def fold(partial: np.ndarray, block: np.ndarray, count: int) -> np.ndarray:
-    """The sums over the chunks of each block as rows, from one row per chunk; always in the same order."""
-    out = np.zeros((partial.shape[1], count))
+def fold(partial: np.ndarray, layout: Layout, rows: int) -> np.ndarray:
+    """The first sums over the chunks of each block as rows, from one row per chunk; always in the same order."""
+    out = np.zeros((rows, layout.count))
     kernel: Callable[..., None] = _fold  # numba's own type of it takes no arguments
-    kernel(partial, block, out)
+    kernel(partial, layout.chunks.columns[0], out)
+    return out
+
+
+@compiled()
+def _fold_heights(partial, block, caps, first, out):
+    points = len(out) // 2
+    for i in range(len(partial)):
+        for p in range(points):
+            out[p] -= partial[i, first + p]
+            out[points + p] -= caps[0, block[i]] * partial[i, first + points + p]
+
+
+def fold_heights(partial: np.ndarray, layout: Layout, caps: np.ndarray, first: int, points: int) -> np.ndarray:
+    """Heights over all blocks at some points, then their slopes, from columns of the chunks from `first` on."""
+    out = np.zeros(2 * points)
+    kernel: Callable[..., None] = _fold_heights
+    kernel(partial, layout.chunks.columns[0], caps, first, out)
     return out
 
 
@@ -148,16 +162,6 @@ def sampled(whole: Layout, every: int) -> tuple[Layout, np.ndarray]:
     start = start + (place * (length - piece)).astype(np.int64) // 16 * 16
     chunks = Chunks((block, tensor, start, piece), piece, whole.chunks.threads)
     return Layout(chunks, whole.count), length / piece
-
-
-class Memory(NamedTuple):
-    """Where the entries of parameters x and slopes d lie; valid while the tensors live."""
-
-    like: np.ndarray
-    layout: Layout
-    x_at: np.ndarray
-    d_at: np.ndarray
-    turns: Iterator[bool]  # whether the next pass goes backwards
 
 
 class Addresses(NamedTuple):
@@ -192,54 +196,10 @@ def addresses(*lists: Sequence[Tensor]) -> Addresses | None:
     return Addresses(like, at.reshape(len(lists), -1))
 
 
-class Checked(NamedTuple):
-    """State tensors that passed the checks of `addresses` and are contiguous."""
-
-    tensors: tuple[weakref.ref[Tensor], ...]
-    like: np.ndarray
-    at: np.ndarray
-    sizes: tuple[int, ...]
-
-
-_checked: dict[int, Checked] = {}
-
-
-def contiguous_addresses(tensors: Sequence[Tensor]) -> Checked | None:
-    """The addresses of contiguous tensors that belong to the optimizer, or None if the kernels do not apply.
-
-    State is the same tensors in every step, so they are checked once, as long as their addresses do not change.
-    """
-    if not tensors:
-        return Checked((), LIKE[torch.float64], np.empty(0, np.int64), ())
-    known = _checked.get(id(tensors[0]))
-    if known is not None and len(known.tensors) == len(tensors):
-        same = all([ref() is t for ref, t in zip(known.tensors, tensors, strict=True)])
-        if same and np.array_equal(np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors)), known.at):
-            return known
-    found = addresses(tensors)
-    if found is None or not all([t.is_contiguous() for t in tensors]):
-        return None
-    if len(_checked) >= REMEMBERED:
-        _checked.clear()
-    known = Checked(tuple(map(weakref.ref, tensors)), found.like, found.at[0], tuple(map(Tensor.numel, tensors)))
-    _checked[id(tensors[0])] = known
-    return known
-
-
 @cache
 def _plain(kind: type[Tensor]) -> bool:
     """Whether tensors of this type hold their entries themselves instead of wrapping other tensors."""
     return kind in PLAIN or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
-
-
-def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]]) -> Memory | None:
-    """The memory of CPU tensors, one list per block, or None if the kernels do not apply (see `addresses`)."""
-    at = addresses(list(itertools.chain(*params)), list(itertools.chain(*slopes)))
-    if at is None:
-        return None
-    sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
-    x_at, d_at = at.at
-    return Memory(at.like, layout(sizes, torch.get_num_threads()), x_at, d_at, turns())
 
 
 def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0, backwards: bool = False) -> None:

@@ -106,7 +106,7 @@ def _start(plan: Any, opt: Any, kind: str, blocks: Sequence[Block], like: np.nda
     owners = [p for block in blocks for p in block.owners]
     starts = [plan.start(p, opt) for p in owners]
     if kind in (ENTRIES, PROXES) and not any([block.sharded for block in blocks]):
-        found = start_of([[x for block in blocks for x in block.params]], [starts], like)
+        found = start_of([x for block in blocks for x in block.params], starts, like)
         if found is not None:
             return found
     plan.apart += owners

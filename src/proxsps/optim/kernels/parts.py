@@ -14,7 +14,7 @@ import numpy as np
 
 from proxsps.optim.kernels import averages, entrywise, metric_rows, rows
 from proxsps.optim.kernels.entrywise import BOX, GENERAL, LINE, SOFT, SUMS, Sources
-from proxsps.optim.kernels.layout import Layout, fold, run, sampled, turns
+from proxsps.optim.kernels.layout import Layout, fold, fold_heights, run, sampled, turns
 from proxsps.optim.kernels.metric_rows import MetricRows
 from proxsps.optim.kernels.row_layout import RowMemory
 from proxsps.optim.kernels.sampling import NO_START
@@ -72,82 +72,72 @@ class EntryPart(Averaging):
         self.curved = bool((self._kinds != LINE).any())
         self._curves = layout.of_blocks(np.flatnonzero(self._kinds != LINE)) if self.curved else layout
         self.entries = self._curves.chunks.total if self.curved else 0
-        self._no_steps = np.empty((1, len(psi), 0), like.dtype)
-        self._constants_of_lines = np.zeros((1, 5, len(psi)))
+        count = len(psi)
+        self._caps, self._keep, self._move = np.zeros((1, count)), np.zeros(count), np.zeros(count)
         self._room = np.empty((len(layout.chunks.sizes), SUMS))  # of a pass without points
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
-        found = self._pass(self._layout, [alpha], u, summing=True, moving=moving)
-        if not u:
-            return found.tolist(), Heights([], [])
-        return found[:SUMS].tolist(), self._heights(found, alpha, len(u))
+        u = u if self.curved else ()
+        partial = self._pass(self._layout, [alpha], u, summing=True, moving=moving)
+        found = fold(partial, self._layout, SUMS).tolist()
+        return found, self._heights(partial, self._layout, len(u)) if u else Heights([], [])
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """Heights at the points u."""
-        return self._heights(self._pass(self._curves, [alpha], u, every), alpha, len(u))
+        return self._heights(self._pass(self._curves, [alpha], u, every), self._curves, len(u))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """Heights where step and prox have the size s times `share`."""
-        found = self._pass(self._curves, np.multiply.outer(s, share), (1.0,), every)
-        heights: list[float] = (-found[SUMS::2].sum(axis=1)).tolist()
+        partial = self._pass(self._curves, [[v * w for w in share] for v in s], (1.0,), every)
+        heights: list[float] = (-partial[:, SUMS::2].sum(axis=0)).tolist()
         return heights
 
     def sampled_sums(self, every: int) -> list[list[float]]:
         """The sums of a step, estimated from a sample."""
-        found: list[list[float]] = self._pass(self._layout, [[1.0] * len(self._kinds)], (), every, True).tolist()
+        partial = self._pass(self._layout, [[1.0] * len(self._kinds)], (), every, True)
+        found: list[list[float]] = fold(partial, sampled(self._layout, every)[0], SUMS).tolist()
         return found
 
-    def _heights(self, found: np.ndarray, alpha: Floats, points: int) -> Heights:
-        h, slope = found[SUMS : SUMS + points].sum(axis=1), found[SUMS + points :] @ np.asarray(alpha)
-        return Heights((-h).tolist(), (-slope).tolist())
+    def _heights(self, partial: np.ndarray, layout: Layout, points: int) -> Heights:
+        found = fold_heights(partial, layout, self._caps, SUMS, points).tolist()
+        return Heights(found[:points], found[points:])
 
     def _pass(
-        self, layout: Layout, alphas: Any, u: Floats, every: int = 1, summing: bool = False, moving: bool = False
+        self, layout: Layout, caps: Any, u: Floats, every: int = 1, summing: bool = False, moving: bool = False
     ) -> np.ndarray:
-        """Sums, then heights and slopes for each set of caps, as rows with one column per block."""
+        """Sums, then heights and slopes for each set of caps, one row per chunk."""
         layout, scale = (layout, None) if every == 1 else sampled(layout, every)
-        chunks, sets, points = layout.chunks, len(alphas), len(u)
-        if points:
-            caps = np.asarray(alphas)
-            steps, constants = np.multiply.outer(caps, u).astype(self._like.dtype), self._constants(caps)
+        chunks, sets, points = layout.chunks, len(caps), len(u)
+        if sets == 1:
+            self._caps[:] = caps
+        all_caps = self._caps if sets == 1 else np.array(caps)
+        if points or layout is not self._layout:
             partial = np.empty((len(chunks.sizes), SUMS + 2 * sets * points))
         else:
-            steps, constants = self._no_steps, self._constants_of_lines
-            partial = self._room if layout is self._layout else np.empty((len(chunks.sizes), SUMS))
+            partial = self._room
         at = self.at if every == 1 else self.at._replace(start_at=NO_START.at)
         backwards = every == 1 and next(self._turns)
-        args = (*at, self._kinds, constants, steps, summing, moving, partial)
+        args = (*at, self._kinds, self._psi, all_caps, np.array(u, np.float64), summing, moving, partial)
         weight = self._weight + sets * points
         run(self._reduce, chunks, self._like, *chunks.columns, *args, weight=weight, backwards=backwards)
         if scale is not None:
             partial *= scale[:, None]
-        return fold(partial, chunks.columns[0], layout.count)
-
-    def _constants(self, alphas: np.ndarray) -> np.ndarray:
-        """Threshold, edge, curvature, lower and upper of each block, for sets of caps: (sets, 5, blocks).
-
-        Entries with |z| above the edge move with z: all of them where there is no threshold.
-        """
-        l1, l2, lower, upper = self._psi
-        out = np.empty((len(alphas), 5, len(l1)))
-        out[:, 0], out[:, 2], out[:, 3], out[:, 4] = alphas * l1, alphas * l2, lower, upper
-        out[:, 1] = np.where(l1 > 0, out[:, 0], -1.0)
-        return out
+        return partial
 
     def move_sq(self, alpha: Floats, u: float) -> float:
         """||y(u) - x||^2 of the blocks that are not affine."""
-        chunks, caps = self._curves.chunks, np.array([alpha])
+        chunks = self._curves.chunks
         partial = np.empty((len(chunks.sizes), 1))
-        args = (*self.at, self._constants(caps)[0], u * caps[0], partial)
+        args = (*self.at, self._psi, np.array(alpha), u, partial)
         run(self._move_sq, chunks, self._like, *chunks.columns, *args, weight=2.0, backwards=next(self._turns))
         return float(partial.sum())
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """x <- keep x + move p for affine blocks, x + relax (y(u) - x) for the others; stores new averages."""
-        chunks, caps = self._layout.chunks, np.array([alpha])
-        constants = self._constants(caps) if self.curved else self._constants_of_lines
-        args = (*self.at, self._kinds, np.array(keep), np.array(move), constants[0], u * caps[0], relax)
+        chunks, caps = self._layout.chunks, self._caps[0]
+        self._keep[:], self._move[:], caps[:] = keep, move, alpha
+        args = (*self.at, self._kinds, self._keep, self._move, self._psi, caps, u, relax)
         run(self._write, chunks, self._like, *chunks.columns, *args, weight=2.0, backwards=next(self._turns))
 
 
@@ -190,9 +180,11 @@ class RowPart(Averaging):
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         self._known, further = rows.first_sums(self._memory)
-        x_sq, d_dot_x, d_sq = (np.bincount(self._owners, part, self._blocks).tolist() for part in self._known)
-        g_dot_x, g_sq = (np.bincount(self._tensors, part, self._blocks).tolist() for part in further)
+        x_sq, d_dot_x, d_sq = rows.per_block(self._known, self._owners, self._blocks)
         nothing = [0.0] * self._blocks
+        g_dot_x = g_sq = nothing
+        if len(self.at.d_at):
+            g_dot_x, g_sq = rows.per_block(further, self._tensors, self._blocks)
         found = [d_sq, d_dot_x, nothing, x_sq, g_dot_x, g_sq, d_sq, d_dot_x, nothing]
         return found, self.heights(alpha, u) if u else Heights([], [])
 

@@ -5,7 +5,7 @@ z = x - s d, s = u alpha, the new row is y = c z with c = prox(||z||) / ||z||. T
 row give ||z|| and <d, y - x> for every u. Products and sums are doubles: the search takes differences of them.
 
 A slope that is an average of gradients is computed row by row in every pass, and stored only by the write (as in
-`proxsps.optim.kernels.moments`).
+`proxsps.optim.kernels.entrywise`).
 """
 
 from __future__ import annotations
@@ -233,21 +233,34 @@ def heights(known: np.ndarray, alpha: np.ndarray, psi: Psi, steps: np.ndarray, c
     return out
 
 
-def sums(at: RowMemory) -> np.ndarray:
-    """||x||^2, <x, d> and ||d||^2 as rows, one column per group."""
-    return first_sums(at)[0]
-
-
 def first_sums(at: RowMemory) -> tuple[np.ndarray, np.ndarray]:
-    """The same, and with averages <g, x> and ||g||^2 as rows, one column per tensor."""
+    """||x||^2, <x, d> and ||d||^2 as rows, one column per group; with averages <g, x> and ||g||^2, one per tensor."""
     chunks, layout = at.layout.chunks, at.layout
     partial, further = np.zeros((3, len(layout.owner))), np.zeros((len(chunks.sizes), 2))
     args = (at.x_at, at.d_at, at.g_at, at.weights, partial, further)
     run(_sums, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
-    of_tensors = np.array([np.bincount(chunks.columns[0], row, len(at.x_at)) for row in further.T])
+    of_tensors = np.empty((2, 0))
+    if len(at.g_at):
+        of_tensors = np.array([np.bincount(chunks.columns[0], row, len(at.x_at)) for row in further.T])
     if layout.in_order and not at.joined:
         return partial, of_tensors
     return np.array([np.bincount(at.group, row, at.groups) for row in partial]), of_tensors
+
+
+@compiled()
+def _per_block(numbers, owners, out):
+    for g in range(len(owners)):
+        for row in range(len(out)):
+            out[row, owners[g]] += numbers[row, g]
+
+
+def per_block(numbers: np.ndarray, owners: np.ndarray, blocks: int) -> list[list[float]]:
+    """Numbers of groups, or of tensors, added up over the blocks that own them."""
+    out = np.zeros((len(numbers), blocks))
+    kernel: Callable[..., None] = _per_block
+    kernel(numbers, owners, out)
+    found: list[list[float]] = out.tolist()
+    return found
 
 
 def norm_sq(at: RowMemory, steps: np.ndarray, chunks: Chunks | None = None) -> np.ndarray:
@@ -270,7 +283,7 @@ def write(
         alpha: one number per group, the same for all columns of one tensor.
         u: the dual variable.
         relax: the part of the way to y(u).
-        known: `sums` of the same x and d, which save a pass over groups that are in several chunks.
+        known: the sums of the same x and d, which save a pass over groups that are in several chunks.
     """
     alpha, *constants = (np.ascontiguousarray(c, np.float64) for c in (alpha, *psi))
     chunks, whole, factors = at.layout.chunks, at.layout.whole, np.empty(0)
@@ -296,4 +309,4 @@ def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> np.
     return norm_sq(at, steps, None if at.joined else at.layout.cut)
 
 
-__all__ = ["RowMemory", "first_sums", "memory", "norm_sq", "sums", "write"]
+__all__ = ["RowMemory", "first_sums", "heights", "memory", "norm_sq", "write"]

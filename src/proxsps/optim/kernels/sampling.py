@@ -6,7 +6,6 @@ in the cache: a separate pass would read nearly all memory again, because cache 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from proxsps.core import sampling
 from proxsps.core.sampling import BLOCK_BITS
-from proxsps.optim.kernels.layout import REORDER, contiguous_addresses, pointer
+from proxsps.optim.kernels.layout import REORDER, addresses, pointer
 
 
 class Start(NamedTuple):
@@ -38,24 +37,23 @@ def _at(block):
     return (block << BLOCK_BITS) + _position(block, BLOCK_BITS)
 
 
-def start_of(params: Sequence[Sequence[Tensor]], samples: Sequence[Sequence[Tensor]], like: np.ndarray) -> Start | None:
+def start_of(params: Sequence[Tensor], samples: Sequence[Tensor], like: np.ndarray) -> Start | None:
     """The memory of a start, or None if the kernels do not apply.
 
     They need contiguous parameters, because a sample counts entries in the order of their indices.
 
     Args:
-        params: one list per block.
-        samples: the sampled entries of x_0 (`proxsps.core.sampling`), in the same form.
+        params: the parameters.
+        samples: the sampled entries of x_0 (`proxsps.core.sampling`) of each of them.
         like: an array of the type of the parameters.
     """
-    xs = list(itertools.chain(*params))
-    bits, taken, scale = _samples(tuple(map(Tensor.numel, xs)))
-    found = contiguous_addresses(list(itertools.chain(*samples)))
-    if found is None or found.like is not like or found.sizes != taken:
+    bits, taken, scale = _samples(tuple([x.numel() for x in params]))
+    found = addresses(samples)
+    if found is None or found.like is not like or tuple([start.numel() for start in samples]) != taken:
         return None
-    if not all(map(Tensor.is_contiguous, xs)):
+    if not all([t.is_contiguous() for t in (*params, *samples)]):
         return None
-    return Start(np.array([found.at, bits, taken]), scale)
+    return Start(np.array([found.at[0], bits, taken]), scale)
 
 
 @lru_cache(maxsize=32)
