@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proxsps import L1, SPS, ElasticNet, GroupLasso, NuclearNorm, ProxSPS, ProxSPSAdam
-from proxsps.optim.parts.device import ROOM
+from proxsps.optim.device.entries import ROOM
 
 LIMITS = {
     "ProxSPS, weight decay": 50,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxsps.optim import ProxSPS, ProxSPSAdam, host, host_search, search
+from proxsps.optim import ProxSPS, ProxSPSAdam, host, host_search
 from proxsps.optim.plan import load_kernels
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, NonNegative
 
@@ -18,7 +18,7 @@ needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="the compiled 
 @pytest.fixture(autouse=True)
 def worth(monkeypatch):
     """Samples from few entries on."""
-    for module in (search, host, host_search):
+    for module in (host, host_search):
         monkeypatch.setattr(module, "WORTH", 10_000)
 
 

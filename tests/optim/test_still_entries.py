@@ -13,9 +13,8 @@ import torch
 from sampled import norm_sq, places
 
 from proxsps import L1, Box, ProxSPS, ProxSPSAdam
-from proxsps.optim.passes import Places
+from proxsps.optim.distance import Places, Rows, Sample, packed, sampled, unpacked
 from proxsps.optim.reduce import Ranks
-from proxsps.optim.travel import Rows, Sample, packed, sampled, unpacked
 
 METHODS = {"Adam": (ProxSPSAdam, {}), "momentum": (ProxSPS, {"lr": None, "momentum": 0.9})}
 PATHS = {"kernels": {}, "torch alone": {"fused": False}, "device": {"capturable": True}}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Self
 
 import torch
@@ -14,11 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from proxsps.core.array import Array
-from proxsps.core.rules import Decision, Model
-from proxsps.core.step import admissible
-from proxsps.optim.assembly import Assembly
 from proxsps.optim.blocks import Block, gather
-from proxsps.optim.caps import Caps, Known, Step
 from proxsps.optim.checks import (
     SHARED,
     check_agreement,
@@ -34,16 +29,15 @@ from proxsps.optim.checks import (
     computable,
     is_fake,
 )
-from proxsps.optim.estimate import Estimate
+from proxsps.optim.device import step as device_step
+from proxsps.optim.device.numbers import step_device
 from proxsps.optim.hints import warn
 from proxsps.optim.host import take
 from proxsps.optim.last_step import LastStep, Taken, report
-from proxsps.optim.memory import follow_dtypes, keep_numbers
-from proxsps.optim.numbers import Device, Host, Numbers, choose
+from proxsps.optim.memory import follow_dtypes
 from proxsps.optim.plan import Plan, Rule
-from proxsps.optim.reduce import ProcessGroup, Ranks, join
+from proxsps.optim.reduce import ProcessGroup, Ranks
 from proxsps.optim.saving import SavesState
-from proxsps.optim.search import Gap
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
@@ -54,9 +48,9 @@ LOW = 100  # steps in a row that were skipped, or had a model at or below the bo
 class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     """Base of the optimizers that set their step from the loss value.
 
-    A step has four parts: the estimate makes a linear model of the loss, the assembly reduces it to a few numbers, the
-    rule of the method chooses the dual variable from these, and the assembly writes. A subclass chooses estimate and
-    rule (`_decide`). Everything a later step depends on is in `state` or `param_groups`.
+    A step makes a linear model of the loss, reduces it to a few numbers, chooses the dual variable from these, and
+    writes: on the host by a plan (`proxsps.optim.plan`, `proxsps.optim.host`), on a device by `proxsps.optim.device`. A
+    method is its options and its `_rule`. Everything a later step depends on is in `state` or `param_groups`.
     """
 
     bounded = True  # whether the loss has a lower bound
@@ -183,50 +177,62 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if self._ranks.size > 1:
             self._check_uneven()
         value, weight, returned = self._loss(closure, loss)
-        options = self.param_groups[0]
         if lower_bound is None:
-            lower_bound = options.get("lower_bound", 0.0)
+            lower_bound = self.param_groups[0].get("lower_bound", 0.0)
         elif not self.bounded:
             raise ValueError(f"{type(self).__name__} does not use a lower bound; leave it out, or use ProxSPS.")
         if lower_bound is not None:
             check_bound(lower_bound)
-        plan = None if value is None or compiling else self._plan
-        if plan is not None and plan.holds(self):
+        bound = lower_bound if self.bounded else None
+        if value is not None and not compiling and self._plan is not None and self._plan.holds(self):
             self._check_options()
-            self._take(plan, value, weight, lower_bound)
-            return returned
-        if not compiling:
+            self._take(self._plan, value, weight, bound)
+        else:
+            self._step_anew(value, weight, bound, returned)
+        return returned
+
+    def _step_anew(self, value: Any, weight: float, bound: Any, returned: Any) -> None:
+        """Check everything that a kept plan has checked; then plan a step and take it, or take one on a device."""
+        if not torch.compiler.is_compiling():
             self._check_changes()
         check_agreement(type(self).__name__, self.param_groups)
         if value is not None:
             self._drop_blank_state()
-        blocks = gather(self.param_groups, self._ranks, self._rule().beta2 is not None)
+        blocks = self._blocks()
         # A rank without gradients takes part too, because the other ranks wait for it.
         found = [x for block in blocks for x in block.params[:1]]
         if not found and (returned is not None or (value is not None and self.needs_loss)):
             self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step")
         if value is None:
             self._start_state()
-        if value is not None and (found or self._ranks.size > 1) and computable(found, value, self.needs_loss):
-            numbers = choose(blocks, options["capturable"] or any(map(is_fake, found)))
-            self._check_options()
-            if isinstance(numbers, Host):
-                self._plan = Plan(self, blocks, self._rule())
-                self._take(self._plan, value, weight, lower_bound)
-            else:
-                self._step(blocks, numbers, value, weight, lower_bound)
-        return returned
+            return
+        if not (found or self._ranks.size > 1) or not computable(found, value, self.needs_loss):
+            return
+        params = [x for block in blocks for x in block.params] or [p for _, p in self._named()]
+        device = step_device(params, self.param_groups[0]["capturable"] or any(map(is_fake, found)))
+        self._check_options()
+        if device is None:
+            self._plan = self._planned(blocks)
+            self._take(self._plan, value, weight, bound)
+        else:
+            self._taken["last"] = device_step.take(self, blocks, device, value, weight, bound)
+
+    def _blocks(self) -> list[Block]:
+        return gather(self.param_groups, self._ranks, self._rule().beta2 is not None)
+
+    def _planned(self, blocks: list[Block], exact: bool = False) -> Plan:
+        for block in blocks:
+            block.alpha = float(block.alpha)
+        return Plan(self, blocks, self._rule(), exact)
 
     _observed_step = Optimizer.profile_hook_step(_step_once)
 
     def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> None:
         """Take the step of a plan; in doubles if its numbers need them."""
-        bounded = self.bounded and bound is not None
-        numbers = float(value), float(bound) if bounded else 0.0, bounded, weight
+        numbers = float(value), 0.0 if bound is None else float(bound), bound is not None, weight
         taken = take(self, plan, *numbers)
         if taken is None:
-            blocks = gather(self.param_groups, self._ranks, plan.rule.beta2 is not None)
-            plan = Plan(self, blocks, plan.rule, exact=True)
+            plan = self._planned(self._blocks(), exact=True)
             taken = take(self, plan, *numbers)
         self._taken["last"] = taken
         if taken is not None and self._ranks.check and 1 < self._ranks.size == plan.active:
@@ -249,83 +255,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _check_options(self) -> None:
         """Raise an error, or warn, for options that schedulers or users have set since the last step."""
-
-    def _estimate(self) -> Estimate:
-        """The estimate of a step."""
-        return Estimate()
-
-    @property
-    def _further_sums(self) -> tuple[int, int]:
-        """The number of rows of sums besides those of the slopes, and of vectors of the distance cap."""
-        return self._estimate().rows, 0
-
-    def _caps(self, numbers: Numbers) -> Caps:
-        """The caps of a step."""
-        return Caps()
-
-    @abstractmethod
-    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        """The rule of the method; if not `ok`, its memory does not change."""
-
-    def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
-        """The step of a rule on the model with known caps."""
-        model = assembly.model(known.gap, known.sums, known.alpha, known.lam)
-        decision = self._decide(model, assembly.blocks, assembly.numbers, ok)
-        return Step(decision, decision.u)
-
-    def _step(self, blocks: list[Block], numbers: Host | Device, value: Any, weight: float, bound: Any) -> None:
-        bounded = self.bounded and bound is not None
-        f, C = numbers.scalar(value), numbers.number(bound if bounded else 0.0)
-        estimate, caps = self._estimate(), self._caps(numbers)
-        estimate.prepare(blocks, numbers)
-        rates = [block.alpha for block in blocks if isinstance(block.alpha, Tensor)]  # on a device, not read
-        alpha = caps.prepare(blocks, numbers)
-        lam = numbers.vector([block.lam for block in blocks])
-        assembly = Assembly(blocks, numbers, self._ranks, estimate.coupled)
-        alone = self._ranks.size == 1
-        ahead: Gap | None = None
-        if alone and not estimate.coupled and not caps.scaled:
-            ahead = (lambda *dots: _above(estimate.expected(f, *dots), C)) if bounded else math.inf
-            if estimate.plain and bounded:
-                ahead = _above(f, C)
-        sums = assembly.sums(points=estimate.coupled or self._max_move is not None, gap=ahead)
-        extras, travelled = estimate.extras(assembly.parts), caps.sums(assembly.parts)
-        agreed, active = True, self._ranks.size
-        if not alone:
-            f, C, sums, extras, travelled, agreed, active = join(
-                self._ranks, numbers, blocks, f, C, weight, sums, extras, travelled, active=True
-            )
-        m = estimate.value(f, extras, sums, lam)
-        # An averaged model may be below the bound, even if no loss is.
-        gap = _above(m, C)
-        above, further = (gap, ()) if estimate.plain or estimate.coupled else (_above(f, C), (gap,))
-        ok = admissible(above, sums.d_sq, sums.d_dot_x, bounded, *further)
-        ok = ok if agreed is True else ok & agreed
-        ok = ok & are_rates(torch.stack(rates)) if rates else ok
-        if numbers.refuses(ok):
-            self._explain_skip(m if estimate.coupled else f, C, bounded)
-            taken = Taken(alpha, False, gap)
-        else:
-            self._skips = 0
-            known = Known(gap, sums, alpha, lam, bounded, travelled, estimate.g_sq(extras, sums))
-            step = self._choose(assembly, caps, known, ok)
-            assembly.reach = step.reach
-            s = assembly.write(step.u, estimate.move_sums(extras, sums), alpha, lam, ok, self._max_move)
-            taken = Taken(alpha, ok, gap, step, s)
-            keep_numbers(self.param_groups, numbers, ok, estimate.changes() | caps.changes())
-            estimate.commit(ok)
-            caps.commit()
-            if bounded and not estimate.plain and isinstance(numbers, Host):
-                self._notice_low(gap, C)
-        for block in blocks:
-            for finish in block.afterwards:
-                finish()
-        if len(blocks) > len(self.param_groups):  # shards and whole tensors of one group
-            places = {id(block.group): i for i, block in reversed(list(enumerate(blocks)))}
-            taken = taken._replace(alpha=numbers.vector([alpha[places[id(group)]] for group in self.param_groups]))
-        self._taken["last"] = taken
-        if self._ranks.check and 1 < self._ranks.size == active:
-            self._ranks.compare(report(taken).tau, self._named())
 
     @property
     def _max_move(self) -> float | None:
@@ -389,13 +318,3 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 def sound(number: Any) -> bool:
     """Whether a number is known to be finite and not negative."""
     return type(number) is float and 0 <= number < math.inf
-
-
-def are_rates(rates: Tensor) -> Tensor:
-    """Whether all caps on the step are finite numbers >= 0."""
-    return ((rates >= 0) & (rates < math.inf)).all()
-
-
-def _above(m: Array, C: Array | float) -> Array:
-    """m - C; without an operation for the usual C = 0."""
-    return m if isinstance(C, float) and C == 0 else m - C

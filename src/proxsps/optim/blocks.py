@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -15,17 +15,11 @@ from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers.structure import Entries, Quadratic, Rows, Scalar, Structure
 
-if TYPE_CHECKING:
-    from proxsps.optim.moments import Moments
-    from proxsps.optim.passes import Places
-
 PLAIN = (Tensor, torch.nn.Parameter)
 FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 LINES, ROWS, UNITS, ENTRIES, PROXES = "lines", "rows", "units", "entries", "proxes"
-# Of the passes: exact knowledge helps the search over entries.
-ORDER = {kind: place for place, kind in enumerate((PROXES, UNITS, LINES, ROWS, ENTRIES))}
 
 
 @dataclass
@@ -49,13 +43,8 @@ class Block:
     penalty: float | None = None  # the value of a regulariser whose subgradient is part of the slopes
     afterwards: list[Callable[[], object]] = field(default_factory=list)  # called after params are written
     in_metric: bool = False  # whether distances are measured in Adam's metric
-    scaled: bool = False  # whether the cap is `alpha` times one number for all blocks that is known after the sums
-    moments: Moments | None = None  # averages of gradients, if the model uses them
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
     metrics: list[Tensor] = field(default_factory=list)  # D of every entry, if the prox needs it
-    owns: list[dict[str, Any]] | None = None  # state of the owners, if it was looked up; {} for owners without state
-    starts: list[Tensor] | None = None  # sampled entries of x_0, if a part may compare them while it sums
-    places: Places | None = None  # the indices of these entries
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
 
@@ -63,13 +52,6 @@ class Block:
     def owners(self) -> list[Tensor]:
         """The parameters themselves, which key the optimizer's state, in the order of `params`."""
         return [self.group["params"][i] for i in self.indices]
-
-    @property
-    def known_moments(self) -> Moments:
-        """The averages of a block that is known to have them."""
-        if self.moments is None:
-            raise TypeError("A block without averages of gradients was passed to a part of the step that needs them.")
-        return self.moments
 
     @property
     def along(self) -> list[Tensor]:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array
-from proxsps.core.rules import Decision, Model, truncated
-from proxsps.optim.assembly import Assembly
 from proxsps.optim.base import PolyakOptimizer
-from proxsps.optim.blocks import Block, gather
-from proxsps.optim.caps import MATCHED, PROXIMAL, Caps, Known, Step
 from proxsps.optim.checks import check_cap, check_nonnegative
-from proxsps.optim.estimate import Averaged
+from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Places, packed, sampled, unpacked
 from proxsps.optim.hints import (
     FIRST_STEPS,
     SMALL_FACTOR,
@@ -26,16 +21,17 @@ from proxsps.optim.hints import (
     shrinkage_hint,
     skorch_hint,
 )
-from proxsps.optim.numbers import Numbers, choose
-from proxsps.optim.passes import Places
+from proxsps.optim.memory import start_averages
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.resting import EFFECT, REASON, Rest
-from proxsps.optim.travel import EARLIER, KEYS, ORIGIN, Distance, packed, unpacked
+
+PROXIMAL, MATCHED = "proximal", "matched"
+AVERAGES = ("model_value", "model_offset", "k")  # numbers of an averaged model, in the groups
 
 
 class CappedPolyak(PolyakOptimizer):
-    """Steps of the truncated model with the caps of `proxsps.optim.caps`.
+    """Steps of the truncated model, capped by learning rates or by the distance from the start.
 
     Args:
         params: parameters or parameter groups.
@@ -80,7 +76,7 @@ class CappedPolyak(PolyakOptimizer):
             "lr_is_factor": lr is None,
         }
         if self._averages(defaults):
-            defaults |= dict.fromkeys(Averaged.keys, 0.0)
+            defaults |= dict.fromkeys(AVERAGES, 0.0)
         if defaults["distance_cap"]:
             defaults |= dict.fromkeys(KEYS, 0.0)
         super().__init__(params, defaults, process_group, check_replicas)
@@ -138,7 +134,7 @@ class CappedPolyak(PolyakOptimizer):
 
     def _check_options(self) -> None:
         options = self.param_groups[0]
-        check_momentum(type(self).__name__, options, Averaged.keys)
+        check_momentum(type(self).__name__, options, AVERAGES)
         if torch.compiler.is_compiling():
             return
         hint = None
@@ -161,13 +157,11 @@ class CappedPolyak(PolyakOptimizer):
 
     def _start_state(self) -> None:
         options = self.param_groups[0]
-        if self._averages(options):
-            estimate = self._estimate()
-            for owner in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
-                estimate.start(owner)
-        if options["distance_cap"]:
-            numbers = choose(gather(self.param_groups, self._ranks), options["capturable"])
-            Distance(self.param_groups, self.state, numbers, self._ranks, self._places).start()
+        owners = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for owner in owners if self._averages(options) else ():
+            start_averages(self.state[owner], owner, self._rule().beta2 is not None)
+        for found in sampled(owners, self._ranks, self._places) if options["distance_cap"] else ():
+            self.state[found.owner].setdefault(ORIGIN, found.keep())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for group in state["param_groups"]:
@@ -194,10 +188,6 @@ class CappedPolyak(PolyakOptimizer):
         options = self.param_groups[0]
         return self._averages(options) or options["distance_cap"]
 
-    @property
-    def _further_sums(self) -> tuple[int, int]:
-        return self._estimate().rows, int(self.param_groups[0]["distance_cap"])
-
     def _rule(self) -> Rule:
         options = self.param_groups[0]
         return Rule(
@@ -206,18 +196,6 @@ class CappedPolyak(PolyakOptimizer):
             factor=options["lr_is_factor"],
             max_move=self._max_move,
         )
-
-    def _caps(self, numbers: Numbers) -> Caps:
-        options, distance = self.param_groups[0], None
-        if options["distance_cap"]:
-            distance = Distance(self.param_groups, self.state, numbers, self._ranks, self._places)
-        return Caps(options["cap"] == MATCHED, distance, options["lr_is_factor"])
-
-    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        return truncated(model)
-
-    def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
-        return caps.decide(assembly, known)
 
     def _notice_rest(self, taken: float, moved: float, length: float) -> None:
         """Warn once if the measured distance rests although steps are taken."""

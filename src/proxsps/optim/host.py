@@ -17,11 +17,9 @@ from proxsps.core.distance import FORGETTING, LARGEST, SCALE, START
 from proxsps.core.dual import geometric
 from proxsps.core.rules import Decision
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
-from proxsps.optim.last_step import Taken
-from proxsps.optim.numbers import Host
-from proxsps.optim.parts import Sums
+from proxsps.optim.last_step import Chosen, Taken
 from proxsps.optim.plan import Plan, Rule, Table
-from proxsps.optim.reduce import join
+from proxsps.optim.reduce import Sums, join
 from proxsps.optim.resting import limited_length
 
 Floats = Sequence[float]
@@ -41,18 +39,6 @@ class L2Step(NamedTuple):
         s, above = np.float64(self.s), np.float64(gap)
         found = Matched(s, l2_matched_height(above, d_sq, d_dot_x, w, b, s))
         return matched_decision(above, np.sum(w * d_sq), found, np.float64(self.longest))
-
-
-class Chosen(NamedTuple):
-    """A step that was chosen: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
-
-    decision: Decision | L2Step
-    u: float
-    reach: float = 1.0
-    caps: float = 1.0  # caps divided by `alpha`, including factors on the step
-    distance: float = math.nan
-    longest: float = math.nan
-    memory: Sequence[float] = ()  # of DecSPS after the step, one number per group
 
 
 def choose(
@@ -242,7 +228,6 @@ def _join(
     resting: Floats,
 ) -> tuple[float, float, Table, float, float, Floats]:
     """The same numbers over all ranks, in one all-reduce."""
-    numbers = Host(plan.blocks)
     rows = {name: np.array(row) for name, row in table._asdict().items()}
     sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
     extras: list[Any] = []
@@ -256,9 +241,7 @@ def _join(
     elif plan.rule.coupled:
         extras = [np.array(plan.penalties)]
     travelled = [np.array([moved_sq, start_sq])] if plan.rule.distance else []
-    found = join(
-        opt._ranks, numbers, plan.blocks, np.float64(f), np.float64(C), weight, sums, extras, travelled, active=True
-    )
+    found = join(opt._ranks, np.array, plan.blocks, f, C, weight, sums, extras, travelled, active=True)
     plan.active = int(found.active)
     rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
     if plan.rule.beta is not None:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from proxsps.core.plain import corrected_weight
 from proxsps.optim.blocks import ENTRIES, LINES, PLAIN, PROXES, ROWS, UNITS, Block, plain, same_order
+from proxsps.optim.distance import KEYS, ORIGIN, sampled
+from proxsps.optim.lists import widened
 from proxsps.optim.memory import blank, entries, replace
-from proxsps.optim.passes import widened
-from proxsps.optim.travel import KEYS, ORIGIN, sampled
 from proxsps.regularizers import Zero
 from proxsps.regularizers._identity import constants
 from proxsps.regularizers.base import subgradient_all, value_all

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.core.array import Array
-from proxsps.core.rules import Decision, Model, linear
 from proxsps.optim.base import PolyakOptimizer
-from proxsps.optim.blocks import Block
 from proxsps.optim.capped import CappedPolyak
 from proxsps.optim.checks import check_fraction
-from proxsps.optim.estimate import Averaged, Estimate
-from proxsps.optim.numbers import Numbers
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.regularizers import Regularizer
@@ -107,12 +102,6 @@ class ProxSPS(CappedPolyak):
     def _rule(self) -> Rule:
         return super()._rule()._replace(beta=self.param_groups[0]["momentum"] or None)
 
-    def _estimate(self) -> Estimate:
-        options = self.param_groups[0]
-        if not options["momentum"]:
-            return Estimate()
-        return Averaged(self.param_groups, self.state, options["momentum"])
-
 
 class ProxSGD(PolyakOptimizer):
     r"""Proximal stochastic gradient descent: ProxSPS with the linear model, whose step is always the cap.
@@ -157,6 +146,3 @@ class ProxSGD(PolyakOptimizer):
             "capturable": capturable,
         }
         super().__init__(params, defaults, process_group, check_replicas)
-
-    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        return linear(model)

@@ -7,10 +7,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.optim.capped import CappedPolyak
-from proxsps.optim.caps import MATCHED
+from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal, check_nonnegative
-from proxsps.optim.estimate import Averaged, Estimate
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.regularizers import Regularizer
@@ -108,9 +106,3 @@ class ProxSPSAdam(CappedPolyak):
         options = self.param_groups[0]
         beta, beta2 = options["betas"]
         return super()._rule()._replace(beta=beta, beta2=beta2, eps=options["eps"])
-
-    def _estimate(self) -> Estimate:
-        options = self.param_groups[0]
-        beta, beta2 = options["betas"]
-        moves = options["max_move"] is not None
-        return Averaged(self.param_groups, self.state, beta, beta2, options["eps"], moves)

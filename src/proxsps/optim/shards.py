@@ -18,8 +18,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from proxsps.core.array import Array
 from proxsps.optim.blocks import Block, is_l2
+from proxsps.optim.distance import Rows
 from proxsps.optim.reduce import Ranks
-from proxsps.optim.travel import Rows
 from proxsps.regularizers import L2, Regularizer
 
 

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.core.array import Array
-from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, sps_max
 from proxsps.optim.base import PolyakOptimizer
-from proxsps.optim.blocks import Block
 from proxsps.optim.checks import check_positive
-from proxsps.optim.estimate import Coupled, Estimate
-from proxsps.optim.memory import store
-from proxsps.optim.numbers import Numbers
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.regularizers import Regularizer
@@ -35,9 +29,6 @@ class CoupledPolyak(PolyakOptimizer):
         super()._check_group(group)
         if group["regularizer"] is not None:
             check_subgradient(group["regularizer"], type(self).__name__, "ProxSPS or ProxSGD")
-
-    def _estimate(self) -> Estimate:
-        return Coupled()
 
 
 class SPS(CoupledPolyak):
@@ -94,9 +85,6 @@ class SPS(CoupledPolyak):
     def _rule(self) -> Rule:
         return Rule("sps_max", self.param_groups[0]["c"], coupled=True, max_move=self._max_move)
 
-    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        return sps_max(model, self.param_groups[0]["c"])
-
 
 class DecSPS(CoupledPolyak):
     r"""Decreasing stochastic Polyak step size (Orvieto, Lacoste-Julien and Loizou, 2022).
@@ -151,12 +139,3 @@ class DecSPS(CoupledPolyak):
 
     def _rule(self) -> Rule:
         return Rule("dec_sps", self.param_groups[0]["c0"], coupled=True, max_move=self._max_move)
-
-    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        groups = [block.group for block in blocks]
-        before = StepMemory(numbers.scalar(groups[0]["k"]), numbers.vector([group["memory"] for group in groups]))
-        decision, after = dec_sps(model, before, numbers.flag(ok), groups[0]["c0"])
-        for i, group in enumerate(groups):
-            store(group, "k", numbers.factor(after.taken))
-            store(group, "memory", numbers.factor(after.previous[i]))
-        return decision

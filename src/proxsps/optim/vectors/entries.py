@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsps.optim.lists import join, spread
-from proxsps.optim.passes import widened
+from proxsps.optim.lists import bundles, join, spread, widened
 from proxsps.optim.plan import Heights, Table
-from proxsps.optim.vectors.averages import Averages, bundles
+from proxsps.optim.vectors.averages import Averages
 
 PIECE = 1 << 18  # entries: few enough for the cache, and enough that the time of calls does not matter
 Floats = Sequence[float]
@@ -105,7 +104,7 @@ class EntryPart:
         if averaged:
             q = g if r is None else g * r
             g_dot_x, g_sq = float(torch.dot(g, x)), float(torch.dot(q, q))
-            if r is not None and piece.averages.overflow(g):
+            if piece.averages.overflows(g):
                 d_sq = math.nan
         if moving:
             x_sq, p_sq, p_dot_x = (float(torch.dot(a, b)) for a, b in ((near, near), (p, p), (p, near)))

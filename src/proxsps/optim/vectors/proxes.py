@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.optim.blocks import plain, stored
-from proxsps.optim.passes import widened
+from proxsps.optim.lists import widened
 from proxsps.optim.plan import Heights, Table
 from proxsps.optim.vectors.averages import Averages
 from proxsps.regularizers import Regularizer
@@ -46,7 +46,8 @@ class Pile(NamedTuple):
         return list(y.unbind()) if self.stacked else [y]
 
 
-def _piles(block: Any, place: int) -> Iterator[Pile]:
+def piles(block: Any, place: int) -> Iterator[Pile]:
+    """The piles of a block: a joint prox takes all tensors, others take what is alike."""
     phi, params, slopes = block.phi, block.params, block.slopes
     everything = list(range(len(params)))
     if phi.joint:
@@ -89,7 +90,7 @@ class ProxPart:
 
     def __init__(self, plan: Any, places: Sequence[int]) -> None:
         self._plan, self._blocks = plan, [plan.blocks[i] for i in places]
-        self._piles = [pile for i, block in enumerate(self._blocks) for pile in _piles(block, i)]
+        self._piles = [pile for i, block in enumerate(self._blocks) for pile in piles(block, i)]
         tensors = [x for block in self._blocks for x in block.params]
         self._reads = plain(tensors) and stored(tensors)
         self._states: list[State] = []
@@ -124,7 +125,7 @@ class ProxPart:
             q = g if r is None else g * r
             pairs = [(d, p), (d, x), (d * x, d * x), (x, x), (g, x), (q, q), (p, p), (p, x)]
             numbers = [_dot(a, b) for a, b in pairs]
-            if r is not None and self._averages(self._blocks[pile.block], pile.members[0]).overflow(g):
+            if self._averages(self._blocks[pile.block], pile.members[0]).overflows(g):
                 numbers[0] = math.nan
             for row, number in zip(rows, numbers, strict=False):
                 row[pile.block] += number
@@ -162,7 +163,7 @@ class ProxPart:
         if own.r is not None:
             found = pile.phi.prox_diagonal(z, alpha * own.r)
         else:
-            found = _each(pile.phi.prox, pile.stacked, z, alpha)
+            found = each(pile.phi.prox, pile.stacked, z, alpha)
         return found
 
     @staticmethod
@@ -172,7 +173,7 @@ class ProxPart:
             return pile.phi.prox_jvp(z, y, own.p, alpha * own.r) if pile.phi.separable else None
         if pile.stacked and type(pile.phi).prox_jvp is Regularizer.prox_jvp:
             return None
-        found: Tensor | None = _each(pile.phi.prox_jvp, pile.stacked, z, y, own.d, alpha)
+        found: Tensor | None = each(pile.phi.prox_jvp, pile.stacked, z, y, own.d, alpha)
         return found
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
@@ -200,7 +201,8 @@ class ProxPart:
             torch._foreach_copy_(xs, pile.split(y, xs))
 
 
-def _each(formula: Callable[..., Array], stacked: bool, *args: Tensor | float) -> Array:
+def each(formula: Callable[..., Array], stacked: bool, *args: Tensor | float) -> Array:
+    """A formula of one tensor and a last number, for one tensor or for each of a stack."""
     if not stacked:
         return formula(*args)
     return torch.func.vmap(formula, in_dims=(*[0] * (len(args) - 1), None))(*args)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
-from proxsps.optim.passes import widened
+from proxsps.optim.lists import widened
 from proxsps.optim.plan import Heights, Table
 from proxsps.regularizers.structure import Rows, Scalar
 

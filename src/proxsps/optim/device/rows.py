@@ -1,4 +1,4 @@
-"""Rows on a device: few launches, and no number that is read back."""
+"""Blocks whose regulariser depends only on the norms of rows: three sums per row, and one write."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_moves_sq, row_values
 from proxsps.optim.blocks import Block
-from proxsps.optim.lists import join, spread_all
-from proxsps.optim.numbers import Device
-from proxsps.optim.parts.base import Curve, masked, relaxed, resting
-from proxsps.optim.passes import widened
-from proxsps.optim.refine import POINTS
-from proxsps.regularizers.structure import Rows, Scalar
+from proxsps.optim.device.numbers import Numbers
+from proxsps.optim.device.refine import POINTS
+from proxsps.optim.device.searched import Searched, masked, relaxed, resting
+from proxsps.optim.lists import join, spread_all, widened
+from proxsps.regularizers.structure import Scalar
 
 LADDER = 256  # points of the first round if there are only rows: their three sums are few numbers
 NUMBERS = 1 << 20  # limit on points times rows of a round
@@ -54,10 +53,10 @@ class Stack:
         return moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).reshape(-1)
 
 
-def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Stack]:
+def stacks(block: Block, place: int) -> Iterator[Stack]:
     """The tensors of a block by the length of their rows; if the rows are not in order, by shape as well."""
     found: dict[tuple[object, ...], Stack] = {}
-    for x, d, rows in zip(block.params, block.slopes, structures, strict=True):
+    for x, d, rows in zip(block.params, block.slopes, block.rows, strict=True):
         if x.numel() == 0:
             continue
         ndim = x.dim()
@@ -74,15 +73,12 @@ def stacks(block: Block, place: int, structures: Sequence[Rows]) -> Iterator[Sta
     yield from found.values()
 
 
-class DeviceRows(Curve):
-    """Blocks whose regulariser depends on rows only through their norms: three sums per row are enough."""
+class SearchedRows(Searched):
+    """Blocks whose regulariser depends on rows only through their norms."""
 
-    def __init__(
-        self, numbers: Device, blocks: Sequence[Block], places: Sequence[int], structures: Sequence[Sequence[Rows]]
-    ) -> None:
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int]) -> None:
         super().__init__(numbers, blocks, places)
-        pairs = zip(blocks, structures, strict=True)
-        self._stacks = [s for i, (block, own) in enumerate(pairs) for s in stacks(block, i, own)]
+        self._stacks = [stack for i, block in enumerate(blocks) for stack in stacks(block, i)]
 
     def sums(self, points: bool) -> Array:
         """Three sums per row, kept for the search, and added up over each block."""
@@ -120,19 +116,16 @@ class DeviceRows(Curve):
         parts = zip(values, self._counts, strict=True)
         return torch.cat([like.new_full((n,), v) if isinstance(v, (int, float)) else v.expand(n) for v, n in parts])
 
-    def _heights(self, u: Array) -> tuple[Array, None]:
-        return row_values(self._rows, self._psi, self.scaled(self._alpha), u), None
+    def heights(self, u: Array) -> Array:
+        """From the sums of the rows."""
+        return row_values(self._rows, self._psi, self.scaled(self._alpha), u)
 
-    def ray_heights(self, s: Array, every: int = 1) -> Array:
+    def ray_heights(self, s: Array) -> Array:
         """From the sums of the rows."""
         return row_values(self._rows, self._psi, s[:, None] * self._alpha, torch.ones_like(s))
 
-    def products_sq(self) -> Array:
-        """Not needed, because the search stops after a fixed number of rounds."""
-        return self.numbers.scalar(0.0)
-
-    def moves_sq(self, u: Array) -> Array:
-        """By the sums of the rows alone."""
+    def move_sq(self, u: Array) -> Array:
+        """From the sums of the rows."""
         return row_moves_sq(self._rows, self._psi, self.scaled(self._alpha), u)
 
     def write(self, u: Array, s: Array | float, ok: Array) -> None:

@@ -1,4 +1,4 @@
-"""Entries on a device: few launches, bounded memory, and no number that is read back.
+"""Blocks whose regulariser acts on each entry: few launches, and bounded memory.
 
 Tensors are joined into a few long ones. A search needs only h from them, at all points of a round together.
 """
@@ -14,72 +14,61 @@ from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.optim.blocks import Block
-from proxsps.optim.lists import join, spread
-from proxsps.optim.numbers import Device
-from proxsps.optim.parts.base import Curve, masked, relaxed, resting, stepping
-from proxsps.optim.parts.entries import Bucket, buckets, bundles
-from proxsps.optim.passes import scale_of, widened
-from proxsps.optim.refine import POINTS
-from proxsps.regularizers.structure import Entries, Prox, Scalar
+from proxsps.optim.device.numbers import Numbers, scale_of
+from proxsps.optim.device.refine import POINTS
+from proxsps.optim.device.searched import Searched, masked, relaxed, resting, stepping
+from proxsps.optim.lists import bundles, join, spread, widened
+from proxsps.regularizers.structure import Prox, Scalar
 
 ROOM = 32 << 20  # bytes that the search over entries may use, or twice those of the parameters, if that is more
 
 
-class MetricBucket(NamedTuple):
-    """Tensors of a block in Adam's metric that are passed over together."""
+class Bucket(NamedTuple):
+    """Tensors of one dtype and block that are processed together."""
 
     block: int
     xs: list[Tensor]
-    ds: list[Tensor]
-    es: list[Tensor]  # D^-1 d
-    metrics: list[Tensor]  # D
+    others: list[list[Tensor]]  # d; in a metric also D^-1 d and D
 
     def vectors(self) -> tuple[Tensor, ...]:
-        """All entries of x, d, D^-1 d and D^-1 as vectors, in at least f32."""
-        x, d, e, D = (widened(join(tensors)) for tensors in (self.xs, self.ds, self.es, self.metrics))
-        return x, d, e, D.reciprocal()
+        """All entries of x and d as vectors, in at least f32; in a metric also of D^-1 d and D^-1."""
+        x, d, *metric = (widened(join(tensors)) for tensors in (self.xs, *self.others))
+        return (x, d, metric[0], metric[1].reciprocal()) if metric else (x, d)
 
 
-def _bucketed(block: Block, place: int, size: int) -> Iterator[Bucket | MetricBucket]:
-    """The tensors of a block in buckets of at most `size` entries, each of one dtype."""
-    if not block.in_metric:
-        yield from buckets(block.params, block.slopes, place, size)
-        return
-    for lists in bundles((block.params, block.slopes, block.along, block.metrics), size):
-        yield MetricBucket(place, *lists)
-
-
-class DeviceEntries(Curve):
+class SearchedEntries(Searched):
     """Blocks whose regulariser acts on each entry, in the identity metric or in Adam's.
 
     Each round of the search needs one vector of entries for each of its points, so it works on pieces of the entries
     for which there is room. If there is room for them too, joined copies of x and d are kept for all rounds; in a
     metric also of D^-1 d and D^-1.
+
+    Args:
+        numbers: the numbers of the step.
+        blocks: the blocks.
+        places: their positions among all blocks of the step.
+        scaled: whether caps are tensors, because they are multiplied by a number that is known after the sums.
     """
 
-    points = POINTS
-
-    def __init__(
-        self, numbers: Device, blocks: Sequence[Block], places: Sequence[int], structures: Sequence[Entries]
-    ) -> None:
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> None:
         super().__init__(numbers, blocks, places)
         params = [x for block in blocks for x in block.params]
         entries = sum(x.numel() for x in params)
         self._dtype = torch.float64 if any(x.dtype is torch.float64 for x in params) else torch.float32
         room = max(2 * sum(x.numel() * x.dtype.itemsize for x in params), ROOM) // self._dtype.itemsize
-        twice = any(block.scaled or block.in_metric or isinstance(block.alpha, Tensor) for block in blocks)
-        rows, kept = POINTS * (2 if twice else 1), 4 if any(block.in_metric for block in blocks) else 2
+        in_metric = any(block.in_metric for block in blocks)
+        twice = scaled or in_metric or any(isinstance(block.alpha, Tensor) for block in blocks)
+        rows, kept = POINTS * (2 if twice else 1), 4 if in_metric else 2
         self._piece, loose = (room - kept * entries) // rows, room // (rows + kept)
         # Seven operations on a piece that has to be joined first, four on one that is kept.
         self._keeps = self._piece > 0 and math.ceil(entries / self._piece) <= 2 * math.ceil(entries / loose)
-        size = entries if self._keeps else loose
-        self._buckets = [bucket for i, block in enumerate(blocks) for bucket in _bucketed(block, i, size)]
+        self._buckets = list(_buckets(blocks, entries if self._keeps else loose))
         self._kept: list[tuple[Tensor, ...]] = []
         self._factors: tuple[Array | float, list[Array]] | None = None
-        self._psi = [
-            resting(own.psi, block.alpha) if isinstance(own.psi, Scalar) else own.psi
-            for own, block in zip(structures, blocks, strict=True)
-        ]
+        self._psi = []
+        for block in blocks:
+            psi = block.entries.psi
+            self._psi.append(resting(psi, block.alpha) if isinstance(psi, Scalar) else psi)
 
     def sums(self, points: bool) -> Array:
         """The sums, in doubles; slopes are divided by their common norm, so that products stay in the range of f32."""
@@ -89,7 +78,7 @@ class DeviceEntries(Curve):
         norms = [torch.linalg.vector_norm(d, dtype=wide) for d in slopes]
         self._scale = scale_of(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)))
         self._factors = None
-        self._kept = [self._scaled(*parts) for parts in vectors]
+        self._kept = [self._shrunk(*parts) for parts in vectors]
         squares, dots = [norm.square() for norm in norms], []
         for j, (_, x, d, *metric) in enumerate(self._vectors()):
             dots.append(torch.dot(d, x))
@@ -105,7 +94,7 @@ class DeviceEntries(Curve):
         zeros = torch.zeros(len(self.blocks), 1, dtype=wide, device=self._scale.device)
         return torch.cat([torch.stack(columns).reshape(-1, 2), zeros], dim=1).T
 
-    def _scaled(self, x: Tensor, d: Tensor, *metric: Tensor) -> tuple[Tensor, ...]:
+    def _shrunk(self, x: Tensor, d: Tensor, *metric: Tensor) -> tuple[Tensor, ...]:
         """The vectors with d and D^-1 d over the common norm; not in place: they may be views of the gradient."""
         if not metric:
             return x, d / self._scale
@@ -114,7 +103,7 @@ class DeviceEntries(Curve):
     def _vectors(self) -> Iterator[tuple[Any, ...]]:
         """Each bucket with x and the scaled d; in a metric also the scaled D^-1 d, and D^-1."""
         for i, bucket in enumerate(self._buckets):
-            yield bucket, *(self._kept[i] if self._keeps else self._scaled(*bucket.vectors()))
+            yield bucket, *(self._kept[i] if self._keeps else self._shrunk(*bucket.vectors()))
 
     def _pieces(self, points: int) -> Iterator[tuple[Any, ...]]:
         """Pieces for which there is room at this number of points; one point needs fewer and longer ones."""
@@ -123,11 +112,12 @@ class DeviceEntries(Curve):
             for parts in zip(*(vector.split(size) for vector in vectors), strict=True):
                 yield bucket.block, *parts
 
-    def _heights(self, u: Array) -> tuple[Array, None]:
+    def heights(self, u: Array) -> Array:
+        """One pass."""
         blocks = range(len(self.blocks))
-        return self._sums_at([u * self._along(i) for i in blocks], list(map(self.cap, blocks))), None
+        return self._sums_at([u * self._along(i) for i in blocks], list(map(self.cap, blocks)))
 
-    def ray_heights(self, s: Array, every: int = 1) -> Array:
+    def ray_heights(self, s: Array) -> Array:
         """All points in one pass, if the prox takes one step size for each of them."""
         if not all(isinstance(psi, Scalar) for psi in self._psi):
             return super().ray_heights(s)
@@ -150,11 +140,7 @@ class DeviceEntries(Curve):
         own = [_added(parts, steps[0].dtype) for parts in found if parts]
         return self._scale * sum(own[1:], start=own[0])
 
-    def products_sq(self) -> Array:
-        """Not needed, because the search stops after a fixed number of rounds."""
-        return self.numbers.scalar(0.0)
-
-    def moves_sq(self, u: Array) -> Array:
+    def move_sq(self, u: Array) -> Array:
         """One pass."""
         moves = [torch.linalg.vector_norm(y - x, dtype=self.numbers.dtype) for _, x, y in self._written(u)]
         return torch.stack(moves).square().sum()
@@ -173,6 +159,14 @@ class DeviceEntries(Curve):
             spread(y, bucket.xs)
 
 
+def _buckets(blocks: Sequence[Block], size: int) -> Iterator[Bucket]:
+    """The tensors of all blocks in buckets of at most `size` entries."""
+    for i, block in enumerate(blocks):
+        metric = (block.along, block.metrics) if block.in_metric else ()
+        for xs, *others in bundles((block.params, block.slopes, *metric), size):
+            yield Bucket(i, xs, others)
+
+
 def _products(
     x: Tensor,
     d: Tensor,
@@ -184,10 +178,8 @@ def _products(
 ) -> Tensor:
     """<d, y - x> for each of the steps, a column; in a metric along e = D^-1 d, with D^-1 for each entry."""
     z = torch.addcmul(x, d if e is None else e, steps)  # one row per step
-    alpha = alpha if e is None else alpha * inverse
-    y = _prox(z, psi, alpha)
-    moves = y.sub_(x) if isinstance(psi, Scalar) else y - x
-    return moves @ d
+    y = _prox(z, psi, alpha if e is None else alpha * inverse)
+    return (y.sub_(x) if isinstance(psi, Scalar) else y - x) @ d
 
 
 def _prox(z: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
