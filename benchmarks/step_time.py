@@ -263,7 +263,7 @@ def measure(case: str, rounds: int, device: str, only: str) -> dict[str, float]:
 
 def after_backward(rounds: int) -> dict[str, float]:
     """Median seconds of a step of the small network after a backward pass of its own, with new gradient tensors."""
-    shapes, x, y = (64, 128, 10), torch.randn(32, 64), torch.randint(10, (32,))
+    x, y = torch.randn(32, 64), torch.randint(10, (32,))
     makers: dict[str, Callable[[list[Tensor]], Any]] = {
         "AdamW fused": lambda params: torch.optim.AdamW(params, fused=True),
         "weight decay": lambda params: ProxSPS(params, lr=0.1, weight_decay=DECAY),
@@ -272,8 +272,7 @@ def after_backward(rounds: int) -> dict[str, float]:
     }
     runs = {}
     for name, make in makers.items():
-        layers = [torch.nn.Linear(*pair) for pair in zip(shapes, shapes[1:], strict=False)]
-        model = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1])
+        model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
         runs[name] = model, make(list(model.parameters()))
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 20):
