@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.checks import check_cap, check_nonnegative
 from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Places, packed, sampled, unpacked
 from proxsps.optim.hints import (
@@ -22,6 +21,7 @@ from proxsps.optim.hints import (
     skorch_hint,
 )
 from proxsps.optim.memory import start_averages
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.resting import EFFECT, REASON, Rest

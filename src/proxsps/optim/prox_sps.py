@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.capped import CappedPolyak
 from proxsps.optim.checks import check_fraction
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.regularizers import Regularizer

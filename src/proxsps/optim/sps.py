@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.checks import check_positive
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.regularizers import Regularizer

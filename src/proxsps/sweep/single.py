@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from proxsps.methods import load
 from proxsps.optim import ProxSGD
-from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.base import BASE_SEED, Problem, seeded
 from proxsps.regularizers.base import subgradient_all, value_all
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
