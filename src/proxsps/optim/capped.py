@@ -22,9 +22,9 @@ from proxsps.optim.hints import (
 )
 from proxsps.optim.memory import start_averages
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.resting import EFFECT, REASON, Rest
+from proxsps.optim.rule import Rule
 
 PROXIMAL, MATCHED = "proximal", "matched"
 AVERAGES = ("model_value", "model_offset", "k")  # numbers of an averaged model, in the groups

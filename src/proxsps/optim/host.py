@@ -18,9 +18,10 @@ from proxsps.core.dual import geometric
 from proxsps.core.rules import Decision
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
 from proxsps.optim.last_step import Chosen, Taken
-from proxsps.optim.plan import Plan, Rule, Table
+from proxsps.optim.plan import Plan
 from proxsps.optim.reduce import Sums, join
 from proxsps.optim.resting import limited_length
+from proxsps.optim.rule import Rule, Table
 
 Floats = Sequence[float]
 

@@ -13,7 +13,8 @@ from proxsps.core import plain
 from proxsps.core.dual import DOUBLE, SINGLE, geometric
 from proxsps.core.plain import Found
 from proxsps.core.rules import Decision
-from proxsps.optim.plan import Heights, Plan, Table
+from proxsps.optim.plan import Plan
+from proxsps.optim.rule import Heights, Table
 
 LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
 SAMPLE, COARSEST = 16, 64  # a search starts from a sample of one entry in 16; one in 64 if there are many

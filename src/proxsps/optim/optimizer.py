@@ -35,8 +35,9 @@ from proxsps.optim.hints import warn
 from proxsps.optim.host import take
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
-from proxsps.optim.plan import Plan, Rule
+from proxsps.optim.plan import Plan
 from proxsps.optim.reduce import ProcessGroup, Ranks
+from proxsps.optim.rule import Rule
 from proxsps.optim.saving import SavesState
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses

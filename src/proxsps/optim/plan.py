@@ -8,9 +8,7 @@ bitwise the same step.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
-from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,17 +17,14 @@ import torch
 from torch import Tensor
 
 from proxsps.core.plain import corrected_weight
-from proxsps.optim.blocks import ENTRIES, LINES, PLAIN, PROXES, ROWS, UNITS, Block, plain, same_order
-from proxsps.optim.distance import KEYS, ORIGIN, sampled
+from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, UNITS, Block, plain
+from proxsps.optim.distance import ORIGIN, sampled
+from proxsps.optim.key import key_of, lasting, parameters
 from proxsps.optim.lists import widened
 from proxsps.optim.memory import blank, entries, replace
+from proxsps.optim.rule import Heights, Rule, Table
 from proxsps.regularizers import Zero
-from proxsps.regularizers._identity import constants
 from proxsps.regularizers.base import subgradient_all, value_all
-
-# What steps and schedulers write into groups is read in every step; a plan does not depend on it.
-NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", *KEYS}
-
 
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
 LEAST, MOST = 1e-20, 1e30
@@ -37,47 +32,6 @@ FUSED = (
     "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with "
     "regularisers that have kernels and no centres. fused=None falls back to torch otherwise."
 )
-
-
-_address, _contiguous, _negated = Tensor.data_ptr, Tensor.is_contiguous, Tensor.is_neg
-_shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
-
-
-class Rule(NamedTuple):
-    """What sets methods apart: the model of the loss, and how a step is chosen from it."""
-
-    name: str = "truncated"  # or linear, sps_max, dec_sps
-    c: float = 1.0  # of the last two
-    beta: float | None = None  # weight of the old average of gradients; None without averages
-    beta2: float | None = None  # the same of their squares; None in the identity metric
-    eps: float = 0.0  # of the metric
-    coupled: bool = False  # whether the squared l2 norm is part of the loss
-    matched: bool = False  # whether step and prox have the same size
-    distance: bool = False  # whether there is a distance cap
-    factor: bool = False  # whether learning rates are factors on the step
-    max_move: float | None = None
-
-
-class Table(NamedTuple):
-    """The sums of a step, each with one number per block."""
-
-    d_sq: list[float]  # <d, p>
-    d_dot_x: list[float]
-    noise_sq: list[float]  # sum of (d x)^2 over entries with a prox
-    x_sq: list[float]  # with lengths of moves, and in coupled methods
-    g_dot_x: list[float]  # with averages, like the next one
-    g_sq: list[float]  # ||D^-1 g||^2
-    p_sq: list[float]  # with lengths of moves, like the next one
-    p_dot_x: list[float]
-    moved_sq: list[float]  # ||x - x_0||^2 of the tensors that are compared in the passes
-    d_dot_c: Sequence[float] = ()  # <d, center>; blocks with a centre have x - center in place of x in other sums
-
-
-class Heights(NamedTuple):
-    """sum <d, y - x> and its derivative at several points; the derivative is NaN where it is not known."""
-
-    h: list[float]
-    slope: list[float]
 
 
 @cache
@@ -123,11 +77,11 @@ class Plan:
         self.fresh: dict[tuple[Tensor, str], Tensor] = {}  # state that is kept if the step is taken
         self._whole: dict[tuple[Tensor, str], Tensor] = {}  # state gathered from shards
         self.apart: list[Tensor] = []  # parameters that no pass compares with their start
-        self._opt_state, self._groups, self._key = opt.state, opt.param_groups, _key(opt)
+        self._opt_state = opt.state
         self._lam = [None if block.group["regularizer"] is None else block.lam for block in blocks]
         self.penalties = [block.penalty or 0.0 for block in blocks]
         self.penalty = sum(self.penalties)
-        self._resting = [p for p in _parameters(opt) if p.grad is None and p in opt.state]
+        self._resting = [p for p in parameters(opt) if p.grad is None and p in opt.state]
         self._full = [i for i, block in enumerate(blocks) if not block.empty]
         self._sharded = any([b.sharded and not affine for b, affine in zip(blocks, self.affine, strict=True)])
         self.parts = [self._member(opt, kind, places) for kind, places in self._kinds()]
@@ -142,7 +96,12 @@ class Plan:
         if rule.distance:
             measured = {id(p) for p in self.apart}
             self.apart += [p for p in self._resting if ORIGIN in opt.state[p] and id(p) not in measured]
-        self._freeze(opt)
+        self.owners = [p for member in self.parts for p in member.owners]
+        names = [*self.averages, *["steps"] * (rule.beta2 is not None), *[ORIGIN] * rule.distance]
+        # Plans by torch, and those of subgradients, are made anew for every step.
+        compiled = all([member.compiled for member in self.parts])
+        kept = compiled and all([lasting(block.phi) and block.penalty is None for block in blocks])
+        self._key = key_of(opt, self.owners, names) if kept else None
 
     def _kinds(self) -> list[tuple[str, list[int]]]:
         """The places of the blocks of each part, by kind; those of entries come last."""
@@ -212,69 +171,17 @@ class Plan:
             self.fresh[owner, ORIGIN] = own_sample.keep()
         return self.fresh[owner, ORIGIN]
 
-    # Whether it still holds
-
-    def _freeze(self, opt: Any) -> None:
-        """Note what the plan depends on; plans for odd tensors, and by torch, are made anew for every step."""
-        self.owners = owners = [p for member in self.parts for p in member.owners]
-        plain = all([type(p) in PLAIN and not p.is_complex() for p in owners])
-        constant = all([_lasting(block.phi) and block.penalty is None for block in self.blocks])
-        self.kept = plain and constant and all([member.compiled for member in self.parts])
-        if not self.kept:
-            return
-        self._names = [*self.averages, *["steps"] * (self.rule.beta2 is not None), *[ORIGIN] * self.rule.distance]
-        self._contiguous = all([p.is_contiguous() for p in owners])
-        self._shapes, self._strides = [p.shape for p in owners], [p.stride() for p in owners]
-        self._dtypes = {p.dtype for p in owners}
-        places = {id(p): i for i, p in enumerate(_parameters(opt))}
-        self._places = [places[id(p)] for p in owners]
-        self._x_at = [p.data_ptr() for p in owners]
-        self._note_state()
-
-    def _note_state(self) -> None:
-        self._owns = [self._opt_state.get(p, {}) for p in self.owners] if self._names else []
-        self._held = [own.get(name) for own in self._owns for name in self._names]
-        self._held_at = [0 if t is None else t.data_ptr() for t in self._held]
-        self._entries = list(map(id, self._opt_state.values())) if self._names else []
+    @property
+    def kept(self) -> bool:
+        """Whether the plan is worth keeping."""
+        return self._key is not None
 
     def holds(self, opt: Any) -> bool:
-        """Whether the plan still holds; gradients may be new tensors, whose addresses it takes over."""
-        if not self.kept or self.fresh or opt.param_groups is not self._groups or opt.state is not self._opt_state:
+        """Whether the plan still holds for the next step; gradients may be new tensors."""
+        if self._key is None or self.fresh:
             return False
-        if self._groups and self._groups[0].get("k") == 0:  # the first step of all decides what state there is
-            return False
-        try:
-            if _key(opt) != self._key or not self._same_state():
-                return False
-            params = _parameters(opt)
-            return self._same_memory([params[i].grad for i in self._places])
-        except (RuntimeError, ValueError):  # options that cannot be compared, or tensors that are not plain memory
-            return False
-
-    def _same_state(self) -> bool:
-        if not self._names:
-            return True
-        held = [own.get(name) for own in self._owns for name in self._names]
-        return (
-            list(map(id, self._opt_state.values())) == self._entries
-            and all(map(operator.is_, held, self._held))
-            and list(map(_address, held)) == self._held_at
-        )
-
-    def _same_memory(self, grads: list[Any]) -> bool:
-        owners, tensors = self.owners, self.owners + grads
-        if list(map(_address, owners)) != self._x_at or list(map(_shape, owners)) != self._shapes:
-            return False
-        # Sets of whole lists: with hundreds of tensors, loops of Python would take as long as the arithmetic.
-        if set(map(_dtype, tensors)) != self._dtypes or set(map(type, grads)) - {Tensor} or any(map(_negated, tensors)):
-            return False
-        if self._contiguous:
-            if not all(map(_contiguous, tensors)):
-                return False
-        elif [p.stride() for p in owners] != self._strides or not same_order(owners, grads):
-            return False
-        at = list(map(_address, grads))
-        if 0 in at and any([g.numel() and not a for g, a in zip(grads, at, strict=True)]):
+        at = self._key.gradients_at(opt)
+        if at is None:
             return False
         first = 0
         for member in self.parts:
@@ -358,8 +265,8 @@ class Plan:
             for (owner, key), tensor in self.fresh.items():
                 self._opt_state[owner][key] = tensor
             self.fresh.clear()
-            if self.kept:
-                self._note_state()
+            if self._key is not None:
+                self._key.note_state()
         for (owner, key), tensor in self._whole.items():
             replace(owner, self._opt_state[owner], key, tensor, True)
 
@@ -422,33 +329,6 @@ def _couple(block: Block) -> None:
         slopes = subgradient_all(block.phi, xs, block.indices)
         block.slopes = [widened(g) + s for g, s in zip(block.slopes, slopes, strict=True)]
         block.phi = Zero()
-
-
-def _key(opt: Any) -> list[Any]:
-    """What a plan depends on besides memory; compared by identity where possible."""
-    groups = opt.param_groups
-    params = _parameters(opt)
-    key = [torch.get_num_threads(), opt._ranks.size, list(map(id, groups)), list(map(id, params))]
-    key += [[p.grad is None for p in params]]
-    # A group with a step size of exactly 0 does not move, not even onto a constraint.
-    key += [[bool(group["lr"] == 0) for group in groups]]
-    key += [value for group in groups for name, value in group.items() if name not in NUMBERS]
-    return key
-
-
-def _lasting(value: Any) -> bool:
-    """Whether a regulariser, or what it holds, cannot change: numbers and arrays that are read-only."""
-    if isinstance(value, np.ndarray):
-        return not value.flags.writeable
-    if isinstance(value, tuple):
-        return all(map(_lasting, value))
-    if is_dataclass(value):
-        return all(map(_lasting, constants(value).values()))
-    return value is None or isinstance(value, (int, float, str))
-
-
-def _parameters(opt: Any) -> list[Tensor]:
-    return [p for group in opt.param_groups for p in group["params"]]
 
 
 def _total(found: Sequence[Heights]) -> Heights:

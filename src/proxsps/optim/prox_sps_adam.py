@@ -9,8 +9,8 @@ from torch import Tensor
 
 from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal, check_nonnegative
-from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
+from proxsps.optim.rule import Rule
 from proxsps.regularizers import Regularizer
 
 

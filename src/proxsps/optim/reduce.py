@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from proxsps.optim.blocks import Block
-    from proxsps.optim.plan import Rule
+    from proxsps.optim.rule import Rule
 
 ProcessGroup = Any  # torch.distributed.ProcessGroup, which builds without distributed do not have
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from proxsps.optim.checks import check_positive
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import ProcessGroup
+from proxsps.optim.rule import Rule
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.checks import check_subgradient
 

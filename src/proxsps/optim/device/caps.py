@@ -20,7 +20,7 @@ from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.distance import KEYS, ORIGIN, sampled
 from proxsps.optim.lists import widened
-from proxsps.optim.plan import Rule
+from proxsps.optim.rule import Rule
 
 
 class Caps:

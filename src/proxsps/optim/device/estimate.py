@@ -29,8 +29,8 @@ from proxsps.optim.blocks import LINES, Block
 from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.lists import LAUNCH, bundles, join, join_all, spread_all, widened
 from proxsps.optim.memory import State, entries, least_metric, replace, start_averages
-from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import Sums, further_rows
+from proxsps.optim.rule import Rule
 from proxsps.regularizers import Zero
 from proxsps.regularizers.base import subgradient_all, value_all
 

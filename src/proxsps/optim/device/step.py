@@ -21,8 +21,8 @@ from proxsps.optim.device.estimate import Averaged, Estimate
 from proxsps.optim.device.numbers import Numbers, keep_numbers, store
 from proxsps.optim.device.parts import Parts
 from proxsps.optim.last_step import Chosen, Taken, report
-from proxsps.optim.plan import Rule
 from proxsps.optim.reduce import Sums, join
+from proxsps.optim.rule import Rule
 
 
 class Known(NamedTuple):

@@ -19,7 +19,7 @@ from proxsps.optim.kernels.metric_rows import MetricRows
 from proxsps.optim.kernels.row_layout import RowMemory
 from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.kernels.scalar import Psi
-from proxsps.optim.plan import Heights
+from proxsps.optim.rule import Heights
 from proxsps.regularizers.structure import Scalar
 
 Floats = Sequence[float]

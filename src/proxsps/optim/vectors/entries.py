@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from proxsps.optim.lists import bundles, join, spread, widened
-from proxsps.optim.plan import Heights, Table
+from proxsps.optim.rule import Heights, Table
 from proxsps.optim.vectors.averages import Averages
 
 PIECE = 1 << 18  # entries: few enough for the cache, and enough that the time of calls does not matter

@@ -14,7 +14,7 @@ from torch import Tensor
 from proxsps.core.array import Array
 from proxsps.optim.blocks import plain, stored
 from proxsps.optim.lists import widened
-from proxsps.optim.plan import Heights, Table
+from proxsps.optim.rule import Heights, Table
 from proxsps.optim.vectors.averages import Averages
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers._support import reading_numbers

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
 from proxsps.optim.lists import widened
-from proxsps.optim.plan import Heights, Table
+from proxsps.optim.rule import Heights, Table
 from proxsps.regularizers.structure import Rows, Scalar
 
 SLICE = 1 << 16  # entries that are processed at a time
