@@ -83,3 +83,16 @@ def test_a_loss_that_is_not_finite_is_skipped_where_the_prox_fails_for_nan(loss)
     opt.step(loss=torch.tensor(loss))
     assert opt.last_step.branch_name == "skipped"
     torch.testing.assert_close(w.detach(), torch.arange(12.0).reshape(3, 4), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"regularizer": L1(0.1)}], ids=str)
+@pytest.mark.parametrize("cls", [ProxSPS, ProxSPSAdam])
+def test_a_move_that_is_not_finite_is_not_taken(cls, options):
+    w = torch.nn.Parameter(torch.ones(67))
+    w.grad = torch.full((67,), 1e10)
+    opt = cls([w], lr=1e38, lower_bound=None, **options)
+    with pytest.warns(RuntimeWarning, match="leaves the range of the parameters' precision"):
+        opt.step(loss=1.0)
+    assert torch.equal(w.detach(), torch.ones(67))
+    assert opt.last_step.branch_name == "skipped"
+    assert not opt.state
