@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from proxsps.optim.hints import (
     factor_hint,
     shrinkage_hint,
     skorch_hint,
+    warn,
 )
 from proxsps.optim.memory import start_averages
 from proxsps.optim.optimizer import PolyakOptimizer
@@ -59,7 +59,7 @@ class CappedPolyak(PolyakOptimizer):
                 "out, or pass a number as lr."
             )
         if (hint := skorch_hint(lr)) is not None:
-            warnings.warn(f"{name}: {hint}.", UserWarning, stacklevel=3)
+            warn(f"{name}: {hint}.", UserWarning)
         cap, factor = defaults["cap"], defaults.pop("factor")
         check_cap(cap)
         if lr is not None and factor is not None:
@@ -129,7 +129,7 @@ class CappedPolyak(PolyakOptimizer):
                 text = (
                     f'A group with lr={lr!r} was added to {name}(lr=None). {meaning}; leave it out, or pass "factor".'
                 )
-                warnings.warn(text, UserWarning, stacklevel=3)
+                warn(text, UserWarning)
         return group
 
     def _check_options(self) -> None:
@@ -144,8 +144,7 @@ class CappedPolyak(PolyakOptimizer):
             hint = shrinkage_hint(self.param_groups, self._decay_is_l2)  # else weight decay follows the step, not lr
         if hint is not None:
             self._warned.add("options")
-            text = f"{type(self).__name__}: {hint}. This warning is shown once."
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            warn(f"{type(self).__name__}: {hint}. This warning is shown once.")
 
     def _hint_on_factors(self, k: float | Tensor) -> str | None:
         """Advice if the factors of all steps from the very first on were small; a resumed training gets none."""

@@ -91,7 +91,7 @@ class Plan:
         dtypes = {x.dtype for block in blocks for x in block.params}
         self.wide = exact or dtypes <= {torch.float64}
         curved = {x.dtype for b, affine in zip(blocks, self.affine, strict=True) if not affine for x in b.params}
-        self.longest = 1e300 if dtypes <= {torch.float64} else 1e37  # a move that is well inside the range of numbers
+        self.longest = 1e300 if dtypes <= {torch.float64} else 1e38  # a move that is well inside the range of numbers
         self.eps = torch.finfo(torch.float64 if curved <= {torch.float64} else torch.float32).eps
         if rule.distance:
             measured = {id(p) for p in self.apart}

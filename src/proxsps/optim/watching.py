@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from proxsps.optim.backward import LastBackward
 from proxsps.optim.checks import check_loss, check_positive, loss_value
+from proxsps.optim.hints import warn
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -134,7 +134,7 @@ class WatchesLosses(Optimizer):
         if kind not in self._warned:
             self._warned.add(kind)
             text = f"{type(self).__name__}: {reason}. This warning is shown once."
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            warn(text)
 
 
 _TWO_LOSSES = "{}.step() got both a closure and a loss, or two losses: pass one of them."
