@@ -19,6 +19,7 @@ from proxsps.optim.hints import (
     factor_hint,
     shrinkage_hint,
     skorch_hint,
+    warn,
 )
 from proxsps.optim.memory import start_averages
 from proxsps.optim.optimizer import PolyakOptimizer
@@ -144,8 +145,7 @@ class CappedPolyak(PolyakOptimizer):
             hint = shrinkage_hint(self.param_groups, self._decay_is_l2)  # else weight decay follows the step, not lr
         if hint is not None:
             self._warned.add("options")
-            text = f"{type(self).__name__}: {hint}. This warning is shown once."
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            warn(f"{type(self).__name__}: {hint}. This warning is shown once.")
 
     def _hint_on_factors(self, k: float | Tensor) -> str | None:
         """Advice if the factors of all steps from the very first on were small; a resumed training gets none."""

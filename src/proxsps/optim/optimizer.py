@@ -157,7 +157,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """
         # Torch would wrap every step for hooks and profilers, which takes as long as a step of a small model.
         hooked = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-        if hooked or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or _profiler_enabled():
+        hooked = hooked or _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+        if hooked or torch.compiler.is_compiling() or _profiler_enabled():  # which compilers cannot trace
             return self._observed_step(closure, loss=loss, lower_bound=lower_bound)
         return self._step_once(closure, loss=loss, lower_bound=lower_bound)
 
