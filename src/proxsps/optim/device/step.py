@@ -50,11 +50,7 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     """
     rule, ranks, numbers = opt._rule(), opt._ranks, Numbers(device)
     f, C = numbers.scalar(value), numbers.scalar(bound) if isinstance(bound, Tensor) else float(bound or 0.0)
-    rates = []  # that schedulers keep on the device
-    for block in blocks:
-        if isinstance(block.alpha, Tensor):
-            block.alpha = numbers.scalar(block.alpha)
-            rates.append(block.alpha)
+    rates = _rates_on_device(blocks, numbers)
     caps = Caps(opt, rule, blocks, numbers)
     averaged = rule.beta is not None
     estimate = Averaged(rule, blocks, numbers, opt.state) if averaged else Estimate(rule, blocks, numbers)
@@ -128,6 +124,16 @@ def _by_group(groups: Sequence[Any], blocks: Sequence[Block], alpha: Tensor, num
         return alpha
     places = {id(block.group): i for i, block in reversed(list(enumerate(blocks)))}
     return numbers.vector([alpha[places[id(group)]] for group in groups])
+
+
+def _rates_on_device(blocks: Sequence[Block], numbers: Numbers) -> list[Tensor]:
+    """The learning rates that are tensors, which blocks get as numbers of the step."""
+    found = []
+    for block in blocks:
+        if isinstance(block.alpha, Tensor):
+            block.alpha = numbers.scalar(block.alpha)
+            found.append(block.alpha)
+    return found
 
 
 def _are_rates(rates: Tensor) -> Tensor:
