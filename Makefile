@@ -38,7 +38,7 @@ bench: .venv/.test ## time steps, sweeps and training; count launches and prox e
 			jax_step_time; do \
 		echo; echo "$$name"; $(BIN)/python benchmarks/$$name.py --device $(DEVICE) || exit; \
 	done
-	@for name in kernel_passes sweep_speed; do \
+	@for name in kernel_passes step_path schedules sweep_speed; do \
 		echo; echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit; \
 	done
 
@@ -58,15 +58,15 @@ clean: ## remove .venv and everything built
 
 .venv/.setup: .venv/.created pyproject.toml constraints.txt
 	@echo "Installing proxsps and its base dependencies ..."
-	@$(INSTALL) --editable '.[fast]'
+	@$(INSTALL) --editable .
 	@touch $@
 
 .venv/.demo: .venv/.setup
 	@echo "Installing what the experiments need ..."
-	@$(INSTALL) --editable '.[fast,experiments]'
+	@$(INSTALL) --editable '.[experiments]'
 	@touch $@
 
 .venv/.test: .venv/.setup
 	@echo "Installing what tests, checks and documentation need ..."
-	@$(INSTALL) --editable '.[fast,experiments,baselines,jax,lightning,transformers,ray,sparsity,dev,docs]'
+	@$(INSTALL) --editable '.[experiments,baselines,jax,lightning,transformers,ray,sparsity,dev,docs]'
 	@touch $@

@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 from step_time import DECAY, resnet110_shapes, synchronize
 
 from proxsps import ProxSPS
-from proxsps.optim.parts import load_kernels
+from proxsps.optim.plan import load_kernels
 
 
 def contestants(device: str) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:

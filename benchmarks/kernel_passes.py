@@ -1,4 +1,4 @@
-"""Time of the single passes of the compiled kernels, and of the steps they make up, next to fused AdamW.
+"""Time of the single passes of the compiled kernels, next to fused AdamW.
 
     python benchmarks/kernel_passes.py [--rounds 30]
 
@@ -17,44 +17,35 @@ import torch
 from step_time import CASES, interleaved
 from torch import Tensor
 
-from proxsps.optim import kernels
-from proxsps.optim.kernels import Psi, entries, rows
+from proxsps import L1, Box, ElasticNet, GroupLasso, ProxSPS, ProxSPSAdam
+from proxsps.optim.kernels import layout
+from proxsps.optim.kernels.entrywise import NOWHERE, Sources
+from proxsps.optim.kernels.parts import EntryPart
+from proxsps.optim.kernels.sampling import NO_START
+from proxsps.optim.plan import Plan
+from proxsps.regularizers.structure import Scalar
 
-ENTRIES = {
-    "L1": {"l1": 1e-3},
-    "ElasticNet": {"l1": 1e-3, "l2": 1e-2},
-    "Box": {"lower": -1.0, "upper": 1.0},
-    "all constants": {"l1": 1e-3, "l2": 1e-2, "lower": -1.0, "upper": 1.0},
+FUNCTIONS = {
+    "affine": None,
+    "L1": Scalar(l1=1e-3),
+    "ElasticNet": Scalar(l1=1e-3, l2=1e-2),
+    "Box": Scalar(lower=-1.0, upper=1.0),
+    "all constants": Scalar(1e-3, 1e-2, -1.0, 1.0),
 }
-ONE, ALPHA = np.array([0.5]), np.array([1e-9])  # tiny steps: entries keep their size while thousands are timed
-THREE, FOUR = np.linspace(0.1, 1, 3), np.linspace(0.1, 1, 4)
-
-
-def in_cache(dtype: torch.dtype, repeats: int = 200, size: int = 16_384) -> None:
-    """Print nanoseconds per entry of each pass over the same chunk of memory."""
-    x, d = torch.randn(size, dtype=dtype), torch.randn(size, dtype=dtype)
-    scale = 1e9 / size / repeats
-    at = kernels.memory([[x] * repeats], [[d] * repeats])
-    plain = best(lambda: kernels.sums(at, np.zeros(1), False)) * scale
-    print(f"{dtype}: ns per entry, one thread; lines: sums {plain:.3f}")
-    for name, constants in ENTRIES.items():
-        psi = Psi.of(1, **constants)
-        times = [best(lambda u=u, psi=psi: entries.reduce(at, psi, ALPHA, u)) for u in (ONE, THREE, FOUR)]
-        times += [best(lambda f=f, psi=psi: f(at, psi, ALPHA, 0.5)) for f in (entries.move_sq, entries.write)]
-        numbers = " | ".join(f"{t * scale:.3f}" for t in times)
-        print(f"  {name}: h at 1, 3, 4 points, move, write: {numbers}")
-    for shape, dims in (((16, 1024), (1,)), ((113, 144), (1,)), ((1820, 9), (1,)), ((128, 128), (0,)), ((size,), None)):
-        y, e = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
-        row_at = rows.memory([[y] * repeats], [[e] * repeats], [dims])
-        psi, alpha = Psi.of(row_at.groups, l1=1e-3), np.full(row_at.groups, 1e-9)
-        known = rows.sums(row_at)
-        times = [
-            best(lambda row_at=row_at: rows.sums(row_at)),
-            best(lambda row_at=row_at, psi=psi, alpha=alpha: rows.write(row_at, psi, alpha, 0.5)),
-            best(lambda row_at=row_at, psi=psi, alpha=alpha, k=known: rows.write(row_at, psi, alpha, 0.5, known=k)),
-        ]
-        numbers = " | ".join(f"{t * 1e9 / y.numel() / repeats:.3f}" for t in times)
-        print(f"  rows {shape}, normed over {dims}: sums, write, write with known sums: {numbers}")
+SLOPES = {"gradients": 2, "averages": 3, "Adam's metric": 4}  # and the number of tensors that they read
+TINY = 1e-9  # steps: entries keep their size while thousands are timed
+ONE, THREE, FOUR = [0.5], [0.1, 0.5, 1.0], [0.1, 0.4, 0.7, 1.0]
+METHODS = {
+    "weight decay": (ProxSPS, {"weight_decay": 1e-3}),
+    "L1": (ProxSPS, {"regularizer": L1(1e-3)}),
+    "ElasticNet": (ProxSPS, {"regularizer": ElasticNet(1e-3, 1e-2)}),
+    "Box": (ProxSPS, {"regularizer": Box(-10.0, 10.0)}),
+    "GroupLasso": (ProxSPS, {"regularizer": GroupLasso.rows(1e-3)}),
+    "momentum": (ProxSPS, {"momentum": 0.9}),
+    "L1 with momentum": (ProxSPS, {"momentum": 0.9, "regularizer": L1(1e-3)}),
+    "Adam's metric": (ProxSPSAdam, {}),
+    "L1 in Adam's metric": (ProxSPSAdam, {"cap": "proximal", "regularizer": L1(1e-3)}),
+}
 
 
 def best(call: Callable[[], object], rounds: int = 15) -> float:
@@ -68,54 +59,50 @@ def best(call: Callable[[], object], rounds: int = 15) -> float:
     return min(times)
 
 
-def as_rows(t: Tensor) -> Tensor:
-    """Filters as rows; long vectors as rows of a thousand entries, short ones as one row."""
-    if t.dim() > 1:
-        return t.flatten(1)
-    return t.view(-1, 1_000) if t.numel() % 1_000 == 0 else t.view(1, -1)
+def in_cache(dtype: torch.dtype, repeats: int = 200, size: int = layout.CHUNK) -> None:
+    """Print nanoseconds per entry of each pass over the same chunk of memory."""
+    print(f"{dtype}: ns per entry, one thread: sums, with lengths of moves, h at 1, 3, 4 points, move, write")
+    for slope, count in SLOPES.items():
+        tensors = [torch.rand(size, dtype=dtype) for _ in range(count)]
+        at = [np.full(repeats, t.data_ptr()) for t in tensors]
+        d_at, v_at = [*at[2:], NOWHERE, NOWHERE][:2]
+        weights = np.tile([0.9, 0.1, 0.999, 0.001], (repeats, 1))
+        sources = Sources(at[0], at[1], d_at, v_at, *NO_START, np.zeros(1), weights, 1e-8, 1e-30)
+        for name, psi in FUNCTIONS.items():
+            part = EntryPart(sources, NOWHERE, layout.LIKE[dtype], layout.layout(((size,) * repeats,), 1), [psi])
+            calls = [lambda m=m, p=part: p.sums([TINY], (), m) for m in (False, True)]
+            if psi is not None:
+                calls += [lambda u=u, p=part: p.heights([TINY], u) for u in (ONE, THREE, FOUR)]
+                calls += [lambda p=part: p.move_sq([TINY], 0.5)]
+            calls += [lambda p=part: p.write([1.0], [-TINY], [TINY], 0.5, 1.0)]
+            print(f"  {slope}, {name}: " + " | ".join(f"{best(call) * 1e9 / size / repeats:.3f}" for call in calls))
+
+
+def planned(params: list[Tensor], name: str) -> Plan:
+    """The plan of a method for these parameters; GroupLasso takes those with rows."""
+    method, options = METHODS[name]
+    chosen = [p for p in params if p.dim() > 1 or name != "GroupLasso"]
+    opt = method(chosen, lr=TINY, fused=True, **options)
+    opt.step(loss=1.0)
+    return opt._plan
 
 
 def contestants(params: list[Tensor]) -> dict[str, Callable[[], object]]:
     """The passes on the same parameters and gradients, and AdamW."""
-    xs, ds = [p.detach() for p in params], [p.grad for p in params]
-    flat = [[as_rows(t) for t in ts] for ts in (xs, ds)]
-    soft, box = Psi.of(1, l1=1e-3), Psi.of(1, lower=-10.0, upper=10.0)
-    at = kernels.memory([xs], [ds])
-    row_at = rows.memory([flat[0]], [flat[1]], [(1,)])
-    group, alpha = Psi.of(row_at.groups, l1=1e-3), np.full(row_at.groups, 1e-9)
-
-    def searched(psi: Psi) -> Callable[[], None]:
-        def step() -> None:
-            at = kernels.memory([xs], [ds])
-            for u in (FOUR, FOUR):
-                entries.reduce(at, psi, ALPHA, u, every=16)
-            entries.reduce(at, psi, ALPHA, THREE)
-            entries.reduce(at, psi, ALPHA, ONE)
-            entries.write(at, psi, ALPHA, 0.5)
-
-        return step
-
-    def by_rows() -> None:
-        at = rows.memory([flat[0]], [flat[1]], [(1,)])
-        rows.sums(at)
-        rows.write(at, group, alpha, 0.5)
-
-    return {
-        "AdamW fused": torch.optim.AdamW(params, lr=1e-9, fused=True).step,
-        "memory": lambda: kernels.memory([xs], [ds]),
-        "lines: sums": lambda: kernels.sums(at, np.zeros(1), False),
-        "lines: write": lambda: kernels.write(at, np.ones(1), np.full(1, -1e-9)),
-        "L1: sample at 4": lambda: entries.reduce(at, soft, ALPHA, FOUR, every=16),
-        "L1: h at 1": lambda: entries.reduce(at, soft, ALPHA, ONE),
-        "L1: h at 3": lambda: entries.reduce(at, soft, ALPHA, THREE),
-        "Box: h at 3": lambda: entries.reduce(at, box, ALPHA, THREE),
-        "entries: write": lambda: entries.write(at, soft, ALPHA, 0.5),
-        "L1: searched step": searched(soft),
-        "Box: searched step": searched(box),
-        "rows: sums": lambda: rows.sums(row_at),
-        "rows: write": lambda: rows.write(row_at, group, alpha, 0.5),
-        "rows: step": by_rows,
+    found: dict[str, Callable[[], object]] = {
+        "AdamW fused": torch.optim.AdamW(params, lr=TINY, fused=True).step,
     }
+    for name in METHODS:
+        if name == "GroupLasso" and not any(p.dim() > 1 for p in params):
+            continue
+        plan = planned(params, name)
+        found[f"{name}: sums"] = lambda p=plan: p.sums([TINY], (), False)
+        if plan.entries:
+            found[f"{name}: sample at 4"] = lambda p=plan: p.heights([TINY], FOUR, 16)
+            found[f"{name}: h at 1"] = lambda p=plan: p.heights([TINY], ONE)
+            found[f"{name}: h at 3"] = lambda p=plan: p.heights([TINY], THREE)
+        found[f"{name}: write"] = lambda p=plan: p.write([1.0], [-TINY], [TINY], 0.5, 1.0)
+    return found
 
 
 def main() -> None:

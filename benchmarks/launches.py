@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxsps import L1, SPS, Box, DecSPS, ElasticNet, GroupLasso, ProxSPS, ProxSPSAdam
-from proxsps.optim.parts import load_kernels
+from proxsps.optim.plan import load_kernels
 
 FREE = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "profiler.")
 

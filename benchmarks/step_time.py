@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from proxsps import L1, L2, Box, ElasticNet, GroupLasso, NonNegative, NuclearNorm, ProxSPS, ProxSPSAdam, Regularizer
-from proxsps.optim.parts import load_kernels
+from proxsps.optim.plan import load_kernels
 
 DECAY = 5e-4
 BASE = ("AdamW fused",)
@@ -261,6 +261,32 @@ def measure(case: str, rounds: int, device: str, only: str) -> dict[str, float]:
     return interleaved(steps, rounds, reset)
 
 
+def after_backward(rounds: int) -> dict[str, float]:
+    """Median seconds of a step of the small network after a backward pass of its own, with new gradient tensors."""
+    x, y = torch.randn(32, 64), torch.randint(10, (32,))
+    makers: dict[str, Callable[[list[Tensor]], Any]] = {
+        "AdamW fused": lambda params: torch.optim.AdamW(params, fused=True),
+        "weight decay": lambda params: ProxSPS(params, lr=0.1, weight_decay=DECAY),
+        "ProxSPSAdam, no lr": lambda params: ProxSPSAdam(params, weight_decay=DECAY),
+        "L1": lambda params: ProxSPS(params, lr=0.1, regularizer=L1(1e-4)),
+    }
+    runs = {}
+    for name, make in makers.items():
+        model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+        runs[name] = model, make(list(model.parameters()))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds + 20):
+        for name, (model, opt) in runs.items():
+            opt.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            arguments = {} if name.startswith("AdamW") else {"loss": loss}
+            start = time.perf_counter()
+            opt.step(**arguments)
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(series[20:]) for name, series in times.items()}
+
+
 def interleaved(
     steps: dict[str, Callable[[], object]], rounds: int, reset: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
@@ -329,6 +355,8 @@ def main() -> None:
     results = {
         case: measure(case, options.rounds, options.device, options.only) for case in CASES if options.case in case
     }
+    if options.device == "cpu" and options.case in "(d) after a backward pass":
+        results["(d) after a backward pass"] = after_backward(20 * options.rounds)
     print(table(results))
     print("\nOptimizer state, floats per parameter:")
     for name, (method, kept) in {"AdamW": (torch.optim.AdamW, {}), "weight decay": (ProxSPS, {}), **AVERAGED}.items():

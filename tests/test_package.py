@@ -182,18 +182,25 @@ def test_wheel_trains_by_itself(built, tmp_path):
     assert run(TRAIN, str(target), cwd=tmp_path, env=environment) == "trained"
 
 
+def functions(node):
+    """All functions but those inside functions without types."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef):
+            yield child
+        if not isinstance(child, ast.FunctionDef) or child.returns is not None:
+            yield from functions(child)
+
+
 def test_only_functions_that_numba_compiles_have_no_types():
     """In this folder mypy skips functions without annotations, so that those of Python must have them."""
     paths = sorted((ROOT / "src/proxsps/optim/kernels").glob("*.py"))
     seen = []
     for path in paths:
-        body = ast.parse(path.read_text()).body
-        methods = [node for owner in body if isinstance(owner, ast.ClassDef) for node in owner.body]
-        for node in (*body, *methods):
-            if isinstance(node, ast.FunctionDef) and node.returns is None:
+        for node in functions(ast.parse(path.read_text())):
+            if node.returns is None:
                 seen.append(path)
                 names = {ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list}
-                assert names & {"numba.njit", "intrinsic"}, f"{path.name}: {node.name} has no types"
+                assert names & {"compiled", "numba.njit", "intrinsic"}, f"{path.name}: {node.name} has no types"
     assert len(set(seen)) > 3
 
 

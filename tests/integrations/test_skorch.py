@@ -15,6 +15,21 @@ from proxsps import L1, ProxSPS, ProxSPSAdam, SqrtLR
 OPTIONS = {"max_epochs": 2, "batch_size": 8, "train_split": None, "iterator_train__shuffle": False, "verbose": 0}
 
 
+@pytest.mark.parametrize("optimizer", [ProxSPS, ProxSPSAdam])
+def test_the_default_of_skorch_as_lr_is_a_warning(optimizer: Any) -> None:
+    """But not where a user gave an lr (warnings are errors), and not outside of skorch."""
+    skorch = pytest.importorskip("skorch")
+
+    def make(**options: Any) -> None:
+        skorch.NeuralNetRegressor(nn.Linear(6, 1), optimizer=optimizer, **options, **OPTIONS).initialize()
+
+    with pytest.warns(UserWarning, match=rf"{optimizer.__name__}: lr=0\.01 is skorch's default.*lr=None to the net"):
+        make()
+    for given in ({"lr": None}, {"lr": 0.02}, {"optimizer__lr": 0.01}):
+        make(**given)
+    optimizer(nn.Linear(6, 1).parameters(), lr=0.01)
+
+
 def losses(net: Any) -> list[float]:
     return [row["train_loss"] for epoch in net.history for row in epoch["batches"]]
 

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampled import sample
 from scipy.optimize import brentq
 
 from proxsps.jax import prox_sps, prox_sps_adam
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso
 
-STRIDE, SCALE, FORGETTING, START = 17, 0.85, 0.99, 1e-2
+SCALE, FORGETTING, START = 0.85, 0.99, 1e-2
 
 
 @dataclass(frozen=True)
@@ -106,16 +107,19 @@ class Reference:
 
     def farthest(self, xs, gs, metrics):
         """The distance cap."""
-        samples, state = [x.reshape(-1)[::STRIDE] for x in xs], self.state
+        samples, state = [sample(x.reshape(-1)) for x in xs], self.state
         if not self.k:
             state["start"] = samples
-            state["reach"] = START * (1 + self.norm(xs, samples))
-            state["g_sq"] = 0.0
+            state["first"] = START * (1 + self.norm(xs, samples))
+            state["g_sq"] = state["reach"] = state["squares"] = 0.0
         moved = self.norm(xs, [a - b for a, b in zip(samples, state["start"], strict=True)])
-        state["reach"] = max(state["reach"], moved)
-        g_sq = sum(np.sum((g / D) ** 2) for g, D in zip(gs, metrics, strict=True))
+        rates = np.array([group.rate for group in self.groups])
+        factor = rates.max() if self.rateless else 1.0
+        state["reach"] = max(state["reach"], factor * state["first"], moved)
+        state["squares"] += factor**2
+        g_sq = sum(np.sum((w * g / D) ** 2) for w, g, D in zip(rates / rates.max(), gs, metrics, strict=True))
         state["g_sq"] = FORGETTING * state["g_sq"] + (1 - FORGETTING) * g_sq
-        total = (self.k + 1) * state["g_sq"] / (1 - FORGETTING ** (self.k + 1))
+        total = state["squares"] * state["g_sq"] / (1 - FORGETTING ** (self.k + 1))
         return SCALE * state["reach"] / np.sqrt(total)
 
     @staticmethod

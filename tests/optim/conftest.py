@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sampled import norm_sq
 from torch import Tensor
 
 from proxsps.optim import SPS, DecSPS, PolyakOptimizer, ProxSGD, ProxSPS, ProxSPSAdam
+from proxsps.optim.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,20 @@ SELECTIONS = {
 }
 
 
+# Runs a second time with plans that are never kept; with this environment variable, all tests in this folder do.
+TWICE, DROP_PLANS = {"test_conformance"}, bool(os.environ.get("PROXSPS_DROP_PLANS"))
+
+
+@pytest.fixture(autouse=True)
+def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether optimizers keep their plans."""
+    if DROP_PLANS or getattr(request, "param", "kept") == "dropped":
+        monkeypatch.setattr(Plan, "holds", lambda self, opt: False)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.split(".")[-1] in TWICE and not DROP_PLANS:
+        metafunc.parametrize("plans", ["kept", "dropped"], indirect=True)
     for name, cases in SELECTIONS.items():
         if name in metafunc.fixturenames:
             module, test = metafunc.module.__name__.split(".")[-1], metafunc.function.__name__
@@ -104,7 +121,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests: dict[Any, dict[Case, list[pytest.Item]]] = {}
     for item in items:
         if "case" in (own := item.callspec.params if hasattr(item, "callspec") else {}):
-            tests.setdefault(item.function, {}).setdefault(own["case"], []).append(item)
+            tests.setdefault((item.function, own.get("plans")), {}).setdefault(own["case"], []).append(item)
     dropped = set()
     for cases in tests.values():
         for shift, combinations in enumerate(cases.values()):
@@ -185,15 +202,16 @@ class PlainModel:
         self.v = [np.zeros_like(x) for x in xs]
         self.f = self.gamma = self.G = 0.0
         self.start = [x.copy() for x in xs]
-        self.reach = 1e-2 * (1 + self.sampled(xs) ** 0.5)
+        self.first = 1e-2 * (1 + self.sampled(xs) ** 0.5)
+        self.reach = self.K = 0.0
 
     @staticmethod
     def sampled(xs: list[np.ndarray]) -> float:
-        """||x||^2, estimated from every 17th entry."""
-        return sum(float((x.ravel()[::17] ** 2).sum()) * x.size / len(x.ravel()[::17]) for x in xs)
+        """||x||^2, estimated from the sampled entries."""
+        return sum(map(norm_sq, xs))
 
-    def take(self, xs: list[np.ndarray], gs: list[np.ndarray], f: float) -> None:
-        """Take in a loss and its gradient."""
+    def take(self, xs: list[np.ndarray], gs: list[np.ndarray], f: float, factors: Sequence[float] = (1.0,)) -> None:
+        """Take in a loss and its gradient, and the factors of the groups on the step."""
         beta, k = self.beta, self.k
         if self.beta2 is None:
             old, new = (0.0, 1.0) if k == 0 else (beta, 1 - beta)
@@ -207,11 +225,14 @@ class PlainModel:
         self.f = old * self.f + new * f
         self.gamma = old * self.gamma + new * sum(float((g * x).sum()) for g, x in zip(gs, xs, strict=True))
         self.m = self.f - self.gamma + sum(float((d * x).sum()) for d, x in zip(self.d, xs, strict=True))
-        g_sq = sum(float((g * g / D**2).sum()) for g, D in zip(gs, self.metric, strict=True))
+        factor, parts = max(factors), zip(cycle(factors), gs, self.metric, strict=False)
+        g_sq = sum(float(((own / factor * g / D) ** 2).sum()) for own, g, D in parts)
         self.k += 1
+        self.K += factor**2
         self.G = 0.99 * self.G + 0.01 * g_sq
-        self.reach = max(self.reach, self.sampled([x - s for x, s in zip(xs, self.start, strict=True)]) ** 0.5)
-        self.distance = 0.85 * self.reach / (self.k * self.G / (1 - 0.99**self.k)) ** 0.5
+        moved = self.sampled([x - s for x, s in zip(xs, self.start, strict=True)]) ** 0.5
+        self.reach = max(self.reach, factor * self.first, moved)
+        self.distance = 0.85 * self.reach / (self.K * self.G / (1 - 0.99**self.k)) ** 0.5
 
     def height(self, xs: list[np.ndarray], ys: list[np.ndarray], C: float) -> float:
         """The linear model above C."""

@@ -1,19 +1,17 @@
-"""Steps that update their averages in the passes of the step itself: the same as with averages made beforehand."""
+"""Steps with averages of gradients: the same by the kernels, by torch and on a device."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from proxsps.core.distance import sample_size
-from proxsps.optim import ProxSPS, ProxSPSAdam, parts
-from proxsps.optim.parts import AveragedLines, averaged, averaged_sums
-from proxsps.optim.passes import moved_sq
+from proxsps.core.sampling import sample_size
+from proxsps.optim import ProxSPS, ProxSPSAdam
+from proxsps.optim.vectors import entries
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso
 
 SHAPES = [(1,), (63,), (8, 8), (65,), (129, 131), (3, 0)]
@@ -38,37 +36,18 @@ VARIANTS = {
     "Adam, ElasticNet": (ProxSPSAdam, {"lr": 0.01, "regularizer": ElasticNet(0.2, 0.4), "max_move": 1.0}),
     "Adam, Euclidean L2": (ProxSPSAdam, {"lr": 0.01, "eps": 0.0, "regularizer": L2(0.4)}),
 }
-PATHS = {"kernels": True, "torch alone": False, "made beforehand": False}
+PATHS = {"kernels": {"fused": True}, "torch alone": {"fused": False}, "device": {"capturable": True}}
 
 
 @pytest.fixture(params=PATHS)
-def path(request, monkeypatch):
-    """How a step is taken, as the option `fused`."""
+def path(request):
+    """How a step is taken, as options."""
     if request.param == "kernels":
         pytest.importorskip("numba")
-    if request.param == "made beforehand":
-        make_beforehand(monkeypatch)
     return PATHS[request.param]
 
 
-def make_beforehand(patch):
-    patch.setattr(AveragedLines, "takes", lambda blocks: False)
-    patch.setattr(parts, "_make_averaging_curve", lambda *args: None)
-
-
-@pytest.fixture
-def beforehand(monkeypatch):
-    """Averages made before the step, for what is constructed inside of it."""
-
-    def run(act):
-        with monkeypatch.context() as patch:
-            make_beforehand(patch)
-            return act()
-
-    return run
-
-
-def problem(variant, fused, dtype=torch.float64, seed=0, **options):
+def problem(variant, path, dtype=torch.float64, seed=0, **options):
     """An optimizer with two groups, and a function that takes a step of least squares."""
     generator = torch.Generator().manual_seed(seed)
     params = [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in SHAPES]
@@ -76,7 +55,7 @@ def problem(variant, fused, dtype=torch.float64, seed=0, **options):
     own = dict(own)
     phi = own.pop("regularizer", None)
     groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:], "regularizer": phi}]
-    opt = method(groups, fused=fused, **own, **options)
+    opt = method(groups, **path, **own, **options)
 
     def step(scale=1.0, without=()):
         opt.zero_grad()
@@ -97,7 +76,8 @@ def problem(variant, fused, dtype=torch.float64, seed=0, **options):
 def everything(opt, params):
     """Copies of all parameters and state tensors, and the numbers of the groups."""
     state = [t.clone() for p in params for _, t in sorted(opt.state[p].items())]
-    numbers = [value for group in opt.param_groups for value in group.values() if isinstance(value, float)]
+    values = [value for group in opt.param_groups for value in group.values()]
+    numbers = [float(value) for value in values if isinstance(value, (float, torch.Tensor))]
     return [p.detach().clone() for p in params] + state, numbers
 
 
@@ -109,29 +89,29 @@ def assert_close(got, want, rtol):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_all_paths_take_the_same_steps(path, beforehand, variant, dtype):
-    def run(fused):
-        opt, params, step = problem(variant, fused, dtype)
+def test_all_paths_take_the_same_steps(path, variant, dtype):
+    def run(path):
+        opt, params, step = problem(variant, path, dtype)
         for k in range(4):
-            step(without=(1, 4) if k == 2 else ())  # averages of tensors without a gradient decay
+            step(without=(1, 4) if k == 2 else ())  # which then rest
         return everything(opt, params)
 
-    assert_close(run(path), beforehand(lambda: run(False)), 1e-10 if dtype is torch.float64 else 1e-4)
+    searched = "regularizer" in VARIANTS[variant][1]
+    # A search of a device ends after a fixed number of rounds, at about the square root of what it can see.
+    exact = 1e-6 if searched and "capturable" in path else 1e-10
+    assert_close(run(path), run(PATHS["torch alone"]), exact if dtype is torch.float64 else 1e-4)
 
 
 @pytest.mark.parametrize("variant", ["momentum", "momentum, no lr", "Adam", "Adam, no lr"])
 def test_a_step_does_not_depend_on_what_is_joined_and_cut(monkeypatch, variant):
     def run():
-        opt, params, step = problem(variant, False, torch.float32)
+        opt, params, step = problem(variant, PATHS["torch alone"], torch.float32)
         for _ in range(3):
             step()
-        averaged_sums._plan.cache_clear()
         return everything(opt, params)
 
     whole = run()
-    monkeypatch.setattr(averaged_sums, "JOINED", (64, 70))
-    for module in (averaged_sums, averaged):
-        monkeypatch.setattr(module, "PIECE", 1000)
+    monkeypatch.setattr(entries, "PIECE", 1000)
     assert_close(run(), whole, 1e-4)
 
 
@@ -209,18 +189,9 @@ def test_squares_beyond_single_precision_are_taken_in_double(path, variant, scal
 @pytest.mark.parametrize("beside", [None, L1(0.1)], ids=["alone", "beside a search"])
 def test_a_gradient_whose_square_overflows_skips_the_step(path, beside):
     """Its v would be infinite for ever, and the entry would never move again. So the step is skipped, as in JAX."""
-    skips_overflow(beside, fused=path)
-
-
-@pytest.mark.parametrize("beside", [None, L1(0.1)], ids=["alone", "beside a search"])
-def test_a_gradient_whose_square_overflows_skips_the_step_on_a_device(beside):
-    skips_overflow(beside, capturable=True)
-
-
-def skips_overflow(beside, **options):
     params = [torch.nn.Parameter(torch.ones(70)) for _ in range(2)]
     groups = [{"params": params[:1]}, {"params": params[1:], "regularizer": beside}]
-    opt = ProxSPSAdam(groups, **options)
+    opt = ProxSPSAdam(groups, **path)
     for largest in (1.0, 1.0, 3e19, 1e18):  # times the weight of the third step, 1/3, the square is finite again
         for p in params:
             p.grad = torch.ones_like(p)
@@ -254,7 +225,7 @@ def test_a_slope_that_nearly_cancels_is_taken_in_double(path):
 
 def test_an_eps_that_single_precision_does_not_have_leaves_entries_without_gradient_alone(path):
     x = torch.nn.Parameter(torch.ones(70))
-    opt = ProxSPSAdam([x], lr=0.1, eps=1e-50, fused=path)
+    opt = ProxSPSAdam([x], lr=0.1, eps=1e-50, **path)
     for _ in range(2):
         x.grad = torch.ones(70)
         x.grad[::2] = 0
@@ -283,7 +254,7 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_other_tensors_have_their_averages_made_beforehand(name):
+def test_other_tensors_have_averages_too(name):
     opt = ProxSPS(OUTSIDE[name](), momentum=0.9)
     for _ in range(2):
         for group in opt.param_groups:
@@ -294,14 +265,14 @@ def test_other_tensors_have_their_averages_made_beforehand(name):
 
 
 @pytest.mark.parametrize("variant", ["momentum", "Adam, no lr"])
-def test_complex_and_channels_last_parameters_take_the_same_steps(path, beforehand, variant):
-    def run(fused):
+def test_complex_and_channels_last_parameters_take_the_same_steps(path, variant):
+    def run(path):
         generator = torch.Generator().manual_seed(3)
         x = torch.randn(33, 5, generator=generator, dtype=torch.complex128)
         y = torch.randn(4, 5, 6, 7, generator=generator, dtype=torch.float64)
         params = [torch.nn.Parameter(x), torch.nn.Parameter(y.to(memory_format=torch.channels_last))]
         method, own = VARIANTS[variant]
-        opt = method(params, fused=fused, **own)
+        opt = method(params, **path, **own)
         for _ in range(3):
             for p in params:
                 p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype).to(
@@ -311,49 +282,14 @@ def test_complex_and_channels_last_parameters_take_the_same_steps(path, beforeha
             opt.step(loss=3.0)
         return everything(opt, params)
 
-    assert_close(run(path), beforehand(lambda: run(False)), 1e-10)
-
-
-def taken(monkeypatch, act):
-    """The classes of the parts with lines that are made meanwhile."""
-    seen, original = [], parts.make_lines
-    monkeypatch.setattr("proxsps.optim.assembly.make_lines", lambda *args: seen.append(original(*args)) or seen[-1])
-    act()
-    return [type(part).__name__ for part in seen]
-
-
-@pytest.mark.parametrize("variant", ["momentum", "momentum, no lr", "Adam", "Adam, no lr"])
-def test_which_path_a_step_takes(monkeypatch, variant):
-    pytest.importorskip("numba")
-    *_, compiled = problem(variant, True)
-    *_, alone = problem(variant, False)
-    assert taken(monkeypatch, compiled) == ["CompiledAverages"]
-    assert taken(monkeypatch, alone) == ["AveragedLines"]
-
-
-@pytest.mark.parametrize(
-    ("variant", "compiled", "alone"),
-    [
-        ("momentum, L1", "CompiledAveragedEntries", "AveragedEntriesOfTensors"),
-        ("Adam, L1, no lr", "CompiledAveragedEntries", "AveragedEntriesOfTensors"),
-        ("Adam, Euclidean L2", "CompiledAveragedEntries", "AveragedEntriesOfTensors"),
-        ("momentum, rows", "CompiledAveragedRows", "RowsOfTensors"),
-    ],
-)
-def test_which_path_a_search_takes(monkeypatch, variant, compiled, alone):
-    pytest.importorskip("numba")
-    seen, original = [], parts.make_curve
-    monkeypatch.setattr("proxsps.optim.assembly.make_curve", lambda *args: seen.append(original(*args)) or seen[-1])
-    for fused in (True, False):
-        problem(variant, fused)[2]()
-    assert [type(part).__name__ for part in seen] == [compiled, alone]
+    assert_close(run(path), run(PATHS["device"]), 1e-10)
 
 
 def test_other_blocks_beside_lines_are_stepped_on_too(path):
     generator = torch.Generator().manual_seed(1)
     params = [torch.nn.Parameter(torch.randn(70, generator=generator)) for _ in range(2)]
     groups = [{"params": params[:1], "regularizer": L1(0.1)}, {"params": params[1:], "weight_decay": 0.1}]
-    opt = ProxSPS(groups, lr=None, momentum=0.9, fused=path)
+    opt = ProxSPS(groups, lr=None, momentum=0.9, **path)
     for _ in range(3):
         before = [p.detach().clone() for p in params]
         for p in params:
@@ -374,47 +310,8 @@ def test_how_much_state_there_is(path, variant, floats):
     assert sample_size(entries) <= entries / 16
 
 
-@pytest.mark.parametrize("variant", ["no lr", "momentum, no lr", "Adam, no lr"])
-def test_a_start_in_another_form_is_not_read_as_a_vector(path, variant):
-    """A sharded run, and a checkpoint, has a matrix with one row for each row of the parameter, padded."""
-    opt, params, step = problem(variant, path)
-    step()
-    block = SimpleNamespace(params=params, starts=[opt.state[p]["start"] for p in params])
-    assert moved_sq(block) > 0
-    block.starts[4] = torch.zeros(129, 8, dtype=torch.float64)
-    assert moved_sq(block) is None
-
-
-SEARCHES = {  # and how many passes three steps may take before they write
-    "momentum": (ProxSPS, {"lr": 0.1, "momentum": 0.9}, 8),
-    "Adam, proximal": (ProxSPSAdam, {"lr": 0.1, "cap": "proximal"}, 8),
-    "Adam, matched": (ProxSPSAdam, {"lr": 0.1}, 11),  # its longest step is known only after the sums
-}
-
-
-@pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_over_averages_takes_few_passes(monkeypatch, name):
-    """The pass that makes the sums is the first round of the search: a sample tells where to look."""
-    entries = pytest.importorskip("proxsps.optim.kernels.entries")
-    method, own, most = SEARCHES[name]
-    generator = torch.Generator().manual_seed(0)
-    x = torch.nn.Parameter(torch.randn(1 << 20, generator=generator))
-    opt, whole, original = method([x], regularizer=L1(0.1), **own), [], entries._pass
-
-    def counted(at, psi, alphas, u, every=1, further=False):
-        whole.append(every == 1)
-        return original(at, psi, alphas, u, every, further)
-
-    monkeypatch.setattr(entries, "_pass", counted)
-    for _ in range(3):
-        x.grad = torch.randn(1 << 20, generator=generator) + 0.5 * x.detach()
-        opt.step(loss=4e4)
-        assert opt.last_step.branch_name == "inside"
-    assert sum(whole) <= most
-
-
 def test_a_limit_on_the_move_is_its_length_in_adams_metric():
-    """With averages made beforehand, as those of strided tensors are, and with decay, which moves along x too."""
+    """With decay, which moves along x too."""
     generator = torch.Generator().manual_seed(2)
     p = torch.nn.Parameter(torch.randn(67, 2, generator=generator, dtype=torch.float64)[:, 1])
     opt = ProxSPSAdam([p], lr=0.5, weight_decay=0.7, max_move=0.1)

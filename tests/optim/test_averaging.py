@@ -103,15 +103,18 @@ def test_cool_down_checks_its_numbers():
         CoolDown(opt, 10, fraction=25)
 
 
-@pytest.mark.parametrize("make", [lambda p: ProxSPS(p, None, 1e-2, momentum=0.9), ProxSPSAdam], ids=["ProxSPS", "Adam"])
+@pytest.mark.parametrize(
+    "make", [lambda p, **own: ProxSPS(p, None, 1e-2, momentum=0.9, **own), ProxSPSAdam], ids=["ProxSPS", "Adam"]
+)
 def test_a_cool_down_scales_the_step_of_an_optimizer_without_a_learning_rate(make):
-    """From the same state, the step with factor f is f times the step with factor 1; at the end nothing moves."""
+    """From the same state, the step with factor f is f times that with factor 1 but for its own square in the cap."""
     torch.manual_seed(0)
     x, y = torch.randn(64, 13), torch.randn(64, 7)
     model = torch.nn.Linear(13, 7)
-    opt = make(model.parameters())
+    opt = make(model.parameters(), lower_bound=None)
     scheduler = CoolDown(opt, 12, fraction=0.5)
     assert scheduler.get_last_lr() == [1.0]
+    squares = 0.0
     for k in range(14):
         opt.zero_grad()
         loss = (model(x) - y).square().mean()
@@ -124,7 +127,9 @@ def test_a_cool_down_scales_the_step_of_an_optimizer_without_a_learning_rate(mak
         before = [p.detach().clone() for p in model.parameters()]
         opt.step(loss=loss)
         factor = opt.param_groups[0]["lr"]
-        torch.testing.assert_close(opt.last_step.tau, factor * full_opt.last_step.tau)
+        longer = ((squares + 1) / (squares + factor**2)) ** 0.5
+        torch.testing.assert_close(opt.last_step.tau, factor * longer * full_opt.last_step.tau)
+        squares += factor**2
         assert factor == pytest.approx(min(1, max(0, 12 - k) / 7))
         if k >= 12:
             assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))

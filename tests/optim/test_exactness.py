@@ -10,11 +10,12 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, reference
+from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
 from proxsps.regularizers import (
     L1,
     L2,

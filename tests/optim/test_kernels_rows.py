@@ -1,7 +1,8 @@
-"""The compiled passes over rows, against the regularisers' own prox in double precision."""
+"""The compiled passes over rows in the identity metric, against the regularisers' own prox in doubles."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -15,8 +16,6 @@ from proxsps.optim.kernels import layout, row_layout, rows
 from proxsps.optim.kernels.scalar import Psi
 from proxsps.regularizers import GroupLasso, L2Ball
 
-DTYPES = [torch.float32, torch.float64]
-INF = math.inf
 SHAPES = {
     "rows": ([(129, 257), (1, 70), (70, 1), (7, 3), (40, 2_049)], (1,)),
     "long rows": ([(3, 16_385), (2, 50_001)], (1,)),
@@ -28,152 +27,147 @@ SHAPES = {
     "whole tensors": ([(129, 257), (17,), (1,), (40, 10, 3, 3)], None),
     "empty": ([(0, 5), (4, 3), (5, 0), (2, 7)], (1,)),
 }
+OLD = 0.9  # weight of an average before the step
+
+of_both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+of_all_shapes = pytest.mark.parametrize("name", SHAPES)
+of_both_slopes = pytest.mark.parametrize("averaged", [False, True], ids=["gradient", "average"])
 
 
-def pairs(shapes, dtype, seed=0):
+def drawn(shapes, dtype, seed=0, lists=3):
     generator = torch.Generator().manual_seed(seed)
-    draw = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes * 2]
-    return draw[: len(shapes)], draw[len(shapes) :]
+    draw = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes * lists]
+    return [draw[i : i + len(shapes)] for i in range(0, len(draw), len(shapes))]
 
 
-def constant(count, l1=0.0, l2=0.0, lower=-INF, upper=INF):
-    return Psi.of(count, l1, l2, lower, upper)
+def memory(params, slopes, dims, ids=None, grads=None):
+    """The rows of blocks; with gradients, the slopes are averages of earlier ones."""
+    lists = [list(itertools.chain(*blocks)) for blocks in (params, slopes, *([] if grads is None else [grads]))]
+    like, at = layout.addresses(*lists)
+    found = rows.memory(params, like, dims, ids)._replace(x_at=at[0], d_at=at[1])
+    weights = np.tile([OLD, 1 - OLD, 0.0, 0.0], (len(lists[0]), 1))
+    return found if grads is None else found._replace(g_at=at[2], weights=weights)
 
 
-def norms_sq(t, u, dims):
+def dots(t, u, dims):
     """<t, u> of each group of two tensors, in the order of memory of contiguous ones."""
     return (t.double() * u.double()).sum(dim=tuple(range(t.dim())) if dims is None else dims).reshape(-1).numpy()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_sums_agree_with_double_precision(name, dtype):
+def case(name, dtype, averaged):
+    """Tensors x, d and g, the memory of their rows, and the new slopes in doubles."""
     shapes, dims = SHAPES[name]
-    xs, ds = pairs(shapes, dtype)
-    at = rows.memory([xs], [ds], [dims])
-    got = rows.sums(at)
-    want = [
-        np.concatenate([norms_sq(a, b, dims) for a, b in zip(*t, strict=True)]) for t in [(xs, xs), (xs, ds), (ds, ds)]
-    ]
-    sizes = np.concatenate([norms_sq(x.abs(), d.abs(), dims) for x, d in zip(xs, ds, strict=True)])
+    xs, ds, gs = drawn(shapes, dtype)
+    at = memory([xs], [ds], [dims], grads=[gs] if averaged else None)
+    new = [(OLD * d.double() + (1 - OLD) * g.double()) if averaged else d.double() for d, g in zip(ds, gs, strict=True)]
+    return xs, ds, gs, at, new
+
+
+@of_both_dtypes
+@of_both_slopes
+@of_all_shapes
+def test_sums_agree_with_doubles_and_leave_everything_as_it_was(name, averaged, dtype):
+    xs, ds, gs, at, new = case(name, dtype, averaged)
+    dims, eps = SHAPES[name][1], torch.finfo(dtype).eps
+    before = [t.clone() for t in (*xs, *ds, *gs)]
+    got, further = rows.first_sums(at)
+    rows.norm_sq(at, np.ones(at.groups))
+    assert all(map(torch.equal, (*xs, *ds, *gs), before))
     assert got.shape == (3, at.groups) == (3, at.layout.rows)
-    np.testing.assert_allclose(got[[0, 2]], np.array(want)[[0, 2]], rtol=1e-13)
-    assert (np.abs(got[1] - want[1]) <= 1e-13 * sizes).all()
+    rounding = max(4 * eps * averaged, 1e-13)  # of new averages; sums are doubles
+    for row, (one, other) in zip(got, ((xs, xs), (xs, new), (new, new)), strict=True):
+        want, size = (
+            np.concatenate([dots(a, b, dims) for a, b in pairs])
+            for pairs in (zip(one, other, strict=True), zip(map(abs, one), map(abs, other), strict=True))
+        )
+        assert (np.abs(row - want) <= rounding * (size + 3 * np.sqrt(size)) + 1e-300).all()
+    if averaged:
+        want = [[(g.double() * t.double()).sum().item() for g, t in zip(gs, ts, strict=True)] for ts in (xs, gs)]
+        np.testing.assert_allclose(further, want, rtol=1e-11, atol=1e-11)
 
 
-def middle(numbers):
-    """A number between the two halves of the numbers, and away from both."""
-    ordered = np.sort(numbers[numbers > 0])
-    half = len(ordered) // 2
-    return (ordered[half - 1] + ordered[half]) / 2
-
-
-def expected(phi, xs, ds, alpha, u):
-    return [phi.prox(x.double() - alpha * u * d.double(), alpha) for x, d in zip(xs, ds, strict=True)]
-
-
+@of_both_dtypes
+@of_both_slopes
 @pytest.mark.parametrize("use_sums", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_group_lasso_is_that_of_the_regularizer(name, dtype, use_sums):
-    shapes, dims = SHAPES[name]
-    xs, ds = pairs(shapes, dtype)
-    kept = [d.clone() for d in ds]
-    alpha, u = 0.8, 0.6
-    at = rows.memory([xs], [ds], [dims])
-    lengths = at.layout.length
-    lam = middle(np.sqrt(rows.norm_sq(at, np.full(at.groups, u * alpha)) / np.maximum(lengths, 1))) / alpha
-    phi = GroupLasso(lam, dims, scale_by_size=True)  # about half of the groups become 0
-    want = expected(phi, xs, ds, alpha, u)
-    psi = constant(at.groups)._replace(l1=lam * np.sqrt(lengths))
-    half = [x.clone() for x in xs]
-    before = [x.clone() for x in xs]
-    known = rows.sums(at) if use_sums else None
-    rows.write(rows.memory([half], [ds], [dims]), psi, np.full(at.groups, alpha), u, relax=0.25, known=known)
-    rows.write(at, psi, np.full(at.groups, alpha), u, known=known)
+@of_all_shapes
+def test_group_lasso_is_that_of_the_regularizer(name, use_sums, averaged, dtype):
+    xs, ds, gs, at, new = case(name, dtype, averaged)
+    dims, alpha, u, lengths = SHAPES[name][1], 0.8, 0.6, at.layout.length
+    known = rows.first_sums(at)[0]
+    sizes = np.sqrt(rows.norm_sq(at, np.full(at.groups, u * alpha)) / np.maximum(lengths, 1))
+    ordered = np.sort(sizes[sizes > 0])
+    lam = (ordered[len(ordered) // 2 - 1] + ordered[len(ordered) // 2]) / 2 / alpha  # half of the groups become 0
+    phi, before = GroupLasso(lam, dims, scale_by_size=True), [x.clone() for x in xs]
+    want = [phi.prox(x.double() - alpha * u * d, alpha) for x, d in zip(xs, new, strict=True)]
+    psi, caps = Psi.of(at.groups, l1=lam * np.sqrt(lengths)), np.full(at.groups, alpha)
+    height, slope, moved = rows.heights(known, caps, psi, np.array([u, u + 1e-6]), np.ones(2))
+    np.testing.assert_allclose(
+        [height[0], moved[0]],
+        [
+            sum((d * (y - x.double())).sum().item() for x, d, y in zip(xs, new, want, strict=True)),
+            sum((y - x.double()).square().sum().item() for x, y in zip(xs, want, strict=True)),
+        ],
+        rtol=1e-11 if not averaged else 1e-4 if dtype is torch.float32 else 1e-10,
+    )
+    np.testing.assert_allclose((height[1] - height[0]) / 1e-6, slope[0], rtol=1e-4)
+    half, averages = [x.clone() for x in xs], [d.clone() for d in ds]
+    other = memory([half], [averages], [dims], grads=[gs] if averaged else None)
+    rows.write(other, psi, caps, u, relax=0.25, known=known if use_sums else None)
+    rows.write(at, psi, caps, u, known=known if use_sums else None)
     tol = 40 * torch.finfo(dtype).eps
-    for x, h, b, y in zip(xs, half, before, want, strict=True):
+    for x, h, b, y, d, n in zip(xs, half, before, want, ds, new, strict=True):
         torch.testing.assert_close(x.double(), y, rtol=tol, atol=tol)
         assert torch.equal(x == 0, y == 0)
+        assert not x[x == 0].signbit().any()
         torch.testing.assert_close(h.double(), b.double() + 0.25 * (y - b), rtol=tol, atol=tol)
-    assert all(map(torch.equal, ds, kept))
-    assert any((y == 0).any() for y in want)
-    assert any((y != 0).any() for y in want)
+        torch.testing.assert_close(d.double(), n, rtol=tol, atol=tol)  # stored, if it is an average
+    assert 0 < sum(int((y == 0).sum()) for y in want) < sum(y.numel() for y in want)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@of_both_dtypes
 @pytest.mark.parametrize("shape", [(300,), (129, 257), (11, 3, 2)])
 @pytest.mark.parametrize("radius", [3.0, 1e4])
 def test_l2_ball_is_that_of_the_regularizer(dtype, shape, radius):
-    xs, ds = pairs([shape], dtype)
-    (want,) = expected(L2Ball(radius), xs, ds, 0.7, 0.5)
-    at = rows.memory([xs], [ds], [None])
-    plain = xs[0] - dtype_of(0.35, dtype) * ds[0]
-    rows.write(at, constant(1, upper=radius), np.array([0.7]), 0.5)
+    (x,), (d,), _ = drawn([shape], dtype)
+    want = L2Ball(radius).prox(x.double() - 0.35 * d.double(), 0.7)
+    at = memory([[x]], [[d]], [None])
+    inside = rows.heights(rows.first_sums(at)[0], np.array([0.7]), Psi.of(1, upper=radius), np.ones(1) / 2, np.ones(1))
+    np.testing.assert_allclose(inside[0, 0], (d.double() * (want - x.double())).sum().item(), rtol=1e-10)
+    rows.write(at, Psi.of(1, upper=radius), np.array([0.7]), 0.5)
     tol = 40 * torch.finfo(dtype).eps
-    torch.testing.assert_close(xs[0].double(), want, rtol=tol, atol=tol)
-    assert L2Ball(radius).value(xs[0]) == 0
-    if radius > 1e3:  # inside, nothing but the gradient step is left
-        torch.testing.assert_close(
-            xs[0], plain, rtol=2 * torch.finfo(dtype).eps, atol=1e-7 if dtype.itemsize == 4 else 1e-16
-        )
+    torch.testing.assert_close(x.double(), want, rtol=tol, atol=tol)
+    assert L2Ball(radius).value(x) == 0
 
 
-def dtype_of(number, dtype):
-    return torch.tensor(number, dtype=dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dims", [(0,), (1,), None])
-def test_zeros_are_exact_and_have_no_sign(dtype, dims):
-    xs, ds = pairs([(70, 67)], dtype)
-    at = rows.memory([xs], [ds], [dims])
-    rows.write(at, constant(at.groups, l1=1e3), np.full(at.groups, 0.7), 0.5)
-    assert (xs[0] == 0).all()
-    assert not xs[0].signbit().any()
-
-
-def test_blocks_have_dims_and_constants_of_their_own():
-    xs, ds = pairs([(9, 20), (30, 7), (4, 3, 2, 2)], torch.float64)
+def test_blocks_have_their_own_dims_and_constants():
+    xs, ds, _ = drawn([(9, 20), (30, 7), (4, 3, 2, 2)], torch.float64)
     blocks = [[xs[0]], [], [xs[1]], [xs[2]]], [[ds[0]], [], [ds[1]], [ds[2]]], [(1,), (1,), (0,), (1, 2, 3)]
     phis = [GroupLasso.rows(3.0), None, GroupLasso.columns(4.0), GroupLasso.filters(2.0)]
     alphas = np.array([0.3, 1.0, 0.5, 0.9])
     want = [phis[b].prox(x - 0.5 * alphas[b] * d, alphas[b]) for b, x, d in zip([0, 2, 3], xs, ds, strict=True)]
-    at = rows.memory(*blocks)
+    at = memory(*blocks)
     assert np.bincount(at.layout.block, minlength=4).tolist() == [9, 0, 7, 4]
     assert set(zip(at.layout.block.tolist(), at.layout.length.tolist(), strict=True)) == {(0, 20), (2, 30), (3, 12)}
-    psi = constant(at.groups)._replace(l1=np.array([3.0, 0.0, 4.0, 2.0])[at.layout.block])
-    rows.write(at, psi, alphas[at.layout.block], 0.5)
+    rows.write(at, Psi.of(at.groups, l1=np.array([3.0, 0, 4.0, 2.0])[at.layout.block]), alphas[at.layout.block], 0.5)
     for x, y in zip(xs, want, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-13, atol=1e-14)
 
 
+# -- orders of memory -------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("dims", [(1, 2, 3), (1,), (0,), None, (2, 3), (1, 2)])
 def test_channels_last(dims):
-    (x,), (d,) = pairs([(6, 5, 4, 3)], torch.float64)
+    (x,), (d,), _ = drawn([(6, 5, 4, 3)], torch.float64)
     last = [t.clone(memory_format=torch.channels_last) for t in (x, d)]
-    assert not last[0].is_contiguous()
-    at = rows.memory([[last[0]]], [[last[1]]], [dims])
     if dims == (1, 2):  # memory has the order 0, 2, 3, 1
-        assert at is None
+        assert rows.memory([[last[0]]], layout.LIKE[torch.float64], [dims]) is None
         return
+    at = memory([[last[0]]], [[last[1]]], [dims])
     want = GroupLasso(1.5, dims).prox(x - 0.35 * d, 0.7)
-    sums = rows.sums(at)
-    np.testing.assert_allclose(np.sort(sums[0]), np.sort(norms_sq(x, x, dims)), rtol=1e-12)
-    rows.write(at, constant(at.groups, l1=1.5), np.full(at.groups, 0.7), 0.5)
+    np.testing.assert_allclose(np.sort(rows.first_sums(at)[0][0]), np.sort(dots(x, x, dims)), rtol=1e-12)
+    rows.write(at, Psi.of(at.groups, l1=1.5), np.full(at.groups, 0.7), 0.5)
     torch.testing.assert_close(last[0], want, rtol=1e-13, atol=1e-14, check_stride=False)
-
-
-def test_dims_that_do_not_lie_side_by_side_are_not_taken():
-    (x,), (d,) = pairs([(6, 5, 4)], torch.float32)
-    assert rows.memory([[x]], [[d]], [(0, 2)]) is None
-    (x,), (d,) = pairs([(6, 1, 4)], torch.float32)
-    assert rows.memory([[x]], [[d]], [(0, 2)]).groups == 1
-
-
-def test_tensors_in_different_orders_are_not_taken():
-    (x,), (d,) = pairs([(6, 5, 4, 3)], torch.float32)
-    assert rows.memory([[x]], [[d.to(memory_format=torch.channels_last)]], [(1, 2, 3)]) is None
 
 
 @pytest.mark.parametrize(
@@ -185,6 +179,7 @@ def test_tensors_in_different_orders_are_not_taken():
         ((4, 5, 6), (-2, -1), (4, 30, 1)),
         ((4, 1, 6), (1,), (24, 1, 1)),
         ((4, 5, 6), (0, 2), None),
+        ((4, 1, 6), (0, 2), (1, 24, 1)),
         ((), None, (1, 1, 1)),
         ((4, 5), None, (1, 20, 1)),
         ((4, 0), (1,), (4, 0, 1)),
@@ -193,50 +188,50 @@ def test_tensors_in_different_orders_are_not_taken():
 )
 def test_views_of_contiguous_tensors(shape, dims, want):
     assert row_layout.view(shape, None, dims) == want
+    assert (rows.memory([[torch.ones(shape)]], layout.LIKE[torch.float32], [dims]) is None) == (want is None)
+
+
+# -- arithmetic at its limits -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e30), (torch.float64, 1e100)])
 @pytest.mark.parametrize("power", [1, -1])
 def test_huge_and_tiny_entries(dtype, size, power):
     scale = size**power
-    xs, ds = pairs([(30, 40), (3, 20_000)], torch.float64)
+    xs, ds, _ = drawn([(30, 40), (3, 20_000)], torch.float64)
     big = [(scale * t).to(dtype) for t in xs], [(scale * t).to(dtype) for t in ds]
-    want = expected(GroupLasso.rows(7.0), xs, ds, 0.9, 0.4)
-    at = rows.memory([big[0]], [big[1]], [(1,)])
-    assert np.isfinite(rows.sums(at)).all()
-    rows.write(at, constant(at.groups, l1=7.0 * scale), np.full(at.groups, 0.9), 0.4)
+    want = [GroupLasso.rows(7.0).prox(x - 0.36 * d, 0.9) for x, d in zip(xs, ds, strict=True)]
+    at = memory([big[0]], [big[1]], [(1,)])
+    assert np.isfinite(rows.first_sums(at)[0]).all()
+    rows.write(at, Psi.of(at.groups, l1=7.0 * scale), np.full(at.groups, 0.9), 0.4)
     tol = 1e-5 if dtype is torch.float32 else 1e-12
     for x, y in zip(big[0], want, strict=True):
         torch.testing.assert_close(x.double() / scale, y, rtol=tol, atol=tol)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@of_both_dtypes
 @pytest.mark.parametrize("place", ["x", "d"])
 def test_entries_that_are_not_finite_show_in_the_sums(dtype, place):
-    for shape in ((30, 40), (2, 40_000)):
-        for dims in ((0,), (1,)):
-            (x,), (d,) = pairs([shape], dtype)
-            (x if place == "x" else d)[1, 11] = math.nan
-            got = rows.sums(rows.memory([[x]], [[d]], [dims]))
-            assert not np.isfinite(got[1]).all()
-            assert not np.isfinite(got[0 if place == "x" else 2]).all()
+    for shape, dims in itertools.product(((30, 40), (2, 40_000)), ((0,), (1,))):
+        (x,), (d,), _ = drawn([shape], dtype)
+        (x if place == "x" else d)[1, 11] = math.nan
+        got = rows.first_sums(memory([[x]], [[d]], [dims]))[0]
+        assert not np.isfinite(got[1]).all()
+        assert not np.isfinite(got[0 if place == "x" else 2]).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@of_both_dtypes
 def test_a_norm_that_cancels_is_taken_from_the_entries(dtype):
     """x - s d is a millionth of x: the three sums leave few digits of its norm, or a negative square."""
-    generator = torch.Generator().manual_seed(0)
-    d = torch.randn(50, 40, generator=generator, dtype=torch.float64)
+    (noise,), (d,), _ = drawn([(50, 40)], torch.float64)
     small = 1e-6 if dtype is torch.float32 else 1e-9
-    x = 0.5 * d + small * torch.randn(50, 40, generator=generator, dtype=torch.float64)
-    x, d = x.to(dtype), d.to(dtype)
+    x, d = (0.5 * d + small * noise).to(dtype), d.to(dtype)
     for dims in ((0,), (1,)):
-        point = x.clone()
-        at = rows.memory([[point]], [[d]], [dims])
-        z = x.double() - 0.5 * d.double()
+        point, z = x.clone(), x.double() - 0.5 * d.double()
+        at = memory([[point]], [[d]], [dims])
         norms = GroupLasso(1.0, dims).value(z).item() / at.groups
         want = GroupLasso(norms / 2, dims).prox(z, 1.0)
-        rows.write(at, constant(at.groups, l1=norms / 2), np.ones(at.groups), 0.5, known=rows.sums(at))
+        rows.write(at, Psi.of(at.groups, l1=norms / 2), np.ones(at.groups), 0.5, known=rows.first_sums(at)[0])
         tol = 0.1 * small if dtype is torch.float32 else 1e-6 * small
         torch.testing.assert_close(point.double(), want, rtol=0, atol=tol)
         assert (want != 0).any()
@@ -248,65 +243,54 @@ def test_a_norm_that_cancels_is_taken_from_the_entries(dtype):
 @pytest.mark.parametrize("use_sums", [False, True])
 def test_rows_of_several_tensors_form_one_group(use_sums):
     """A unit of a network: its row of weights, its bias and its column of the next layer's weights."""
-    xs, ds = pairs([(30, 20), (30, 1), (15, 30)], torch.float64)
-    dims, alpha, u, lam = [(1,), (1,), (0,)], 0.7, 0.6, 9.0
-    ids = np.tile(np.arange(30), 3)
-    at = rows.memory([[x] for x in xs], [[d] for d in ds], dims, ids)
+    xs, ds, _ = drawn([(30, 20), (30, 1), (15, 30)], torch.float64)
+    alpha, u, lam = 0.7, 0.6, 9.0
+    at = memory([[x] for x in xs], [[d] for d in ds], [(1,), (1,), (0,)], np.tile(np.arange(30), 3))
     joint = [torch.cat([ts[0], ts[1], ts[2].T], dim=1) for ts in (xs, ds)]
     want = GroupLasso.rows(lam).prox(joint[0] - u * alpha * joint[1], alpha)
-    sums = rows.sums(at)
-    assert sums.shape == (3, 30)
-    np.testing.assert_allclose(sums[1], norms_sq(*joint, (1,)), rtol=1e-12, atol=1e-12)
-    known = sums if use_sums else None
-    rows.write(at, constant(30, l1=lam), np.full(30, alpha), u, known=known)
-    got = torch.cat([xs[0], xs[1], xs[2].T], dim=1)
-    torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-14)
-    assert (want == 0).all(1).any()
-    assert (want != 0).any(1).any()
+    sums = rows.first_sums(at)[0]
+    np.testing.assert_allclose(sums[1], dots(*joint, (1,)), rtol=1e-12, atol=1e-12)
+    rows.write(at, Psi.of(30, l1=lam), np.full(30, alpha), u, known=sums if use_sums else None)
+    torch.testing.assert_close(torch.cat([xs[0], xs[1], xs[2].T], dim=1), want, rtol=1e-13, atol=1e-14)
+    assert 0 < (want == 0).all(1).sum() < 30
 
 
 def test_a_group_without_constants_takes_the_plain_step():
-    xs, ds = pairs([(30, 20)], torch.float64)
-    ids = np.arange(30) // 10
-    at = rows.memory([xs], [ds], [(1,)], ids)
+    xs, ds, _ = drawn([(30, 20)], torch.float64)
     plain = xs[0] - 0.3 * ds[0]
-    l1 = np.array([1e9, 0.0, 1e9])
-    rows.write(at, constant(3)._replace(l1=l1), np.full(3, 0.6), 0.5)
+    at = memory([xs], [ds], [(1,)], np.arange(30) // 10)
+    rows.write(at, Psi.of(3, l1=np.array([1e9, 0.0, 1e9])), np.full(3, 0.6), 0.5)
     torch.testing.assert_close(xs[0][10:20], plain[10:20], rtol=1e-15, atol=1e-16)
     assert (xs[0][:10] == 0).all()
     assert (xs[0][20:] == 0).all()
-
-
-def test_ids_must_name_every_row():
-    xs, ds = pairs([(30, 20)], torch.float64)
     with pytest.raises(ValueError, match="one entry per row: got 29 for 30 rows"):
-        rows.memory([xs], [ds], [(1,)], np.arange(29))
+        memory([xs], [ds], [(1,)], np.arange(29))
 
 
-# -- threads ----------------------------------------------------------------------------------------------------------
+# -- threads, steps ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@of_both_dtypes
+@of_both_slopes
 @pytest.mark.parametrize("joined", [False, True])
-def test_the_number_of_threads_does_not_change_a_bit(monkeypatch, dtype, joined):
-    monkeypatch.setattr(layout, "ALONE", 4 * layout.CHUNK)
+def test_neither_threads_nor_the_way_of_a_pass_change_a_bit(monkeypatch, joined, averaged, dtype):
+    monkeypatch.setattr(layout, "ALONE", 4 * layout.CHUNK)  # threads take part from few entries on
     before, results = torch.get_num_threads(), []
-    shapes, dims = [(300, 301), (2, 50_001), (400, 300)], [(1,), (1,), (0,)]
     try:
-        for count in (1, 2, 3):
+        for count, backwards in ((1, False), (1, True), (2, True), (3, False)):
             torch.set_num_threads(count)
-            xs, ds = pairs(shapes, dtype)
-            ids = np.arange(602) % 57 if joined else None
-            at = rows.memory([[x] for x in xs], [[d] for d in ds], dims, ids)
+            xs, ds, gs = drawn([(300, 301), (2, 50_001), (400, 300)], dtype)
+            ids, blocks = np.arange(602) % 57 if joined else None, [[[t] for t in ts] for ts in (xs, ds, gs)]
+            at = memory(*blocks[:2], [(1,), (1,), (0,)], ids, blocks[2] if averaged else None)
+            at = at._replace(turns=itertools.repeat(backwards))
             assert at.layout.chunks.threads == count
-            sums = rows.sums(at)
-            rows.write(at, constant(at.groups, l1=9.0), np.full(at.groups, 0.7), 0.5)
-            results.append((sums, xs))
+            numbers = [*rows.first_sums(at), rows.norm_sq(at, np.full(at.groups, 0.3))]
+            rows.write(at, Psi.of(at.groups, l1=9.0), np.full(at.groups, 0.7), 0.5)
+            results.append([*numbers, *(t.numpy() for t in (*xs, *ds))])
     finally:
         torch.set_num_threads(before)
-    for sums, xs in results[1:]:
-        assert np.array_equal(sums, results[0][0])
-        assert all(map(torch.equal, xs, results[0][1]))
+    for other in results[1:]:
+        assert all(map(np.array_equal, results[0], other))
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -315,6 +299,5 @@ def test_a_step_takes_tensors_without_entries(dims, fused):
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((3, 0), (4, 5))]
     for p in params:
         p.grad = torch.ones_like(p)
-    opt = ProxSPS(params, lr=0.1, regularizer=GroupLasso(0.1, dims), fused=fused)
-    opt.step(loss=1.0)
+    ProxSPS(params, lr=0.1, regularizer=GroupLasso(0.1, dims), fused=fused).step(loss=1.0)
     assert (params[1] < 1).all()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proxsps import L1, SPS, ElasticNet, GroupLasso, NuclearNorm, ProxSPS, ProxSPSAdam
-from proxsps.optim.parts.device import ROOM
+from proxsps.optim.device.entries import ROOM
 
 LIMITS = {
     "ProxSPS, weight decay": 50,
@@ -17,7 +17,7 @@ LIMITS = {
     "ProxSPS, momentum": 120,
     "ProxSPS, matched cap": 120,
     "ProxSPS, momentum, no lr": 120,
-    "ProxSPSAdam": 120,
+    "ProxSPSAdam": 125,
     "ProxSPS, L1": 200,
     "ProxSPS, ElasticNet": 210,
     "ProxSPS, Box": 200,

@@ -183,7 +183,7 @@ def test_a_loss_watched_but_never_sent_backward_does_not_count(bounded_case, kit
     opt = bounded_case.make([w])
     problem.loss(w).backward()
     opt.watch(problem.loss(w))
-    with pytest.raises(ValueError, match="needs the loss value"):
+    with pytest.raises(ValueError, match="one was watched, but backward"):
         opt.step()
 
 

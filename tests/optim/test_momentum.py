@@ -78,7 +78,7 @@ class Run:
         self.opt.zero_grad()
         loss.backward()
         self.before, grads = self.points(), [p.grad.numpy().copy() for p in self.params]
-        self.plain.take(self.before, grads, loss.item())
+        self.plain.take(self.before, grads, loss.item(), self.shares)
         self.opt.step(loss=loss)
         return self.opt.last_step
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from proxsps.optim.refine import POINTS, refine_dual
+from proxsps.optim.device.refine import POINTS, refine_dual
 from proxsps.regularizers import L1, Box, ElasticNet, GroupLasso, L2Ball
 
 ONE = torch.ones((), dtype=torch.float64)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from proxsps.optim import ProxSPS, search
-from proxsps.optim.parts.compiled import CompiledEntries, load_kernels
+from proxsps.optim import ProxSPS, ProxSPSAdam, host, host_search
+from proxsps.optim.plan import load_kernels
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, NonNegative
 
 ALPHA = 0.3
@@ -18,7 +18,8 @@ needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="the compiled 
 @pytest.fixture(autouse=True)
 def worth(monkeypatch):
     """Samples from few entries on."""
-    monkeypatch.setattr(search, "WORTH", 10_000)
+    for module in (host, host_search):
+        monkeypatch.setattr(module, "WORTH", 10_000)
 
 
 def drawn(seed, dtype=torch.float32):
@@ -71,40 +72,67 @@ def test_the_answer_has_the_duality_gap_that_was_asked_for(phi, part, fused, dty
     assert max((1 - u) * h, -u * h) <= 2 * slack
 
 
+@pytest.fixture
+def passes(monkeypatch):
+    """One entry in how many each pass over entries reads."""
+    from proxsps.optim.kernels.parts import EntryPart
+
+    seen, inner = [], EntryPart._pass
+
+    def spied(self, layout, alphas, u, every=1, *args, **options):
+        seen.append(every)
+        return inner(self, layout, alphas, u, every, *args, **options)
+
+    monkeypatch.setattr(EntryPart, "_pass", spied)
+    return seen
+
+
 @needs_kernels
 @pytest.mark.parametrize("phi", REGULARIZERS, ids=str)
-@pytest.mark.parametrize(("enough", "sample"), [(search.ENOUGH, 16), (1_000, 64)])
-def test_two_or_three_passes_over_all_entries_are_enough(phi, enough, sample, monkeypatch):
-    monkeypatch.setattr(search, "ENOUGH", enough)
-    passes = []
-    inner = CompiledEntries.pass_over
-
-    def spied(self, u, every=1):
-        passes.append(every)
-        return inner(self, u, every)
-
-    monkeypatch.setattr(CompiledEntries, "pass_over", spied)
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(("enough", "sample"), [(host_search.ENOUGH, 16), (1_000, 64)])
+def test_two_or_three_passes_over_all_entries_are_enough(phi, alone, enough, sample, monkeypatch, passes):
+    monkeypatch.setattr(host_search, "ENOUGH", enough)
     params = drawn(2)
-    groups = groups_of(phi, params)
+    groups = [{"params": params, "regularizer": phi}] if alone else groups_of(phi, params)
     ProxSPS(groups, lr=ALPHA).step(loss=-(height(groups, 0.0) + height(groups, 1.0)) / 2)
-    assert passes.count(sample) == 2
-    assert passes.count(1) <= 4  # entries are few here, so that their kinks count for more than in a network
+    assert passes.count(sample) - (alone and sample == 16) == 2  # a part alone has a sample of its sums as well
+    # Entries are few here, so that their kinks count for more than in a network.
+    assert passes.count(1) <= (4 if alone else 5)
 
 
 @needs_kernels
 @pytest.mark.parametrize("phi", REGULARIZERS, ids=str)
-def test_a_capped_step_takes_one_pass(phi, monkeypatch):
-    passes = []
-    inner = CompiledEntries.pass_over
-    monkeypatch.setattr(
-        CompiledEntries, "pass_over", lambda self, u, every=1: (passes.append(every), inner(self, u, every))[1]
-    )
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_capped_step_takes_one_pass_and_one_for_the_sums(phi, alone, passes):
     params = drawn(3)
-    groups = groups_of(phi, params)
+    groups = [{"params": params, "regularizer": phi}] if alone else groups_of(phi, params)
     opt = ProxSPS(groups, lr=ALPHA)
     opt.step(loss=-1.5 * height(groups, 1.0))
     assert opt.last_step.branch_name == "capped"
-    assert passes.count(1) == 1
+    assert passes.count(1) == (1 if alone else 2)  # the sums of a part alone have the heights as well
+
+
+AVERAGED = {  # and how many passes three steps may take before they write
+    "momentum": (ProxSPS, {"lr": 0.1, "momentum": 0.9}, 8),
+    "Adam, proximal": (ProxSPSAdam, {"lr": 0.1, "cap": "proximal"}, 8),
+    "Adam, matched": (ProxSPSAdam, {"lr": 0.1}, 11),  # its longest step is known only after the sums
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", AVERAGED)
+def test_a_search_over_averages_takes_few_passes(passes, name):
+    """The pass that makes the sums is the first round of the search: a sample tells where to look."""
+    method, own, most = AVERAGED[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.nn.Parameter(torch.randn(1 << 20, generator=generator))
+    opt = method([x], regularizer=L1(0.1), **own)
+    for _ in range(3):
+        x.grad = torch.randn(1 << 20, generator=generator) + 0.5 * x.detach()
+        opt.step(loss=4e4)
+        assert opt.last_step.branch_name == "inside"
+    assert passes.count(1) <= most
 
 
 def test_the_number_of_threads_does_not_change_the_step():

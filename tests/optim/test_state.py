@@ -9,13 +9,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from sampled import sample
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from proxsps.core.distance import sample
 from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam
 from proxsps.regularizers import L1, L1Ball, NuclearNorm
 
-SHAPES = ((13, 5), (67,), (3, 4, 2))
+SHAPES = ((80, 60), (67,), (3, 4, 2))  # a sample of the first is kept as its start, and all of the others
 VARIANTS = {
     "momentum": (ProxSPS, {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}),
     "distance": (ProxSPS, {"lr": None, "weight_decay": 0.1}),
@@ -82,23 +82,23 @@ def test_what_is_in_the_state(variant, kit):
     params, opt = make(kit, variant, torch.bfloat16)
     start = [sample(p.detach().reshape(-1)).clone() for p in params]
     drive(kit, params, opt, 0, 3)
-    has = {"average"} if variant == "momentum" else {"start"} if variant == "distance" else {"average", "start"}
+    has = {"average"} if variant == "momentum" else {"origin"} if variant == "distance" else {"average", "origin"}
     has |= {"square", "steps"} if variant.startswith("adam") else set()
     for p, x0 in zip(params, start, strict=True):
         own = opt.state[p]
         assert set(own) == has
-        assert all(own[key].dtype is torch.float32 for key in has - {"start"})
-        if "start" in own:
-            assert torch.equal(own["start"], x0)
+        assert all(own[key].dtype is torch.float32 for key in has - {"origin"})
+        if "origin" in own:
+            assert torch.equal(own["origin"], x0)
         if "steps" in own:
             assert own["steps"] == 3
     numbers = set(opt.param_groups[0]) & {"model_value", "model_offset", "k", "reach", "g_sq"}
     assert numbers == ({"k"} | ({"model_value", "model_offset"} if "average" in has else set())) | (
-        {"reach", "g_sq"} if "start" in has else set()
+        {"reach", "g_sq"} if "origin" in has else set()
     )
     assert float(opt.param_groups[0]["k"]) == 3
     floats = sum(v.numel() for own in opt.state.values() for v in own.values()) / sum(p.numel() for p in params)
-    assert floats <= {"momentum": 1, "distance": 1 / 14}.get(variant, 1.08 if "no" in variant else 2.1)
+    assert floats <= {"momentum": 1, "distance": 1 / 12}.get(variant, 1 + 1 / 12 if "no" in variant else 2.1)
 
 
 @PATHS
@@ -173,8 +173,8 @@ def test_a_saved_state_does_not_follow_later_steps(variant, kit):
 
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("adam", [False, True])
-def test_parameters_without_gradients_frozen_ones_and_late_ones(adam, capturable, kit):
-    """Against the formulas, with a gradient of zero where there is none."""
+def test_parameters_without_a_gradient_rest(adam, capturable, kit):
+    """Against the formulas, with the average as the gradient where there is none; frozen and late ones too."""
     a, b, c = kit.drawn((70,), (5,), (6,))
     cls, own = (ProxSPSAdam, {"betas": (0.9, 0.99)}) if adam else (ProxSPS, {"momentum": 0.9})
     opt = cls([a, b, c], lr=0.02, cap="matched", lower_bound=None, capturable=capturable, **own)
@@ -183,11 +183,12 @@ def test_parameters_without_gradients_frozen_ones_and_late_ones(adam, capturable
     for k in range(6):
         gradients(kit, (a, b, c), k)
         missing = {2: [b], 3: [a], 4: [b]}.get(k, []) + ([c] if k < 2 else [])  # c gets its first gradient late
-        a.requires_grad_(k != 3)  # frozen: its average decays and counts in the model, but it does not move
+        a.requires_grad_(k != 3)
         for p in missing:
             p.grad = None
         xs = [p.detach().numpy().copy() for p in (a, b, c)]
-        gs = [np.zeros(p.shape) if p.grad is None else p.grad.numpy() for p in (a, b, c)]
+        gs = [d[i] if p.grad is None else p.grad.numpy() for i, p in enumerate((a, b, c))]
+        before = {p: {key: value.clone() for key, value in opt.state.get(p, {}).items()} for p in missing}
         f, beta = 0.8 - 0.1 * k, 0.9
         new = (1 - beta) / (1 - beta ** (k + 1)) if adam else (1.0 if k == 0 else 1 - beta)
         d = [(1 - new) * old + new * g for old, g in zip(d, gs, strict=True)]
@@ -202,10 +203,12 @@ def test_parameters_without_gradients_frozen_ones_and_late_ones(adam, capturable
         m = fbar - gamma + sum(float(e @ x) for e, x in zip(d, xs, strict=True))
         assert float(opt.last_step.gap) == pytest.approx(m, rel=1e-10)
         for i, p in enumerate((a, b, c)):
-            moves = not (p is a and k == 3) and (p is not c or k >= 2)
-            D = np.sqrt(v[i]) + 1e-8 if adam else 1.0
-            step = 0.02 * d[i] / D if moves else 0.0
-            np.testing.assert_allclose(p.detach().numpy(), xs[i] - step, rtol=1e-9, atol=1e-12)
+            if p.grad is None:
+                np.testing.assert_array_equal(p.detach().numpy(), xs[i])
+                assert all(torch.equal(value, opt.state[p][key]) for key, value in before[p].items())
+            else:
+                D = np.sqrt(v[i]) + 1e-8 if adam else 1.0
+                np.testing.assert_allclose(p.detach().numpy(), xs[i] - 0.02 * d[i] / D, rtol=1e-9, atol=1e-12)
 
 
 def test_a_group_added_later_starts_where_it_is(kit):
@@ -215,7 +218,7 @@ def test_a_group_added_later_starts_where_it_is(kit):
     opt.add_param_group({"params": [b], "weight_decay": 0.1})
     where = sample(b.detach().clone())
     drive(kit, [a, b], opt, 3, 6)
-    assert torch.equal(opt.state[b]["start"], where)
+    assert torch.equal(opt.state[b]["origin"], where)
     assert opt.state[b]["steps"] == 3
     assert opt.state[a]["steps"] == 6
     assert opt.param_groups[1]["k"] == opt.param_groups[0]["k"] == 6
@@ -228,7 +231,8 @@ def test_a_factor_scales_the_step_and_zero_stops_it(variant, capturable, kit):
     steps = []
     for factor in (1.0, 0.5, 0.0):
         params = kit.drawn(*SHAPES, dtype=torch.float64)
-        opt = cls(params, **{**options, "lr": None, "capturable": capturable})
+        bound = None if variant == "adam" else 0.0  # without a bound the distance cap is active
+        opt = cls(params, **{**options, "lr": None, "lower_bound": bound, "capturable": capturable})
         drive(kit, params, opt, 0, 2)
         opt.param_groups[0]["lr"] = factor
         before = kit.points(params)
@@ -236,7 +240,8 @@ def test_a_factor_scales_the_step_and_zero_stops_it(variant, capturable, kit):
         steps.append(float(opt.last_step.tau[0]))
         if factor == 0:
             assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
-    assert steps[1] == pytest.approx(steps[0] / 2, rel=1e-9)
+    squares = (3.0, 2.25) if variant == "adam" else (1.0, 1.0)  # of three factors, where the distance cap is active
+    assert steps[1] == pytest.approx(steps[0] / 2 * (squares[0] / squares[1]) ** 0.5, rel=1e-9)
     assert steps[2] == 0
 
 
@@ -244,7 +249,7 @@ def test_a_factor_scales_the_step_and_zero_stops_it(variant, capturable, kit):
 @pytest.mark.parametrize("lr", [0.05, None])
 @pytest.mark.parametrize("adam", [False, True])
 def test_groups_with_an_lr_of_their_own_and_one_at_rest(adam, lr, path, kit):
-    """Against the formulas: a group with lr = 0 stays where it is, and counts in the model and in the distance cap."""
+    """Against the formulas: a group with lr = 0 stays where it is; it counts in the model, not in the distance cap."""
     params = kit.drawn((70,), (5, 13), (34,))
     cls, own = (ProxSPSAdam, {"betas": (0.9, 0.99)}) if adam else (ProxSPS, {"momentum": 0.9})
     opt = cls([{"params": [p]} for p in params], lr=lr, cap="matched", lower_bound=None, **own, **path)
@@ -255,7 +260,7 @@ def test_groups_with_an_lr_of_their_own_and_one_at_rest(adam, lr, path, kit):
     for k in range(4):
         gradients(kit, params, k)
         xs = [p.detach().numpy().copy() for p in params]
-        plain.take(xs, [p.grad.numpy() for p in params], 0.9 - 0.05 * k)
+        plain.take(xs, [p.grad.numpy() for p in params], 0.9 - 0.05 * k, shares)
         opt.step(loss=0.9 - 0.05 * k)
         assert float(opt.last_step.gap) == pytest.approx(plain.m, rel=1e-9)
         for p, x, d, D, share in zip(params, xs, plain.d, plain.metric, shares, strict=True):
@@ -391,7 +396,7 @@ def test_distributed_checkpoints_find_state_to_fill(kit):
             p.grad = torch.zeros_like(p)
         opt.param_groups[0]["lr"] = 0.0
         opt.step()
-        assert all({"average", "start"} <= set(opt.state[p]) for p in params)
+        assert all({"average", "origin"} <= set(opt.state[p]) for p in params)
         assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
         opt.param_groups[0]["lr"] = 1.0
         fresh = kit.drawn(*SHAPES)

@@ -54,6 +54,24 @@ def values(opt):
     return [float(value) for value, _ in opt._watched]
 
 
+def test_a_loss_that_is_watched_after_backward_is_an_error_that_says_so():
+    model = network()
+    opt = ProxSPS(model.parameters())
+    for _ in range(2):
+        loss = model(batch(0)[0]).square().mean()
+        loss.backward()
+        opt.watch(loss)
+        with pytest.raises(
+            ValueError, match=r"watched, but backward\(\) has not run.*watch\(loss\) before loss\.backward"
+        ):
+            opt.step()
+        opt.zero_grad()
+    opt.watch(model(batch(0)[0]).square().mean()).backward()
+    opt.step()
+    with pytest.raises(ValueError, match="needs the loss value"):
+        opt.step()
+
+
 @pytest.mark.parametrize("place", ["before watch", "after watch", "after step"])
 @pytest.mark.parametrize("clear", CLEAR)
 def test_the_loss_of_a_step_that_a_scaler_skips_is_forgotten(case, clear, place):

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from proxsps import L1, Box, ElasticNet, GroupLasso, ProxSPS, ProxSPSAdam
-from proxsps.optim.parts.entries import _prox
-from proxsps.regularizers.structure import Scalar
 
 PATHS = {"torch": {"fused": False}, "kernels": {"fused": None}, "device": {"capturable": True}}
 NOTHING = [L1(0.0), ElasticNet(0.0, 0.0), Box(-math.inf, math.inf), GroupLasso(0.0)]
@@ -49,12 +47,6 @@ def test_the_step_is_that_of_no_regulariser(method, phi, path, scale, kit):
             opt.step(loss=0.7 + k)
         points.append(kit.flat(params))
     torch.testing.assert_close(*points, rtol=3e-6, atol=3e-6)
-
-
-def test_the_prox_of_a_function_without_constants_is_written():
-    z, out = torch.tensor([-2.0, 0.0, 3.0]), torch.full((3,), 7.0)
-    assert torch.equal(_prox(z.clone(), Scalar(), 0.5, out), z)
-    assert torch.equal(out, z)
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)

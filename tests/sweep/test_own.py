@@ -99,6 +99,30 @@ def test_every_kind_of_step_is_called(kit: Any, make: Any) -> None:
         np.testing.assert_allclose(result.metrics[:, :4], plain.metrics[:, :4], rtol=1e-12)
 
 
+class Ignores(Sign):
+    """Its `step` takes a closure as torch's do, and does not call it."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+
+
+class Careful(Ignores):
+    """The same with a check of the gradients: it would train nothing, without an error."""
+
+    def step(self, closure: Any = None) -> None:
+        if all(param.grad is not None for group in self.param_groups for param in group["params"]):
+            super().step()
+
+
+@pytest.mark.parametrize(("make", "end"), [(Ignores, r"\(It raised AttributeError: .*NoneType"), (Careful, "")])
+def test_a_step_that_does_not_call_its_closure_is_an_error_that_says_so(kit: Any, make: Any, end: str) -> None:
+    method = Method("ignores", lambda params, run: make(params, lr=run.lr))
+    with pytest.raises(
+        ValueError, match=rf"^{make.__name__}\.step\(closure\) did not call its closure.*define step.*{end}"
+    ):
+        run_single(RunSpec(kit.tiny(), method, "constant", 1e-2, 1e-3, 0, 1))
+
+
 def test_an_own_rule_is_batched_and_agrees_with_its_optimizer(kit: Any) -> None:
     specs = [RunSpec(kit.tiny(), HALF, "sqrt", 2.0, lam, seed, 3) for lam in (0.0, 1e-2) for seed in (0, 1)]
     assert all(is_batched(spec) for spec in specs)

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import reference
 import torch
 
 from proxsps import theory
-from proxsps.optim import reference
 from proxsps.theory import AssumptionError
 
 K = np.arange(1, 400)

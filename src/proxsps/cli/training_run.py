@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from proxsps.cli.checks import check_steps
 from proxsps.cli.console import show
-from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store
 from proxsps.training.identity import identify

@@ -36,6 +36,11 @@ def reciprocal(number: Array | float) -> Array | float:
     return 1 / number if isinstance(number, (int, float)) else array_namespace(number).reciprocal(number)
 
 
+def times(factor: Array | float, number: Array) -> Array:
+    """A product; no operation if the factor is exactly 1, as it usually is."""
+    return number if isinstance(factor, float) and factor == 1 else factor * number
+
+
 def chosen(ok: Array, new: Sequence[Array], old: Sequence[Array]) -> Array:
     """New numbers where a step was taken, old ones where it was skipped; all are stacked on a first axis."""
     xp = array_namespace(*old)

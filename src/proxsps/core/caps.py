@@ -24,6 +24,7 @@ from proxsps.core.rules import Decision
 
 ROUNDS = 64  # at most, of the bracket for the squared l2 norm; two are usual
 INTERVALS = 6  # per round
+SMALLEST = 1e-20  # of a typical step: shorter than all that are searched for, and not too small for f32
 LARGEST_RATIO = 1e15  # of the longest step to a typical one: squares of it stay in the range of f32
 
 
@@ -73,9 +74,8 @@ def l2_matched_step(
     """The step size of `l2_matched` alone."""
     xp = array_namespace(d_sq)
     if d_sq.shape[-1] == 1:
-        s = _one_block(gap, d_sq, d_dot_x, share, lam, longest)
-    else:
-        s = _first_zero(gap, d_sq + lam * d_dot_x, share, lam, longest + 0 * gap, loop)
+        return _one_block(gap, d_sq, d_dot_x, share, lam, longest)
+    s = _first_zero(gap, d_sq + lam * d_dot_x, share, lam, longest + 0 * gap, loop)
     return xp.where(gap > 0, s, xp.zeros_like(s))
 
 
@@ -114,12 +114,12 @@ def _reach(s: Array, share: Array, lam: Array) -> Array:
 
 
 def _one_block(gap: Array, d_sq: Array, d_dot_x: Array, share: Array, lam: Array, longest: Array) -> Array:
-    """gap / (w (K - lam gap)), the only zero; there is none where that is not positive."""
+    """gap / (w (K - lam gap)), the only zero; there is none where that is not positive. 0 where the gap is not."""
     xp = array_namespace(d_sq)
     steep = (share * (d_sq + lam * (d_dot_x - gap[..., None])))[..., 0]
     # A steepness that is not positive is replaced by one with which the quotient is as large as possible.
     least = (1 + xp.abs(gap)) * float(xp.finfo(steep.dtype).smallest_normal)
-    return xp.minimum(gap / xp.maximum(steep, least), longest)
+    return xp.minimum(gap / xp.maximum(steep, least), longest).clip(0.0)
 
 
 class Squeeze(NamedTuple):
@@ -224,8 +224,21 @@ def polyak_ray(gap: Array, d_sq: Array, longest: Array) -> Ray:
     return Ray(longest + 0 * gap, (longest * d_sq / _or_one(gap.clip(0.0))).clip(1.0, LARGEST_RATIO))
 
 
+def shortest_step(gap: Array, d_sq: Array, longest: Array) -> Array:
+    """A step far below any zero, to take where H jumps at 0: if x violates a constraint, any step restores it.
+
+    Args:
+        gap: m - C, shape (...).
+        d_sq: sum_j w_j <d_j, D_j^-1 d_j>, shape (...).
+        longest: the largest s that is allowed, finite, shape (...).
+    """
+    xp = array_namespace(gap)
+    typical = xp.minimum(gap / _or_one(d_sq), longest)
+    return SMALLEST * xp.where(gap > 0, typical, xp.zeros_like(typical))  # finite even if the gap is NaN
+
+
 def find_matched(
-    heights: Callable[[Array], tuple[Array, Any]],
+    heights: Evaluate,
     gap: Array,
     d_sq: Array,
     longest: Array,
@@ -234,26 +247,25 @@ def find_matched(
     """The step for any regulariser.
 
     Args:
-        heights: points s on the last axis -> (sum_j <d_j, x_j+(s) - x_j>, its derivative or NaN; None for searches
-            without slopes).
+        heights: points s on the last axis -> (sum_j <d_j, x_j+(s) - x_j>, its derivative or NaN).
         gap: m - C, shape (...).
         d_sq: sum_j w_j <d_j, D_j^-1 d_j>, which gives the search its scale; shape (...).
         longest: the largest s that is allowed, finite; shape (...).
         find: the search on [0, 1] for a function that may not be monotone: `search_dual` with the certificate
-            `height_off` and at_zero = gap, or `refine_zero`. Both evaluate 1 in their first round, which is the answer
-            whenever H(longest) > 0.
+            `height_off` and at_zero = gap. It evaluates 1 in its first round, which is the answer whenever
+            H(longest) > 0.
     """
     xp = array_namespace(d_sq)
     ray = polyak_ray(gap, d_sq, longest)
     positive = gap > 0
 
-    def evaluate(v: Array) -> tuple[Array, Any]:
+    def evaluate(v: Array) -> tuple[Array, Array]:
         height, slope = heights(ray.s(v))
         # A prox with step size 0 may not exist; H is the gap there.
         height = gap[..., None] + xp.where(v > 0, height, xp.zeros_like(height))
         # If there is nothing to search for, 1 is the answer at once.
         height = xp.where(positive[..., None], height, xp.ones_like(height))
-        return height, slope if slope is None else slope * ray.rate(v)
+        return height, slope * ray.rate(v)
 
     found = find(evaluate)
     s = xp.where(positive, ray.s(found.u), xp.zeros_like(found.u))

@@ -32,6 +32,8 @@ def check_number(name: str, value: Any) -> None:
 
 def check_nonnegative(name: str, value: Any) -> None:
     """Raise an error for a number that is negative, infinite or NaN."""
+    if type(value) is float and 0 <= value < math.inf:  # checked in every step
+        return
     check_number(name, value)
     if not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}.")

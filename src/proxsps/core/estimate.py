@@ -7,6 +7,15 @@ value to the one and its gradient to the other. With momentum, the model is the 
 
 evaluated at the current point x. Second moments of the gradient give Adam's metric D = sqrt(v) + eps.
 
+A tensor p without a gradient in a step rests: x_p, d_p and v_p stay as they are. In the model this is a step whose
+missing gradient is its average, g_p = d_p, because then
+
+    w_old d_p + w_new d_p = d_p,    and    gamma, <d, x> both include <d_p, x_p> of the tensors at rest.
+
+So m is still an average of linearisations at the current point, with the weights of the losses in fbar. What earlier
+ones add for p, <g_{i,p}, x_p - x_{i,p}>, decays with their losses; later ones add nothing, because x_p does not change.
+(An average gamma_p that rests too would keep this difference in m for ever, although new losses already contain it.)
+
 All averages have the same update, new average = old w_old + new w_new, with weights that depend on the number k of
 steps before. The weights of the first step are 0 and 1, so that it does not matter what an average was before. Those of
 Adam contain its bias correction: an average from zeros that is divided by 1 - beta^(k+1) is the same as one with
@@ -90,7 +99,7 @@ def start_averages(like: Array) -> Averages:
 
 
 def update_averages(averages: Averages, f: Array, g_dot_x: Array, weights: Weights) -> Averages:
-    """Update with the loss f and <g, x> over all tensors; a tensor without a gradient adds nothing to <g, x>."""
+    """Update with the loss f and <g, x> over all tensors; a tensor without a gradient adds <d, x>."""
     xp = array_namespace(f)
     new = averaged(xp.stack([averages.value, averages.offset]), xp.stack([f, g_dot_x]), weights)
     return Averages(new[0], new[1], averages.taken + 1)

@@ -102,7 +102,7 @@ def coupled_move_sq(update: Affine, d_sq: Array) -> Array:
 def relaxation(move_sq: Array, max_move: float) -> Array:
     """The factor s = min{1, max_move / ||y - x||}, with which x + s (y - x) is y projected onto a ball around x."""
     xp = array_namespace(move_sq)
-    longer = move_sq > max_move**2
+    longer = move_sq > max_move * max_move  # a power of a Python number raises an error where it overflows
     return xp.where(longer, max_move / xp.where(longer, move_sq, xp.ones_like(move_sq)) ** 0.5, xp.ones_like(move_sq))
 
 

@@ -13,7 +13,6 @@ from proxsps import figures, runs
 from proxsps.core.models import prox_sps_model, proximal_objective, sps_model
 from proxsps.core.rules import sps_max
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
-from proxsps.optim import reference
 from proxsps.problems import PlanarSquares, RidgeRegression, ScalarLogistic
 from proxsps.regularizers import L2, Zero
 
@@ -79,12 +78,26 @@ class _Traffic(TorchDispatchMode):
         return result
 
 
+def _prox_sps(x: torch.Tensor, g: torch.Tensor, f: float, alpha: float, lam: float) -> torch.Tensor:
+    """Algorithm 3 of the paper with C = 0, one operation after the other."""
+    if not g.any():
+        return x / (1 + alpha * lam)
+    zeta = max(0.0, ((1 + alpha * lam) * f - alpha * lam * float(g @ x)) / float(g @ g))
+    return (x - min(alpha, zeta) * g) / (1 + alpha * lam)
+
+
+def _regularized_sps(x: torch.Tensor, g: torch.Tensor, f: float, alpha: float, lam: float) -> torch.Tensor:
+    """Algorithm 1 with C = 0, on the loss with lam/2 ||x||^2 added to it."""
+    d, value = g + lam * x, f + lam / 2 * float(x @ x)
+    return x - min(alpha, value / float(d @ d)) * d if d.any() else x
+
+
 def cost_table(size: int = 1000) -> pd.DataFrame:
     """Operations on vectors in both updates, by the formulas of the paper, and entries read and written in each."""
     x, g = torch.linspace(-1, 1, size), torch.linspace(1, 2, size)
     updates = {
-        "prox-sps": lambda: reference.prox_sps_l2(x, g, 1.0, 1.0, 0.1),
-        "sps": lambda: reference.regularized_sps(x, g, 1.0, 1.0, 0.1),
+        "prox-sps": lambda: _prox_sps(x, g, 1.0, 1.0, 0.1),
+        "sps": lambda: _regularized_sps(x, g, 1.0, 1.0, 0.1),
     }
     frames = []
     for method, update in updates.items():

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from proxsps.integrations.requirements import framework
-from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import check_loss
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.watching import widened
 
 if TYPE_CHECKING:

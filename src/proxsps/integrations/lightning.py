@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from proxsps._install import extra
 from proxsps.integrations.requirements import framework
-from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import check_loss
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.watching import widened
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from proxsps._install import extra
 from proxsps.integrations.requirements import framework
-from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import check_loss
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.watching import widened
 
 if TYPE_CHECKING:

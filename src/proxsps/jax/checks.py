@@ -154,6 +154,17 @@ def check_state(owner: str, state: Any, needed: Iterable[str]) -> None:
         )
 
 
+def check_sample(held: int, expected: int) -> None:
+    """Raise an error for a start whose entries are not those that are sampled of the parameters."""
+    if held != expected:
+        raise ValueError(
+            f"The state has {held} sampled entries of the parameters at the start, and {expected} are sampled of the "
+            "parameters that were passed: they are other parameters, or the state is from an earlier version, which "
+            "sampled others. To continue such a run, replace the field memory.start of its state by that of "
+            "init(params), and keep everything else."
+        )
+
+
 def check_update(owner: str, params: Any, value: Any) -> None:
     """Raise an error for an update without parameters, or with a loss that is missing or more than one number."""
     if params is None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.core.caps import Matched, find_matched, l2_matched, l2_ray_heights
+from proxsps.core.caps import Matched, find_matched, l2_matched, l2_ray_heights, shortest_step
 from proxsps.core.dual import Evaluate, Found, height_off, search_dual, stopping
 from proxsps.core.model import line_heights
 from proxsps.core.rules import Model
@@ -17,7 +17,6 @@ from proxsps.core.step import Line, admissible, l2_line
 from proxsps.jax.parts import Curve, Part, Sums
 
 LIMIT = 64  # evaluations in a search; pure bisection down to the last bit of a double takes fewer
-SMALLEST = 1e-20  # of the longest step, for a matched step with a prox; not too small for f32
 
 
 class Scaled(NamedTuple):
@@ -80,9 +79,9 @@ class Scaled(NamedTuple):
             loop = jax.lax.while_loop
             return search_dual(evaluate, gap, tolerance, eps, LIMIT, loop, noise, certificate=height_off, at_zero=gap)
 
-        found = find_matched(heights, gap, jnp.sum(self.alpha * d_sq), longest, find)
-        # H may jump at 0 if x violates a constraint. A step of any size then restores it.
-        s = jnp.where(gap > 0, jnp.maximum(found.s, SMALLEST * longest), found.s)
+        total = jnp.sum(self.alpha * d_sq)
+        found = find_matched(heights, gap, total, longest, find)
+        s = jnp.where(gap > 0, jnp.maximum(found.s, shortest_step(gap, total, longest)), found.s)
         height = jax.lax.cond(s > found.s, lambda s: gap + heights(s[None])[0][0], lambda _: found.height, s)
         return Matched(s, height, found.evaluations)
 

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.core.distance import Travel, advance_travel, distance_cap, sampled_square, start_reach
+from proxsps.core.caps import shares
+from proxsps.core.distance import Travel, advance_travel, distance_cap, moving_weights, start_reach
 from proxsps.core.estimate import (
     Averages,
     Weights,
@@ -25,6 +26,8 @@ from proxsps.core.estimate import (
     start_averages,
     update_averages,
 )
+from proxsps.core.sampling import sampled_square
+from proxsps.jax.checks import check_sample
 from proxsps.jax.groups import TreeBlock, is_parameter, parameters
 from proxsps.jax.passes import SHORT, dot, flat_sample
 from proxsps.regularizers._support import wide
@@ -36,6 +39,7 @@ class Kind(NamedTuple):
     averages: bool = False  # momentum
     metric: bool = False  # Adam's
     distance: bool = False  # the distance cap
+    factors: bool = False  # whether there is no learning rate, and caps are factors on the step
 
     @property
     def any(self) -> bool:
@@ -58,7 +62,7 @@ class Moments(NamedTuple):
     averages: Averages | tuple[()] = ()  # the numbers of the averaged model
     square: Any = ()  # v, the average square of the gradient, a tree
     steps: Array | tuple[()] = ()  # the number of gradients of each parameter so far, for the weights of v
-    start: Array | tuple[()] = ()  # every 17th entry of each parameter at the start, in one vector, ordered by size
+    start: Array | tuple[()] = ()  # a sample of each parameter at the start, in one vector, ordered by size
     travel: Travel | tuple[()] = ()  # the numbers of the distance cap
 
 
@@ -75,7 +79,7 @@ def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
         samples = _samples(xs)
         x_sq = sum((sampled_square(part, n).astype(dtype) for part, n in samples), zero)
         start = jnp.concatenate([jnp.zeros(0, dtype), *(part.astype(dtype) for part, _ in samples)])
-        out = out._replace(start=start, travel=Travel(start_reach(_root(x_sq)), zero, zero))
+        out = out._replace(start=start, travel=Travel(zero, zero, zero, start_reach(_root(x_sq)), zero))
     # Each has its own buffer, so that the state can be donated to a jitted step.
     return cast(Moments, jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), out))
 
@@ -100,7 +104,7 @@ def take_in(
 ) -> Estimate:
     """The model from a loss and its gradients.
 
-    A parameter without a gradient does not move. The model keeps its slope there, which decays.
+    A parameter without a gradient rests: neither it nor its averages change.
 
     Args:
         kind: what is kept.
@@ -115,7 +119,7 @@ def take_in(
     if kind.metric:
         made, after = _with_metric(numbers, after, made)
     if kind.distance:
-        after = _with_travel(after, made, rest)
+        after = _with_travel(kind, after, made, rest)
         travel = cast(Travel, after.travel)
         farthest = distance_cap(travel)
         checked += [*travel]
@@ -155,21 +159,27 @@ def _usable(D: Array) -> Array:
     return jnp.where(D > 0, jnp.where(jnp.isfinite(D), D, jnp.nan), jnp.ones_like(D))
 
 
-def _with_travel(before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tuple[int, Array]]) -> Moments:
+def _with_travel(
+    kind: Kind, before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tuple[int, Array]]
+) -> Moments:
     """Moments updated with the current point."""
     travel, origin = cast(Travel, before.travel), cast(Array, before.start)
     dtype = travel.reach.dtype
     xs = dict(rest) | {place: x for block in blocks for x, place in zip(block.xs, block.places, strict=True)}
     moved_sq, offset = jnp.zeros((), dtype), 0
-    for part, n in _samples([wide(jnp.asarray(xs[place])) for place in sorted(xs)]):
+    samples = _samples([wide(jnp.asarray(xs[place])) for place in sorted(xs)])
+    check_sample(origin.size, sum(part.size for part, _ in samples))
+    for part, n in samples:
         start = origin[offset : offset + part.size].astype(part.dtype)
         moved_sq = moved_sq + sampled_square(part, n, start).astype(dtype)
         offset += part.size
     g_sq = jnp.zeros((), dtype)
-    for block in blocks:
+    factor, share = shares(jnp.stack([block.alpha for block in blocks]))
+    for block, weight in zip(blocks, moving_weights(share), strict=True):
         directions = block.directions(block.ds)
-        g_sq = g_sq + dot(directions, directions, dtype)
-    return before._replace(travel=advance_travel(travel, _root(moved_sq), g_sq))
+        g_sq = g_sq + weight * dot(directions, directions, dtype)
+    factor = factor.astype(dtype) if kind.factors else 1.0
+    return before._replace(travel=advance_travel(travel, _root(moved_sq), g_sq, factor))
 
 
 @jax.custom_jvp
@@ -221,9 +231,8 @@ def _with_averages(
         g_dot_x = g_dot_x + dot(block.ds, block.xs, value.dtype)
         d_dot_x = d_dot_x + dot(ds, block.xs, value.dtype)
         out.append(block._replace(ds=ds))
-    for place, x in rest:
-        slopes[place] = averaged(slopes[place], jnp.zeros_like(slopes[place]), _like(weights, slopes[place]))
-        d_dot_x = d_dot_x + dot([slopes[place]], [wide(jnp.asarray(x))], value.dtype)
+    at_rest = dot([slopes[place] for place, _ in rest], [wide(jnp.asarray(x)) for _, x in rest], value.dtype)
+    g_dot_x, d_dot_x = g_dot_x + at_rest, d_dot_x + at_rest
     averages = update_averages(numbers_before, value, g_dot_x, weights)
     return out, averaged_value(value, averages, d_dot_x), before._replace(average=slopes, averages=averages)
 

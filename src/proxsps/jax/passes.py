@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from proxsps.core.array import Array
-from proxsps.core.distance import STRIDE, sample, sample_size
+from proxsps.core.sampling import block_bits, position, sample_size
 
 SHORT = 1 << 16  # entries up to which arrays are joined; long ones stay where they are, perhaps on several devices
 RUN = 1 << 7  # entries of a joined array that are added up one after the other
@@ -114,11 +114,11 @@ def gathered(x: Array) -> Array:
 def flat_sample(x: Array) -> Array:
     """The sampled entries of an array for the distance cap, as one vector that is whole on every device.
 
-    Of long arrays they are taken one by one: a slice of the flat array would gather it first where its last axis is
-    divided among devices.
+    Entries of long arrays are taken by their indices along all axes: the flat array would be gathered first where its
+    last axis is divided among devices.
     """
-    if x.size <= SHORT:
-        return sample(gathered(x))
+    if block_bits(x.size) == 0:
+        return gathered(x)
     entries = x.at[_sampled_places(x.shape)]
     if is_sharded(x):
         return entries.get(out_sharding=_whole(x))
@@ -127,11 +127,12 @@ def flat_sample(x: Array) -> Array:
 
 def _sampled_places(shape: tuple[int, ...]) -> tuple[Array, ...]:
     """The indices of the sampled entries by axis; the flat index may be beyond the range of int32."""
-    width = shape[-1]
-    i = jnp.arange(sample_size(math.prod(shape)))
-    row = STRIDE * (i // width) + STRIDE * (i % width) // width
-    leading = jnp.unravel_index(row, shape[:-1]) if len(shape) > 1 else ()
-    return *leading, STRIDE * (i % width) % width
+    width, n = shape[-1], math.prod(shape)
+    bits, block = block_bits(n), jnp.arange(sample_size(n), dtype="uint32")
+    column = (block % width << bits) + position(block, bits)  # counted from the row that `width` blocks begin with
+    row = (block // width << bits) + column // width
+    leading = jnp.unravel_index(row.astype(int), shape[:-1]) if len(shape) > 1 else ()
+    return *leading, (column % width).astype(int)
 
 
 def _whole(x: Array) -> Any:

@@ -41,7 +41,6 @@ class JaxMethod(NamedTuple):
     remembers: bool = False  # whether its rule has a memory of earlier steps
     moments: Kind = Kind()  # what else is kept
     matched: bool = False  # whether the regulariser has the step size of the step
-    rateless: bool = False  # whether there is no learning rate, and caps are factors on the step
     numbers: tuple[tuple[str, float], ...] = ()  # constants that are known when code is compiled
 
     def decide(
@@ -210,7 +209,7 @@ def _caps(method: JaxMethod, estimate: Estimate) -> Caps:
         return Caps(rates)
     longest, share = shares(jnp.stack(rates))
     factor = None
-    if method.rateless:
+    if method.moments.factors:
         longest, factor = estimate.farthest, longest
     elif method.moments.distance:
         longest = jnp.minimum(longest, cast(Array, estimate.farthest))

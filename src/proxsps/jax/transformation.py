@@ -11,6 +11,7 @@ import optax
 
 from proxsps.core import rules
 from proxsps.core.array import Array
+from proxsps.core.distance import completed
 from proxsps.core.outcome import Report, Solution, report
 from proxsps.jax.checks import check_lower_bound, check_state, check_update
 from proxsps.jax.groups import Gathered, Groups
@@ -79,6 +80,8 @@ def _listed(memory: Any, gathered: Gathered) -> Any:
     if not isinstance(memory, Moments):
         return memory
     count = sum(len(block.xs) for block in gathered.blocks) + len(gathered.rest)
+    if memory.travel:
+        memory = memory._replace(travel=completed(memory.travel))
     out = memory._replace(average=jax.tree.leaves(memory.average), square=jax.tree.leaves(memory.square))
     for moments in (out.average, out.square):
         if moments and len(moments) != count:

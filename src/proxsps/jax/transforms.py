@@ -187,10 +187,9 @@ def _capped(
         owner,
         rules.linear if lower_bound is None else rules.truncated,
         bounded=lower_bound is not None,
-        moments=kind._replace(distance=rateless if distance_cap is None else distance_cap),
+        moments=kind._replace(distance=rateless if distance_cap is None else distance_cap, factors=rateless),
         # Without a bound both caps are the longest step.
         matched=lower_bound is not None and (rateless if cap is None else cap == "matched"),
-        rateless=rateless,
         numbers=tuple(known.items()),
     )
     traced = {name: number for name, number in constants.items() if name not in known}

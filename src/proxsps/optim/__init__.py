@@ -1,9 +1,9 @@
 """Optimizers for torch: `ProxSPS`, `ProxSPSAdam`, `SPS`, `DecSPS`, `ProxSGD`, and schedulers for their step."""
 
 from proxsps.optim.averaging import polynomial_avg_fn, polynomial_multi_avg_fn
-from proxsps.optim.base import PolyakOptimizer
 from proxsps.optim.consistency import LossCheck, check_loss
 from proxsps.optim.last_step import LastStep
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.prox_sps import ProxSGD, ProxSPS
 from proxsps.optim.prox_sps_adam import ProxSPSAdam
 from proxsps.optim.schedulers import AdaptiveLR, CoolDown, HorizonLR, SqrtLR, StronglyConvexLR

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -15,24 +15,19 @@ from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers.structure import Entries, Quadratic, Rows, Scalar, Structure
 
-if TYPE_CHECKING:
-    from proxsps.optim.moments import Moments
-
 PLAIN = (Tensor, torch.nn.Parameter)
 FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 LINES, ROWS, UNITS, ENTRIES, PROXES = "lines", "rows", "units", "entries", "proxes"
-# Of the passes: exact knowledge helps the search over entries.
-ORDER = {kind: place for place, kind in enumerate((PROXES, UNITS, LINES, ROWS, ENTRIES))}
 
 
 @dataclass
 class Block:
     """The tensors of one parameter group that take part in a step; complex tensors as real views.
 
-    These are the tensors with a gradient, and with momentum also those that had one before: their averages decay. For
-    sharded parameters these are the shards of this rank. Shards, whole tensors and frozen tensors are separate blocks.
+    These are the tensors with a gradient; those without one rest. For sharded parameters these are the shards of this
+    rank. Shards and whole tensors are separate blocks.
     """
 
     group: dict[str, Any]
@@ -41,16 +36,15 @@ class Block:
     params: list[Tensor]
     slopes: list[Tensor]  # d of the linear model: the gradients, unless an estimate replaces them
     indices: Sequence[int]  # their positions in the group
+    resting: Sequence[int] = ()  # positions of the tensors without a gradient
     share: float = 1.0  # one over the number of ranks that hold the same entries
     sharded: bool = False
     gathered: bool = False  # whether some tensors are whole, although ranks hold only shards of them
+    penalty: float | None = None  # the value of a regulariser whose subgradient is part of the slopes
     afterwards: list[Callable[[], object]] = field(default_factory=list)  # called after params are written
-    scaled: bool = False  # whether the cap is `alpha` times one number for all blocks that is known after the sums
-    moments: Moments | None = None  # averages of gradients, if the model uses them
+    in_metric: bool = False  # whether distances are measured in Adam's metric
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
     metrics: list[Tensor] = field(default_factory=list)  # D of every entry, if the prox needs it
-    owns: list[dict[str, Any]] | None = None  # state of the owners, if it was looked up; {} for owners without state
-    starts: list[Tensor] | None = None  # sampled entries of x_0, if a part may compare them while it sums
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
 
@@ -60,21 +54,9 @@ class Block:
         return [self.group["params"][i] for i in self.indices]
 
     @property
-    def known_moments(self) -> Moments:
-        """The averages of a block that is known to have them."""
-        if self.moments is None:
-            raise TypeError("A block without averages of gradients was passed to a part of the step that needs them.")
-        return self.moments
-
-    @property
     def along(self) -> list[Tensor]:
         """The directions of the move: D^-1 d in a metric, else d."""
         return self.slopes if self.directions is None else self.directions
-
-    @property
-    def in_metric(self) -> bool:
-        """Whether distances are measured in Adam's metric."""
-        return self.moments is not None and self.moments.squares is not None
 
     @property
     def structures(self) -> list[Structure | None]:
@@ -236,67 +218,36 @@ def _same_format(*tensors: Tensor) -> bool:
     return any(all(t.is_contiguous(memory_format=f) for t in tensors) for f in formats)
 
 
-def gather(groups: Sequence[dict[str, Any]], ranks: Ranks, kept: Container[Tensor] = ()) -> list[Block]:
+def gather(groups: Sequence[dict[str, Any]], ranks: Ranks, in_metric: bool = False) -> list[Block]:
     """The blocks of all groups, in order, at least one per group; blocks without gradients are empty.
 
     The number of blocks does not depend on which parameters have gradients, so it is the same on all ranks.
-
-    Args:
-        groups: the parameter groups.
-        ranks: the ranks that step together.
-        kept: parameters that take part even without a gradient; frozen ones become blocks with cap 0.
     """
-    return [block for group in groups for block in _blocks(group, ranks, kept)]
+    blocks = [block for group in groups for block in _blocks(group, ranks)]
+    for block in blocks:
+        block.in_metric = in_metric
+    return blocks
 
 
-def _blocks(group: dict[str, Any], ranks: Ranks, kept: Container[Tensor]) -> list[Block]:
-    params = group["params"]
+def _blocks(group: dict[str, Any], ranks: Ranks) -> list[Block]:
+    params, phi = group["params"], regularizer_of(group)
+    resting = [i for i, param in enumerate(params) if param.grad is None]
+    if phi.joint and 0 < len(resting) < len(params):
+        raise ValueError(
+            f"{phi!r} acts on all tensors of its group at once: each must have a gradient, but parameter {resting[0]} "
+            "of the group has none. Put tensors without a gradient into another group."
+        )
     if any([type(param) not in PLAIN for param in params]) and "torch.distributed.tensor" in sys.modules:
         from proxsps.optim.shards import is_sharded, sharded_blocks  # slow to load, and rarely needed
 
         if any(map(is_sharded, params)):
-            _check_joint(group, [i for i, param in enumerate(params) if takes_part(param, kept)])
-            return [_dense(block) for block in sharded_blocks(group, regularizer_of(group), ranks, kept)]
-    share, grads = 1 / ranks.size, [param.grad for param in params]
-    if not any([grad is None for grad in grads]):
-        indices: Sequence[int] = range(len(params))
-        return [_dense(Block(group, group["lr"], regularizer_of(group), params, grads, indices, share))]
-    moving = [i for i, param in enumerate(params) if takes_part(param, kept)]
-    _check_joint(group, moving)
-    frozen = [i for i in moving if is_frozen(params[i])]
-    moving = [i for i in moving if not is_frozen(params[i])]
-    blocks: list[Block] = []
-    for indices, alpha, phi in ((moving, group["lr"], regularizer_of(group)), (frozen, 0.0, Zero())):
-        own = [params[i] for i in indices]
-        if own or not blocks:
-            blocks.append(_dense(Block(group, alpha, phi, own, list(map(gradient_of, own)), indices, share)))
-    return blocks
-
-
-def _check_joint(group: dict[str, Any], moving: Sequence[int]) -> None:
-    """Raise an error if a regulariser of a whole group would see only some of its tensors."""
-    phi, count = regularizer_of(group), len(group["params"])
-    if phi.joint and 0 < len(moving) < count:
-        missing = min(set(range(count)) - set(moving))
-        raise ValueError(
-            f"{phi!r} acts on all tensors of its group at once: each must have a gradient, but parameter {missing} of "
-            "the group has none. Put tensors without a gradient into another group."
-        )
-
-
-def takes_part(param: Tensor, kept: Container[Tensor]) -> bool:
-    """Whether a parameter has a gradient, or is kept without one."""
-    return param.grad is not None or param in kept
-
-
-def is_frozen(param: Tensor) -> bool:
-    """Whether a parameter must not move, although its average takes part."""
-    return param.grad is None and not param.requires_grad
-
-
-def gradient_of(param: Tensor) -> Tensor:
-    """The gradient; if there is none, zeros that take no memory."""
-    return param.new_zeros(()).expand(param.shape) if param.grad is None else param.grad
+            return [_dense(block) for block in sharded_blocks(group, phi, ranks)]
+    indices: Sequence[int] = range(len(params))
+    if resting:
+        indices = [i for i, param in enumerate(params) if param.grad is not None]
+        params = [params[i] for i in indices]
+    grads = [param.grad for param in params]
+    return [_dense(Block(group, group["lr"], phi, params, grads, indices, resting, 1 / ranks.size))]
 
 
 def _dense(block: Block) -> Block:

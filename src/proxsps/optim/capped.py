@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array
-from proxsps.core.rules import Decision, Model, truncated
-from proxsps.optim.assembly import Assembly
-from proxsps.optim.base import PolyakOptimizer
-from proxsps.optim.blocks import Block, gather
-from proxsps.optim.caps import MATCHED, PROXIMAL, Caps, Known, Step
-from proxsps.optim.checks import check_cap
-from proxsps.optim.estimate import Averaged
+from proxsps.optim.checks import check_cap, check_nonnegative
+from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Places, packed, sampled, unpacked
 from proxsps.optim.hints import (
     FIRST_STEPS,
     SMALL_FACTOR,
@@ -24,18 +17,25 @@ from proxsps.optim.hints import (
     check_momentum,
     factor_hint,
     shrinkage_hint,
+    skorch_hint,
+    warn,
 )
-from proxsps.optim.numbers import Numbers, choose
+from proxsps.optim.memory import start_averages
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.reduce import ProcessGroup
-from proxsps.optim.travel import Distance, packed, unpacked
+from proxsps.optim.resting import EFFECT, REASON, Rest
+from proxsps.optim.rule import Rule
+
+PROXIMAL, MATCHED = "proximal", "matched"
+AVERAGES = ("model_value", "model_offset", "k")  # numbers of an averaged model, in the groups
 
 
 class CappedPolyak(PolyakOptimizer):
-    """Steps of the truncated model with the caps of `proxsps.optim.caps`.
+    """Steps of the truncated model, capped by learning rates or by the distance from the start.
 
     Args:
         params: parameters or parameter groups.
-        defaults: options of the groups; `lr`, `cap` and `distance_cap` as passed by the user.
+        defaults: options of the groups; `lr`, `factor`, `cap` and `distance_cap` as passed by the user.
         process_group: ranks that step together.
         check_replicas: whether to compare replicas after every step.
     """
@@ -58,19 +58,32 @@ class CappedPolyak(PolyakOptimizer):
                 f"{name}(lr=None) needs the distance cap to set its steps, got distance_cap=False: leave distance_cap "
                 "out, or pass a number as lr."
             )
-        cap = defaults["cap"]
+        if (hint := skorch_hint(lr)) is not None:
+            warn(f"{name}: {hint}.", UserWarning)
+        cap, factor = defaults["cap"], defaults.pop("factor")
         check_cap(cap)
+        if lr is not None and factor is not None:
+            raise ValueError(
+                f"{name} got lr={lr!r} and factor={factor!r}: factor multiplies the steps without a learning rate. "
+                "Pass one of the two."
+            )
+        if factor is not None and not isinstance(factor, Tensor):
+            check_nonnegative("factor", factor)
         defaults |= {
-            "lr": 1.0 if lr is None else lr,
+            "lr": lr if lr is not None else 1.0 if factor is None else factor,
             "cap": cap or (MATCHED if lr is None else PROXIMAL),
             "distance_cap": bool(distance or lr is None),
             "lr_is_factor": lr is None,
         }
         if self._averages(defaults):
-            defaults |= dict.fromkeys(Averaged.keys, 0.0)
+            defaults |= dict.fromkeys(AVERAGES, 0.0)
         if defaults["distance_cap"]:
-            defaults |= {"reach": 0.0, "g_sq": 0.0, "k": 0.0}
+            defaults |= dict.fromkeys(KEYS, 0.0)
         super().__init__(params, defaults, process_group, check_replicas)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._places, self._rest = Places(), Rest()
 
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:
@@ -116,12 +129,12 @@ class CappedPolyak(PolyakOptimizer):
                 text = (
                     f'A group with lr={lr!r} was added to {name}(lr=None). {meaning}; leave it out, or pass "factor".'
                 )
-                warnings.warn(text, UserWarning, stacklevel=3)
+                warn(text, UserWarning)
         return group
 
     def _check_options(self) -> None:
         options = self.param_groups[0]
-        check_momentum(type(self).__name__, options, Averaged.keys)
+        check_momentum(type(self).__name__, options, AVERAGES)
         if torch.compiler.is_compiling():
             return
         hint = None
@@ -131,8 +144,7 @@ class CappedPolyak(PolyakOptimizer):
             hint = shrinkage_hint(self.param_groups, self._decay_is_l2)  # else weight decay follows the step, not lr
         if hint is not None:
             self._warned.add("options")
-            text = f"{type(self).__name__}: {hint}. This warning is shown once."
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            warn(f"{type(self).__name__}: {hint}. This warning is shown once.")
 
     def _hint_on_factors(self, k: float | Tensor) -> str | None:
         """Advice if the factors of all steps from the very first on were small; a resumed training gets none."""
@@ -144,13 +156,17 @@ class CappedPolyak(PolyakOptimizer):
 
     def _start_state(self) -> None:
         options = self.param_groups[0]
-        if self._averages(options):
-            estimate = self._estimate()
-            for owner in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
-                estimate.start(owner)
-        if options["distance_cap"]:
-            numbers = choose(gather(self.param_groups, self._ranks), options["capturable"])
-            Distance(self.param_groups, self.state, numbers, self._ranks).start()
+        owners = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for owner in owners if self._averages(options) else ():
+            start_averages(self.state[owner], owner, self._rule().beta2 is not None)
+        for found in sampled(owners, self._ranks, self._places) if options["distance_cap"] else ():
+            self.state[found.owner].setdefault(ORIGIN, found.keep())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for group in state["param_groups"]:
+            if "reach" in group and "factors_sq" not in group:  # saved before factors were counted
+                group["factors_sq"] = group["k"] + 0.0  # and not the same tensor
+        super().__setstate__(state)
 
     def _drop_blank_state(self) -> None:
         k = self.param_groups[0].get("k")
@@ -159,32 +175,28 @@ class CappedPolyak(PolyakOptimizer):
                 self.state.pop(param, None)
 
     def _packed(self, param: Tensor, key: str, value: Any) -> Any:
-        return packed(param, value, self._ranks) if key == "start" else value
+        return packed(param, value, self._ranks) if key == ORIGIN else value
 
     def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
-        return unpacked(param, value, self._ranks) if key == "start" else value
+        if key == EARLIER:
+            return None
+        return unpacked(param, value, self._ranks) if key == ORIGIN else value
 
     @property
     def _remembers(self) -> bool:
         options = self.param_groups[0]
         return self._averages(options) or options["distance_cap"]
 
-    @property
-    def _kept(self) -> Container[Tensor]:
-        return self.state if self._averages(self.param_groups[0]) else ()
+    def _rule(self) -> Rule:
+        options = self.param_groups[0]
+        return Rule(
+            matched=options["cap"] == MATCHED,
+            distance=options["distance_cap"],
+            factor=options["lr_is_factor"],
+            max_move=self._max_move,
+        )
 
-    @property
-    def _further_sums(self) -> tuple[int, int]:
-        return self._estimate().rows, int(self.param_groups[0]["distance_cap"])
-
-    def _caps(self, numbers: Numbers) -> Caps:
-        options, distance = self.param_groups[0], None
-        if options["distance_cap"]:
-            distance = Distance(self.param_groups, self.state, numbers, self._ranks)
-        return Caps(options["cap"] == MATCHED, distance, options["lr_is_factor"])
-
-    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        return truncated(model)
-
-    def _choose(self, assembly: Assembly, caps: Caps, known: Known, ok: Array) -> Step:
-        return caps.decide(assembly, known)
+    def _notice_rest(self, taken: float, moved: float, length: float) -> None:
+        """Warn once if the measured distance rests although steps are taken."""
+        if self._rest.lasts(taken, moved, length):
+            self._warn_once("rest", REASON, EFFECT)

@@ -27,6 +27,7 @@ METHOD = ("lower_bound", "c", "c0", "betas", "eps")
 ABSENT = ("maximize", "differentiable", "momentum", "nesterov", "betas", "amsgrad")
 # What torch and its schedulers write into the groups of any optimizer.
 COMMON = ("params", "param_names", "initial_lr", "differentiable")
+_INSTEAD = {"maximize": " Minimise the negated loss, and pass its lower_bound, or None if it has none."}
 MISSPELT = 0.85  # similarity from which an unknown key is a misspelt option, not the user's own key
 
 
@@ -47,6 +48,8 @@ def check_cap(value: Any) -> None:
 
 def check_fraction(name: str, value: Any) -> None:
     """Raise an error for a number outside [0, 1)."""
+    if type(value) is float and 0 <= value < 1:
+        return
     check_number(name, value)
     if not 0 <= float(value) < 1:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}.")
@@ -97,6 +100,13 @@ def check_lr(owner: str, lr: Any, params: Iterable[Tensor]) -> None:
         check_nonnegative("lr", lr)
     elif any(map(has_value, params)):
         raise ValueError(f"lr has a shape, but no value, got {lr!r}: create it on a real device.")
+
+
+def check_rate(group: Mapping[str, Any]) -> None:
+    """Raise an error for such a cap that was written into a group, if that can be said without waiting for a device."""
+    lr = group["lr"]
+    if not isinstance(lr, Tensor) or (lr.is_cpu and has_value(lr) and not group["capturable"]):
+        check_nonnegative("lr", lr)
 
 
 def check_loss(loss: Any) -> None:
@@ -155,7 +165,10 @@ def check_constructor(cls: type, options: Iterable[str]) -> None:
     for key in options:
         if key not in parameters:
             known = [name for name in parameters if name != "self"]
-            raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {key!r}. {hint(key, known)}")
+            advice = hint(key, known)
+            if key in ABSENT:
+                advice = f"It is an option of torch's optimizers that would change the step.{_INSTEAD.get(key, '')}"
+            raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {key!r}. {advice}")
 
 
 def check_group_keys(owner: str, group: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -189,6 +202,8 @@ def _differ(one: Any, other: Any) -> bool:
         return False
     if any(isinstance(value, Tensor) and not value.is_cpu for value in (one, other)):
         return False  # reading them would wait for the device
+    if isinstance(one, list) or isinstance(other, list):  # betas from a file
+        return isinstance(one, Iterable) and isinstance(other, Iterable) and tuple(one) != tuple(other)
     return bool(one != other)
 
 
@@ -261,6 +276,7 @@ __all__ = [
     "check_nonnegative",
     "check_origin",
     "check_positive",
+    "check_rate",
     "check_regularizer",
     "check_unflattened",
     "check_variant",

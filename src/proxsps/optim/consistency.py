@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.optimizer import PolyakOptimizer
 
 PIECES = 4
 SCALE = 2.0**10  # gradient scalers have powers of two from here on; sums over samples are rarely that long

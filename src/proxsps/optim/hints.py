@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from proxsps.optim.checks import is_fake
 
+INSIDE = tuple(str(Path(str(module.__file__)).parent) for module in (sys.modules["proxsps"], torch))
+
 SHRINKAGE = 0.02  # share of the weights that weight decay may remove in one step without a hint
 SMALL_FACTOR = 0.05  # on the steps without a learning rate: smaller ones are usually meant as learning rates
+SKORCH = 0.01  # its own lr, where the user gave none
 FIRST_STEPS = 100  # in which all factors have to be small for a hint
+
+
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn, with the line of the user's code that called this package, directly or through torch."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(INSIDE):
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(text, category, stacklevel=level)
 
 
 def shrinkage_hint(groups: Iterable[dict[str, Any]], decay_is_l2: bool) -> str | None:
@@ -38,12 +53,28 @@ def shrinkage_hint(groups: Iterable[dict[str, Any]], decay_is_l2: bool) -> str |
     return None
 
 
+def skorch_hint(lr: Any) -> str | None:
+    """Advice if skorch has passed its own lr: the caller is a method of its net, which has no `optimizer__lr`."""
+    if "skorch" not in sys.modules or isinstance(lr, Tensor) or lr != SKORCH:
+        return None
+    caller = sys._getframe()
+    while caller.f_back is not None and caller.f_globals["__name__"].startswith("proxsps."):
+        caller = caller.f_back
+    net = caller.f_locals.get("self")
+    if not any(kind.__module__.startswith("skorch.") for kind in type(net).__mro__) or hasattr(net, "optimizer__lr"):
+        return None
+    return (
+        f"lr={lr:g} is skorch's default, and would be the upper limit of every step. Pass lr=None to the net for steps "
+        f"without a learning rate, or a larger number. If you want this limit, pass optimizer__lr={lr:g}"
+    )
+
+
 def factor_hint(groups: Sequence[dict[str, Any]]) -> str:
     """Advice for a training without a learning rate whose first steps all had small factors."""
     largest = max(group["lr"] for group in groups)
     return (
         f"the lr of no group was above {SMALL_FACTOR:g} in the first {FIRST_STEPS} steps; it is at most {largest:.3g}. "
-        "Without a learning rate, lr is a factor on the step that starts at 1, so these steps are far too short. "
+        "Without a learning rate, lr is a factor on the step that starts at 1, so these steps were probably too short. "
         "Schedulers that set rates of their own (OneCycleLR, CyclicLR, SWALR) and long warm-ups do this: use CoolDown, "
         "no scheduler, or max_lr=1"
     )

@@ -5,10 +5,12 @@ For hundreds of tensors copied into one vector, a compiler would make code for e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+
+LAUNCH = 1 << 24  # entries up to which tensors are joined on an accelerator, where every call is expensive
 
 
 @torch.library.custom_op("proxsps::join", mutates_args=())
@@ -25,6 +27,11 @@ def _(tensors: Sequence[Tensor]) -> Tensor:
 def _spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     copies = _copies(vector, tensors)
     torch._foreach_copy_([x for x, _ in copies], [part for _, part in copies])
+
+
+def widened(x: Tensor) -> Tensor:
+    """Half precision as f32; other tensors as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
@@ -66,3 +73,37 @@ def _copies(vector: Tensor, tensors: Sequence[Tensor]) -> list[tuple[Tensor, Ten
     """The tensors, each with its part of the vector."""
     parts = vector.split([x.numel() for x in tensors])
     return [(x, part.view(x.shape)) for part, x in zip(parts, tensors, strict=True)]
+
+
+def bundles(columns: Sequence[Sequence[Tensor]], size: int) -> Iterator[list[list[Tensor]]]:
+    """Lists of tensors, cut in the same way: parts of long tensors, short tensors together, at most `size` entries."""
+    found: list[tuple[Tensor, ...]] = []
+    room = size
+    for tensors in zip(*columns, strict=True):
+        length = tensors[0].numel()
+        if found and (length > room or any([t.dtype != f.dtype for t, f in zip(tensors, found[0], strict=True)])):
+            yield list(map(list, zip(*found, strict=True)))
+            found, room = [], size
+        if length > size:
+            yield from ([[part] for part in parts] for parts in _cut(tensors, size))
+        elif length:
+            found.append(tensors)
+            room -= length
+    if found:
+        yield list(map(list, zip(*found, strict=True)))
+
+
+def _cut(tensors: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor, ...]]:
+    """Views of long tensors, cut in the same way into parts of at most `size` entries."""
+    x = tensors[0]
+    if all([t.is_contiguous() for t in tensors]):
+        yield from zip(*(t.view(-1).split(size) for t in tensors), strict=True)
+        return
+    # As a vector, this tensor may be a copy, and a write to a copy is lost.
+    dim = max(range(x.dim()), key=x.shape.__getitem__)
+    length = max(1, size * x.shape[dim] // x.numel())
+    for parts in zip(*(t.split(length, dim) for t in tensors), strict=True):
+        if parts[0].numel() > size:
+            yield from _cut(parts, size)
+        else:
+            yield parts

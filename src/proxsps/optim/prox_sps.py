@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.core.array import Array
-from proxsps.core.rules import Decision, Model, linear
-from proxsps.optim.base import PolyakOptimizer
-from proxsps.optim.blocks import Block
 from proxsps.optim.capped import CappedPolyak
 from proxsps.optim.checks import check_fraction
-from proxsps.optim.estimate import Averaged, Estimate
-from proxsps.optim.numbers import Numbers
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.reduce import ProcessGroup
+from proxsps.optim.rule import Rule
 from proxsps.regularizers import Regularizer
 
 
@@ -50,11 +46,14 @@ class ProxSPS(CappedPolyak):
         regularizer: any other regulariser, instead of `weight_decay`.
         lower_bound: $C$, which the loss never falls below. 0 is right for losses that are never negative. None for
             losses whose bound is not known: nothing is truncated, and the step is the cap.
+        factor: without an `lr`, multiplies all steps; None for 1. It becomes the `lr` of the groups, which schedulers
+            scale; groups may have their own. $\hat G_k$ adds up squared gradients times squared factors, so that short
+            steps at first do not make all later ones short.
         momentum: $\beta$, the weight of the old averages in each step; 0 for the loss of the batch alone. Needs one
             tensor of state per parameter.
         cap: "proximal" for the step above, or "matched". None means "proximal" with an `lr`, "matched" without.
-        distance_cap: whether $A_k$ is a cap too. None means True without an `lr`, False with one. It keeps every 17th
-            entry of the starting parameters as state.
+        distance_cap: whether $A_k$ is a cap too. None means True without an `lr`, False with one. It keeps a
+            sample of the starting parameters as state: all entries of tensors with up to 4,096, of others one in 16.
         max_move: limit on the Euclidean length of the move of all parameters together; longer moves are shortened.
         process_group: ranks whose losses and sums make one step. None for the default group, if torch.distributed
             runs with several ranks; a group; or False if each rank trains its own model.
@@ -71,6 +70,7 @@ class ProxSPS(CappedPolyak):
         regularizer: Regularizer | None = None,
         lower_bound: float | None = 0.0,
         *,
+        factor: float | Tensor | None = None,
         momentum: float = 0.0,
         cap: Literal["proximal", "matched"] | None = None,
         distance_cap: bool | None = None,
@@ -82,6 +82,7 @@ class ProxSPS(CappedPolyak):
     ) -> None:
         defaults = {
             "lr": lr,
+            "factor": factor,
             "weight_decay": weight_decay,
             "regularizer": regularizer,
             "lower_bound": lower_bound,
@@ -94,15 +95,12 @@ class ProxSPS(CappedPolyak):
         }
         super().__init__(params, defaults, process_group, check_replicas)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        super()._check_numbers(group)
         check_fraction("momentum", group["momentum"])
 
-    def _estimate(self) -> Estimate:
-        options = self.param_groups[0]
-        if not options["momentum"]:
-            return Estimate()
-        return Averaged(self.param_groups, self.state, options["momentum"])
+    def _rule(self) -> Rule:
+        return super()._rule()._replace(beta=self.param_groups[0]["momentum"] or None)
 
 
 class ProxSGD(PolyakOptimizer):
@@ -148,6 +146,3 @@ class ProxSGD(PolyakOptimizer):
             "capturable": capturable,
         }
         super().__init__(params, defaults, process_group, check_replicas)
-
-    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        return linear(model)

@@ -7,11 +7,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.optim.capped import CappedPolyak
-from proxsps.optim.caps import MATCHED
+from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal, check_nonnegative
-from proxsps.optim.estimate import Averaged, Estimate
 from proxsps.optim.reduce import ProcessGroup
+from proxsps.optim.rule import Rule
 from proxsps.regularizers import Regularizer
 
 
@@ -29,7 +28,8 @@ class ProxSPSAdam(CappedPolyak):
     $\hat G_k$ adds up $\|D_i^{-1} g_i\|^2$. A learning rate $\alpha_k$ is not needed. Without one, the `lr` of a group
     is a factor on its step, which starts at 1; schedulers scale it. All groups share one joint step.
 
-    The state is two tensors per parameter, and every 17th entry of the starting parameters.
+    The state is two tensors per parameter, and a sample of the starting parameters: all entries of tensors with up to
+    4,096, of others one in 16.
 
     Args:
         params: parameters or parameter groups.
@@ -41,6 +41,7 @@ class ProxSPSAdam(CappedPolyak):
         regularizer: another regulariser, instead of `weight_decay`. It needs an exact prox in a diagonal metric; `L2`
             as a regulariser is Euclidean.
         lower_bound: as in `ProxSPS`.
+        factor: as in `ProxSPS`.
         cap: "matched", or "proximal" for the step of `ProxSPS`, whose regulariser follows the cap, not the step.
             None means "matched".
         distance_cap: whether $A_k$ is a cap. None means True without an `lr`, False with one.
@@ -63,6 +64,7 @@ class ProxSPSAdam(CappedPolyak):
         regularizer: Regularizer | None = None,
         lower_bound: float | None = 0.0,
         *,
+        factor: float | Tensor | None = None,
         cap: Literal["proximal", "matched"] | None = None,
         distance_cap: bool | None = None,
         max_move: float | None = None,
@@ -73,6 +75,7 @@ class ProxSPSAdam(CappedPolyak):
     ) -> None:
         defaults = {
             "lr": lr,
+            "factor": factor,
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
@@ -92,12 +95,14 @@ class ProxSPSAdam(CappedPolyak):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        check_betas(group["betas"])
-        check_nonnegative("eps", group["eps"])
         check_diagonal(type(self).__name__, group["regularizer"])
 
-    def _estimate(self) -> Estimate:
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        super()._check_numbers(group)
+        check_betas(group["betas"])
+        check_nonnegative("eps", group["eps"])
+
+    def _rule(self) -> Rule:
         options = self.param_groups[0]
         beta, beta2 = options["betas"]
-        moves = options["max_move"] is not None
-        return Averaged(self.param_groups, self.state, beta, beta2, options["eps"], moves)
+        return super()._rule()._replace(beta=beta, beta2=beta2, eps=options["eps"])

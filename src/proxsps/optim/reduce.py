@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 
 import torch
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from proxsps.optim.blocks import Block
-    from proxsps.optim.numbers import Numbers
-    from proxsps.optim.parts import Sums
+    from proxsps.optim.rule import Rule
 
 ProcessGroup = Any  # torch.distributed.ProcessGroup, which builds without distributed do not have
 
@@ -103,6 +102,21 @@ class Ranks:
             )
 
 
+class Sums(NamedTuple):
+    """Reductions over the blocks, one entry per block."""
+
+    d_sq: Array  # ||d||^2
+    d_dot_x: Array  # <d, x - center>
+    x_sq: Array  # ||x - center||^2; only if needed
+
+
+def further_rows(rule: Rule) -> int:
+    """The number of rows of sums besides these: see `BlockAverages.extras`, or values of regularisers in the loss."""
+    if rule.beta is None:
+        return int(rule.coupled)
+    return 3 if rule.max_move is None else 5
+
+
 class Joint(NamedTuple):
     """The numbers of a step over all ranks."""
 
@@ -117,10 +131,10 @@ class Joint(NamedTuple):
 
 def join(
     ranks: Ranks,
-    numbers: Numbers,
+    vector: Callable[[Sequence[Array]], Array],
     blocks: Sequence[Block],
-    m: Array,
-    C: Array,
+    m: Array | float,
+    C: Array | float,
     weight: float,
     sums: Sums,
     extras: Sequence[Array],
@@ -130,22 +144,24 @@ def join(
 ) -> Joint:
     """Add up over the ranks, in one all-reduce; losses and bounds are weighted by `weight`.
 
+    `vector` makes arrays of numbers: `numpy.array` on the host, or that of a device, where nothing is read.
+
     Every sum over a block is divided by the number of ranks that hold the same entries; `travelled` already is. So all
     ranks continue with bitwise the same numbers, even if replicas were summed in different order. A number that is not
     finite on one rank is not finite on any. A rank that is not `active` has run out of batches: it adds nothing, and
     only keeps the all-reduce complete.
     """
-    w, present = numbers.scalar(weight), numbers.scalar(float(active))
-    words = present * numbers.vector(_words(blocks))
-    share = numbers.vector([block.share for block in blocks])
-    parts = [numbers.vector([w * m, w * C, w, present]), words, words * words]
+    present = float(active)
+    words = present * vector(_words(blocks))
+    share = vector([block.share for block in blocks])
+    parts = [vector([weight * m, weight * C, weight, present]), words, words * words]
     parts += [*(share * part for part in (*sums, *extras)), *travelled]
     # Ranks with other groups have other numbers of sums. Padded, they are still added up, and the words differ.
     packed, words, squares, *totals = ranks.sum(*parts, multiple=PACK)
     wm, wC, w, active_ranks = packed
     # Equal if and only if all words are: a variance. Words are small enough for sums without rounding.
     agreed = (active_ranks * squares == words * words).all()
-    if numbers.refuses(agreed):
+    if not isinstance(agreed, Tensor) and not agreed:
         raise RuntimeError(
             f"The ranks have gradients for different parameters. {_present(blocks)} Average gradients over the ranks "
             "before the step (DistributedDataParallel, fully_shard); ranks that train different models need "

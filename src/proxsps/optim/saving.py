@@ -35,7 +35,7 @@ class SavesState(Optimizer):
         return value
 
     def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
-        """The inverse of `_packed`."""
+        """The inverse of `_packed`; None for a value of an earlier version that is of no use."""
         return value
 
     def _restore(self, state: dict[Any, Any]) -> None:
@@ -52,9 +52,11 @@ class SavesState(Optimizer):
             own = state.get(param)
             if not isinstance(own, dict) or not isinstance(original, dict):
                 continue
-            for key, value in own.items():
+            for key, value in list(own.items()):
                 if isinstance(value, Tensor):
                     own[key] = self._unpacked(param, key, restored(key, value, original.get(key), param))
+                    if own[key] is None:
+                        del own[key]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_ranks": self._ranks}

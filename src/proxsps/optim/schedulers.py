@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from proxsps.core import schedules
-from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.optimizer import PolyakOptimizer
 
 
 class SqrtLR(LRScheduler):
@@ -25,7 +25,7 @@ class SqrtLR(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """The values for the current count."""
-        return [schedules.sqrt_decay(self.last_epoch, base) for base in self.base_lrs]
+        return [schedules.sqrt_decay(self.last_epoch, base) for base in _bases(self)]
 
 
 class HorizonLR(LRScheduler):
@@ -39,7 +39,7 @@ class HorizonLR(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """The values for the current count."""
-        return [schedules.horizon(self.last_epoch, base, self.total_steps) for base in self.base_lrs]
+        return [schedules.horizon(self.last_epoch, base, self.total_steps) for base in _bases(self)]
 
 
 class StronglyConvexLR(LRScheduler):
@@ -70,7 +70,7 @@ class StronglyConvexLR(LRScheduler):
             alpha = schedules.strongly_convex_bounded(self.last_epoch, self.lam)
         else:
             alpha = schedules.strongly_convex(self.last_epoch, self.lam, self.k_0)
-        return [alpha for _ in self.base_lrs]
+        return [alpha for _ in _bases(self)]
 
 
 class CoolDown(LRScheduler):
@@ -97,7 +97,7 @@ class CoolDown(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """The values for the current count."""
-        return [schedules.cool_down(self.last_epoch, base, self.total_steps, self.fraction) for base in self.base_lrs]
+        return [schedules.cool_down(self.last_epoch, base, self.total_steps, self.fraction) for base in _bases(self)]
 
 
 class AdaptiveLR(LRScheduler):
@@ -149,6 +149,15 @@ class AdaptiveLR(LRScheduler):
         """As in torch."""
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "zetas"})
         self.zetas = [torch.tensor(zeta, dtype=torch.float64) for zeta in state_dict["zetas"]]
+
+
+def _bases(scheduler: LRScheduler) -> list[float | Tensor]:
+    """The base lr of every group; a group that was added after the scheduler was made brings its own."""
+    bases: list[float | Tensor] = scheduler.base_lrs
+    for group in scheduler.optimizer.param_groups[len(bases) :]:
+        lr = group["lr"]
+        bases.append(group.setdefault("initial_lr", lr.clone() if isinstance(lr, Tensor) else lr))
+    return bases
 
 
 def _check_lr(scheduler: LRScheduler, optimizer: Optimizer) -> None:

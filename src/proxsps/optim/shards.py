@@ -7,7 +7,7 @@ and their gradients are gathered for the step, every rank solves the same step, 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from proxsps.core.array import Array
-from proxsps.optim.blocks import Block, gradient_of, is_frozen, is_l2, takes_part
+from proxsps.optim.blocks import Block, is_l2
+from proxsps.optim.distance import Rows
 from proxsps.optim.reduce import Ranks
-from proxsps.optim.travel import Rows
-from proxsps.regularizers import L2, Regularizer, Zero
+from proxsps.regularizers import L2, Regularizer
 
 
 class Pieces(Regularizer):
@@ -49,35 +49,30 @@ def is_sharded(param: Tensor) -> TypeGuard[DTensor]:
     return isinstance(param, DTensor)
 
 
-def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks, kept: Container[Tensor] = ()) -> list[Block]:
-    """The blocks of a group with distributed parameters: one for each number of shards that tensors are cut into.
-
-    Frozen parameters that are `kept` follow in the same way.
-    """
-    size, params = ranks.size, list(enumerate(group["params"]))
-    frozen = [(i, p) for i, p in params if is_frozen(p) and takes_part(p, kept)]
-    blocks: dict[tuple[bool, int], Block] = {}
-    pieces: dict[tuple[bool, int], dict[int, Regularizer]] = {}
-    for own, resting, alpha in ((phi, False, group["lr"]), (Zero(), True, 0.0)):
-        for i, param in frozen if resting else params:
-            count = shard_count(param, ranks)
-            piece = own.at(i) if count == 1 else piece_of(own, i, param)
-            whole = piece is None
-            count = 1 if whole else count
-            block = blocks.setdefault((resting, count), Block(group, alpha, own, [], [], [], count / size, count > 1))
-            if not takes_part(param, kept) or is_frozen(param) != resting:
-                continue
-            pieces.setdefault((resting, count), {})[i] = own.at(i) if piece is None else piece
-            block.params.append(full_or_local(param, param, whole))
-            grad = param.grad
-            x = block.params[-1]
-            block.slopes.append(gradient_of(x) if grad is None else full_or_local(grad, param, whole))
-            if whole:
-                block.gathered = True
-                block.afterwards.append(partial(_write_shard, param, x))
-    for key, found in pieces.items():
-        blocks[key].indices = list(found)
-        blocks[key].phi = _joined(blocks[key].phi, found, len(group["params"]))
+def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks) -> list[Block]:
+    """The blocks of a group with distributed parameters: one for each number of shards that tensors are cut into."""
+    size = ranks.size
+    blocks: dict[int, Block] = {}
+    pieces: dict[int, dict[int, Regularizer]] = {}
+    for i, param in enumerate(group["params"]):
+        count = shard_count(param, ranks)
+        piece = phi.at(i) if count == 1 else piece_of(phi, i, param)
+        whole = piece is None
+        count = 1 if whole else count
+        block = blocks.setdefault(count, Block(group, group["lr"], phi, [], [], [], [], count / size, count > 1))
+        block.gathered = block.gathered or whole
+        if param.grad is None:
+            block.resting = [*block.resting, i]
+            continue
+        pieces.setdefault(count, {})[i] = phi.at(i) if piece is None else piece
+        x = full_or_local(param, param, whole)
+        block.params.append(x)
+        block.slopes.append(full_or_local(param.grad, param, whole))
+        if whole:
+            block.afterwards.append(partial(_write_shard, param, x))
+    for count, found in pieces.items():
+        blocks[count].indices = list(found)
+        blocks[count].phi = _joined(phi, found, len(group["params"]))
     return list(blocks.values())
 
 

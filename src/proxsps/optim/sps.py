@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.core.array import Array
-from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, sps_max
-from proxsps.optim.base import PolyakOptimizer
-from proxsps.optim.blocks import Block
 from proxsps.optim.checks import check_positive
-from proxsps.optim.estimate import Coupled, Estimate
-from proxsps.optim.memory import store
-from proxsps.optim.numbers import Numbers
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.reduce import ProcessGroup
+from proxsps.optim.rule import Rule
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.checks import check_subgradient
 
@@ -24,16 +19,16 @@ from proxsps.regularizers.checks import check_subgradient
 class CoupledPolyak(PolyakOptimizer):
     """Steps along the gradient of loss plus regulariser, with one length for both."""
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        super()._check_numbers(group)
         for key in ("c", "c0"):
             if key in group:
                 check_positive(key, group[key])
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
         if group["regularizer"] is not None:
             check_subgradient(group["regularizer"], type(self).__name__, "ProxSPS or ProxSGD")
-
-    def _estimate(self) -> Estimate:
-        return Coupled()
 
 
 class SPS(CoupledPolyak):
@@ -87,8 +82,8 @@ class SPS(CoupledPolyak):
         }
         super().__init__(params, defaults, process_group, check_replicas)
 
-    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        return sps_max(model, self.param_groups[0]["c"])
+    def _rule(self) -> Rule:
+        return Rule("sps_max", self.param_groups[0]["c"], coupled=True, max_move=self._max_move)
 
 
 class DecSPS(CoupledPolyak):
@@ -142,11 +137,5 @@ class DecSPS(CoupledPolyak):
         }
         super().__init__(params, defaults, process_group, check_replicas)
 
-    def _decide(self, model: Model, blocks: Sequence[Block], numbers: Numbers, ok: Array) -> Decision:
-        groups = [block.group for block in blocks]
-        before = StepMemory(numbers.scalar(groups[0]["k"]), numbers.vector([group["memory"] for group in groups]))
-        decision, after = dec_sps(model, before, numbers.flag(ok), groups[0]["c0"])
-        for i, group in enumerate(groups):
-            store(group, "k", numbers.factor(after.taken))
-            store(group, "memory", numbers.factor(after.previous[i]))
-        return decision
+    def _rule(self) -> Rule:
+        return Rule("dec_sps", self.param_groups[0]["c0"], coupled=True, max_move=self._max_move)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -14,12 +15,11 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook, _JoinCon
 from torch.nn.parallel import DistributedDataParallel
 
 from proxsps.optim.blocks import gather
-from proxsps.optim.numbers import choose
-from proxsps.optim.parts import Sums
-from proxsps.optim.reduce import Ranks, join
+from proxsps.optim.device.numbers import Numbers, step_device
+from proxsps.optim.reduce import Ranks, Sums, further_rows, join
 
 # What methods keep from step to step, in their groups.
-MEMORY = ("k", "memory", "model_value", "model_offset", "reach", "g_sq")
+MEMORY = ("k", "memory", "model_value", "model_offset", "reach", "g_sq", "first_reach", "factors_sq")
 
 
 class Shadow(JoinHook):
@@ -31,15 +31,14 @@ class Shadow(JoinHook):
     def main_hook(self) -> None:
         """Take part in the all-reduce of a step, with nothing to add."""
         groups, ranks = self._opt.param_groups, self._opt._ranks
-        blocks = gather(groups, ranks, self._opt._kept)
+        blocks = gather(groups, ranks)
         for block in blocks:
             block.params, block.slopes, block.indices = [], [], []
-        numbers = choose(blocks, groups[0]["capturable"])
-        zero, nothing = numbers.scalar(0.0), numbers.vector([0.0] * len(blocks))
-        extras, travelled = self._opt._further_sums
-        sums = Sums(nothing, nothing, nothing)
-        own = [nothing] * extras, [numbers.vector([0.0, 0.0])] * travelled
-        join(ranks, numbers, blocks, zero, zero, 0.0, sums, *own, active=False)
+        device = step_device([p for group in groups for p in group["params"]], groups[0]["capturable"])
+        vector: Any = np.array if device is None else Numbers(device).vector
+        nothing, rule = vector([0.0] * len(blocks)), self._opt._rule()
+        extras, travelled = [nothing] * further_rows(rule), [vector([0.0, 0.0])] * rule.distance
+        join(ranks, vector, blocks, 0.0, 0.0, 0.0, Sums(*[nothing] * 3), extras, travelled, active=False)
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the memory of a rank that stepped to the end, as DistributedDataParallel copies the parameters."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from proxsps.optim.backward import LastBackward
 from proxsps.optim.checks import check_loss, check_positive, loss_value
+from proxsps.optim.hints import warn
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -26,6 +26,7 @@ class WatchesLosses(Optimizer):
         """Nothing was watched yet."""
         self._watched: list[tuple[Tensor | float, float]] = []
         self._backward = LastBackward()
+        self._waiting = False  # whether a loss was watched that backward has not reached
 
     def watch(self, loss: Tensor | float, weight: float = 1.0) -> Tensor | float:
         """Store the value of a loss for the next plain `step()`, and return the loss.
@@ -38,7 +39,7 @@ class WatchesLosses(Optimizer):
         check_loss(loss)
         check_positive("weight", weight)
         if isinstance(loss, Tensor) and loss.requires_grad:
-            value = widened(loss.detach())
+            value, self._waiting = widened(loss.detach()), True
             loss.register_hook(lambda _: self._record(value, weight))
         else:
             self._watched.append((widened(loss), weight))
@@ -49,6 +50,7 @@ class WatchesLosses(Optimizer):
         if self._watched and self._backward.cleared(self._gradients):
             self._watched.clear()  # as by model.zero_grad() after a skipped step
         self._watched.append((value, weight))
+        self._waiting = False
         self._backward.begin(self._gradients)
 
     def _gradients(self) -> Iterator[Tensor]:
@@ -101,6 +103,11 @@ class WatchesLosses(Optimizer):
             return 0.0, weight, returned
         if all(float(group["lr"]) == 0 for group in self.param_groups):
             return None, weight, returned  # how torch.distributed.checkpoint initialises an optimizer
+        if self._waiting:
+            raise ValueError(
+                f"{name}.step() has no loss: one was watched, but backward() has not run through it since. Call "
+                "loss = opt.watch(loss) before loss.backward(), or opt.step(loss=loss) after it."
+            )
         raise ValueError(
             f"{name}.step() needs the loss value: call opt.step(loss=loss) after loss.backward(), opt.step(closure), "
             "or loss = opt.watch(loss) before loss.backward(). Got none of them."
@@ -127,7 +134,7 @@ class WatchesLosses(Optimizer):
         if kind not in self._warned:
             self._warned.add(kind)
             text = f"{type(self).__name__}: {reason}. This warning is shown once."
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            warn(text)
 
 
 _TWO_LOSSES = "{}.step() got both a closure and a loss, or two losses: pass one of them."

@@ -8,7 +8,7 @@ The left side is concave and increasing in r, so that Newton's method from a poi
 passing it. No entry of the quotient exceeds 1 at the root, which gives the start max_i |z_i| - t_i. An entry with
 t_i = 0 keeps its value, and its group with it.
 
-The formula stands here twice: as operations on whole arrays of any library, and as loops, compiled by the extra `fast`,
+The formula stands here twice: as operations on whole arrays of any library, and as loops, compiled by numba,
 in which a group stays in the cache until it is done.
 """
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from proxsps.methods import load
 from proxsps.optim import ProxSGD
-from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.base import BASE_SEED, Problem, seeded
 from proxsps.regularizers.base import subgradient_all, value_all
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
@@ -114,13 +114,42 @@ def stepping(optimizer: Optimizer) -> StepBy:
     if "loss" in known:
         return lambda closure: step(loss=closure())
     if "closure" in known:
-        return step
+        return _calling(type(optimizer).__name__, step)
 
     def plain(closure: Callable[[], Tensor]) -> None:
         closure()
         step()
 
     return plain
+
+
+def _calling(name: str, step: Callable[..., Any]) -> StepBy:
+    """A step that has to call its closure, which computes the gradients."""
+
+    def checked(closure: Callable[[], Tensor]) -> None:
+        called = False
+
+        def counted() -> Tensor:
+            nonlocal called
+            called = True
+            return closure()
+
+        cause = None
+        try:
+            step(counted)
+        except Exception as error:
+            if called:
+                raise
+            cause = error
+        if not called:
+            end = f" (It raised {type(cause).__name__}: {cause}.)" if cause else ""
+            raise ValueError(
+                f"{name}.step(closure) did not call its closure, which computes the loss and the gradients. Call it at "
+                "the start of step, as `with torch.enable_grad(): loss = closure()`, or define step(self) without a "
+                f"closure: the gradients are then there before.{end}"
+            ) from cause
+
+    return checked
 
 
 def _run_epoch(spec: RunSpec, epoch: int, model: nn.Module, optimizer: Optimizer, zetas: np.ndarray) -> None:

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from proxsps.optim import ProxSGD
-from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, median_zeta
 from proxsps.sweep.single import couple, couples, make_optimizer, nonzero_share, penalty, stepping
 from proxsps.sweep.spec import RunSpec

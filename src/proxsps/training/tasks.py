@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from proxsps import _install
-from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.base import BASE_SEED, seeded
 from proxsps.problems.datasets import DataError
 from proxsps.problems.vision import ImageClassification, image_problem

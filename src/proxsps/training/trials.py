@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from proxsps.methods import Method, load
 from proxsps.optim import CoolDown, polynomial_multi_avg_fn
-from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
 from proxsps.sweep.pool import Tell, run_tasks

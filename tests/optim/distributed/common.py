@@ -62,13 +62,21 @@ def network(dtype: torch.dtype = F64, seed: int = 0, hidden: int = 7) -> nn.Sequ
     return nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 1), nn.Tanh(), nn.Linear(1, 3)).to(dtype)
 
 
+# Steps by the kernels that none of these methods takes.
+FURTHER: list[tuple[type[PolyakOptimizer], dict[str, Any]]] = [
+    (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "momentum": 0.9, "max_move": 0.5}),
+    (ProxSPSAdam, {"lr": 0.1, "regularizer": L1(0.002), "max_move": 0.05}),
+    (ProxSGD, {"lr": 1.0, "regularizer": GroupLasso.columns(0.01)}),  # x - lr g cancels
+]
+
+
 def compile_kernels(dtypes: Sequence[torch.dtype] = (F32, F64)) -> None:
-    """A step of every method, alone. No backward pass: a process that has started its threads cannot be forked."""
+    """Steps that take every kernel. No backward pass: a process that has started its threads cannot be forked."""
     for dtype in dtypes:
-        for cls, options in METHODS.values():
+        for cls, options in (*METHODS.values(), *FURTHER):
             model = network(dtype)
             for p in model.parameters():
-                p.grad = torch.ones_like(p)
+                p.grad = p.detach().clone()
             cls(model.parameters(), process_group=False, **options).step(loss=1.0)
 
 
@@ -86,15 +94,21 @@ def part(tensors: tuple[Tensor, ...], rank: int) -> tuple[Tensor, ...]:
 
 
 def train(
-    model: nn.Module, opt: PolyakOptimizer, data: Callable[[int], tuple[Tensor, ...]], steps: int
+    model: nn.Module,
+    opt: PolyakOptimizer,
+    data: Callable[[int], tuple[Tensor, ...]],
+    steps: int,
+    resting: Callable[[int], Sequence[int]] = lambda k: (),
 ) -> list[tuple[str, bool]]:
-    """Steps, with the branch of each and whether its length was limited."""
+    """Steps, with the branch of each and whether its length was limited; parameters at rest have no gradient."""
     seen = []
     for k in range(steps):
         x, y = data(k)
         opt.zero_grad()
         loss = mse_loss(model(x), y)
         loss.backward()
+        for i in resting(k):
+            list(model.parameters())[i].grad = None
         opt.step(loss=loss)
         seen.append((opt.last_step.branch_name, float(opt.last_step.relaxation) < 1))
     return seen

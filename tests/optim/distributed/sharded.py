@@ -183,6 +183,31 @@ def units(rank: int, world: int, folder: Path) -> Result:
     return out
 
 
+def resting(rank: int, world: int, folder: Path) -> Result:
+    """Some parameters have no gradient in some steps; their averages are in the model, as shards and as whole tensors.
+
+    `fully_shard` may still hold the gradients of parameters that were not used; here they are dropped after backward.
+    """
+    out = {}
+    cases = {
+        "momentum": (ProxSPS, {"lr": 8.0, "momentum": 0.9}, L1(0.002)),
+        "whole": (ProxSPS, {"lr": 8.0, "momentum": 0.9}, NuclearNorm(0.01)),
+        "no lr": (ProxSPS, {"lr": None, "momentum": 0.9, "capturable": True}, None),
+        "Adam": (ProxSPSAdam, {}, None),
+    }
+    for name, (cls, options, phi) in cases.items():
+        points = []
+        for wrap, rows, group in both(rank, world):
+            model = wrap(common.network())
+            params = list(model.parameters())
+            groups = [{"params": params[::2], "regularizer": phi}, {"params": params[1::2]}]
+            opt = cls(groups, process_group=group, **options)
+            common.train(model, opt, rows, 6, lambda k: [(k + i) % 6 for i in range(k % 4)])
+            points.append(common.vector(model))
+        out[name] = tuple(points)
+    return out
+
+
 def arrays(rank: int, world: int, folder: Path) -> Result:
     """Regularisers that hold an array a tensor: whole, sharded as the parameters, and not a centre at all."""
     out = {}
@@ -400,6 +425,7 @@ SCENARIOS = (
     one_row,
     units,
     arrays,
+    resting,
     collectives,
     mixed,
     not_finite,

@@ -47,6 +47,12 @@ def test_units_need_all_their_tensors_and_gather_them(sharded):
             close(got, want, 1e-11)
 
 
+def test_parameters_at_rest_take_the_steps_of_one_process(sharded):
+    for outcome in sharded.of("resting"):
+        for got, want in outcome.values():
+            close(got, want, 1e-11)
+
+
 @pytest.mark.parametrize("kind", ["whole", "sharded", "weights"])
 def test_arrays_of_a_regularizer_are_cut_with_the_parameters(sharded, kind):
     for outcome in sharded.of("arrays"):
@@ -129,7 +135,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(sharded, name, steps):
 
 
 def test_a_checkpoint_of_one_process_goes_on_on_two_ranks(sharded):
-    keys = {"momentum": {"average"}, "no lr": {"average", "start"}, "Adam": {"average", "square", "steps", "start"}}
+    keys = {"momentum": {"average"}, "no lr": {"average", "origin"}, "Adam": {"average", "square", "steps", "origin"}}
     for outcome in sharded.of("spread_out"):
         for name, ((want, got), points) in outcome.items():
             assert want.keys() == got.keys()

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -27,19 +26,16 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from proxsps.optim.blocks import PLAIN, same_order
+from proxsps.optim.kernels.caching import compiled
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
-# Entries summed in their own precision before they go into a double. This number is compiled into the kernels of other
-# modules, whose cache on disk does not notice a change here: clear it by hand.
-RUN = 2_048
+RUN = 1_024  # entries summed in their own precision before they go into a double
 PIECE = 256  # least entries of a chunk that a sample reads
 SHARES = 8  # parts of the work per thread, so that a thread that wakes late or is held up gets fewer of them
 # Entries that even a backward pass reads forwards: memory is prefetched in this direction, and a turn after every chunk
 # would cost more than the cache saves.
 STRETCH = 16 * CHUNK
 ALONE = 64 * CHUNK  # least entries per thread: with fewer, waking a helper costs more than it saves
-
-REMEMBERED = 64  # lists of state tensors whose checks are remembered
 
 LIKE: dict[torch.dtype, np.ndarray] = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
 
@@ -74,6 +70,11 @@ class Chunks:
     threads: int  # at most
     _shares: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
+    @cached_property
+    def total(self) -> int:
+        """Entries of all chunks."""
+        return int(self.sizes.sum())
+
     def shares(self, threads: int, backwards: bool = False) -> list[tuple[int, int]]:
         """Ranges of chunks with about the same number of entries, in the order of processing."""
         key = threads, backwards
@@ -95,15 +96,47 @@ class Layout:
     """How the entries of tensors in blocks are cut into chunks."""
 
     chunks: Chunks  # columns: block and tensor that a chunk lies in, its first entry there, and its length
-    blocks: tuple[np.ndarray, np.ndarray]  # blocks with entries, and the first chunk of each
     count: int  # number of blocks
 
-    def per_block(self, partial: np.ndarray) -> np.ndarray:
-        """The sums over the chunks of each block, for numbers with one column per chunk."""
-        blocks, firsts = self.blocks
-        out = np.zeros((len(partial), self.count))
-        out[:, blocks] = np.add.reduceat(partial, firsts, axis=1)
-        return out
+    def of_blocks(self, chosen: np.ndarray) -> Layout:
+        """The part of the layout that belongs to some blocks."""
+        own = np.isin(self.chunks.columns[0], chosen)
+        if own.all():
+            return self
+        columns = tuple([column[own].copy() for column in self.chunks.columns])
+        return Layout(Chunks(columns, columns[-1], self.chunks.threads), self.count)
+
+
+@compiled()
+def _fold(partial, block, out):
+    for i in range(len(partial)):
+        for row in range(len(out)):
+            out[row, block[i]] += partial[i, row]
+
+
+def fold(partial: np.ndarray, layout: Layout, rows: int) -> np.ndarray:
+    """The first sums over the chunks of each block as rows, from one row per chunk; always in the same order."""
+    out = np.zeros((rows, layout.count))
+    kernel: Callable[..., None] = _fold  # numba's own type of it takes no arguments
+    kernel(partial, layout.chunks.columns[0], out)
+    return out
+
+
+@compiled()
+def _fold_heights(partial, block, caps, first, out):
+    points = len(out) // 2
+    for i in range(len(partial)):
+        for p in range(points):
+            out[p] -= partial[i, first + p]
+            out[points + p] -= caps[0, block[i]] * partial[i, first + points + p]
+
+
+def fold_heights(partial: np.ndarray, layout: Layout, caps: np.ndarray, first: int, points: int) -> np.ndarray:
+    """Heights over all blocks at some points, then their slopes, from columns of the chunks from `first` on."""
+    out = np.zeros(2 * points)
+    kernel: Callable[..., None] = _fold_heights
+    kernel(partial, layout.chunks.columns[0], caps, first, out)
+    return out
 
 
 @lru_cache(maxsize=32)
@@ -112,8 +145,7 @@ def layout(sizes: tuple[tuple[int, ...], ...], threads: int) -> Layout:
     places = enumerate((i, size) for i, block in enumerate(sizes) for size in block)
     chunks = [(i, j, low, min(CHUNK, size - low)) for j, (i, size) in places for low in range(0, size, CHUNK)]
     columns = np.array(chunks, np.int64).reshape(-1, 4).T.copy()
-    blocks = np.unique(columns[0], return_index=True)
-    return Layout(Chunks(tuple(columns), columns[-1], threads), blocks, len(sizes))
+    return Layout(Chunks(tuple(columns), columns[-1], threads), len(sizes))
 
 
 @lru_cache(maxsize=32)
@@ -129,17 +161,7 @@ def sampled(whole: Layout, every: int) -> tuple[Layout, np.ndarray]:
     place = np.modf(np.arange(len(length)) * 0.6180339887498949)[0]
     start = start + (place * (length - piece)).astype(np.int64) // 16 * 16
     chunks = Chunks((block, tensor, start, piece), piece, whole.chunks.threads)
-    return Layout(chunks, whole.blocks, whole.count), length / piece
-
-
-class Memory(NamedTuple):
-    """Where the entries of parameters x and slopes d lie; valid while the tensors live."""
-
-    like: np.ndarray
-    layout: Layout
-    x_at: np.ndarray
-    d_at: np.ndarray
-    turns: Iterator[bool]  # whether the next pass goes backwards
+    return Layout(chunks, whole.count), length / piece
 
 
 class Addresses(NamedTuple):
@@ -174,54 +196,10 @@ def addresses(*lists: Sequence[Tensor]) -> Addresses | None:
     return Addresses(like, at.reshape(len(lists), -1))
 
 
-class Checked(NamedTuple):
-    """State tensors that passed the checks of `addresses` and are contiguous."""
-
-    tensors: tuple[weakref.ref[Tensor], ...]
-    like: np.ndarray
-    at: np.ndarray
-    sizes: tuple[int, ...]
-
-
-_checked: dict[int, Checked] = {}
-
-
-def contiguous_addresses(tensors: Sequence[Tensor]) -> Checked | None:
-    """The addresses of contiguous tensors that belong to the optimizer, or None if the kernels do not apply.
-
-    State is the same tensors in every step, so they are checked once, as long as their addresses do not change.
-    """
-    if not tensors:
-        return Checked((), LIKE[torch.float64], np.empty(0, np.int64), ())
-    known = _checked.get(id(tensors[0]))
-    if known is not None and len(known.tensors) == len(tensors):
-        same = all([ref() is t for ref, t in zip(known.tensors, tensors, strict=True)])
-        if same and np.array_equal(np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors)), known.at):
-            return known
-    found = addresses(tensors)
-    if found is None or not all([t.is_contiguous() for t in tensors]):
-        return None
-    if len(_checked) >= REMEMBERED:
-        _checked.clear()
-    known = Checked(tuple(map(weakref.ref, tensors)), found.like, found.at[0], tuple(map(Tensor.numel, tensors)))
-    _checked[id(tensors[0])] = known
-    return known
-
-
 @cache
 def _plain(kind: type[Tensor]) -> bool:
     """Whether tensors of this type hold their entries themselves instead of wrapping other tensors."""
     return kind in PLAIN or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
-
-
-def memory(params: Sequence[Sequence[Tensor]], slopes: Sequence[Sequence[Tensor]]) -> Memory | None:
-    """The memory of CPU tensors, one list per block, or None if the kernels do not apply (see `addresses`)."""
-    at = addresses(list(itertools.chain(*params)), list(itertools.chain(*slopes)))
-    if at is None:
-        return None
-    sizes = tuple([tuple(map(Tensor.numel, block)) for block in params])
-    x_at, d_at = at.at
-    return Memory(at.like, layout(sizes, torch.get_num_threads()), x_at, d_at, turns())
 
 
 def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float = 1.0, backwards: bool = False) -> None:
@@ -234,10 +212,11 @@ def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float =
         weight: work per entry, as a multiple of that of a plain sum: heavier passes use threads for fewer entries.
         backwards: whether to begin with the last share.
     """
-    total = int(chunks.sizes.sum())
-    if not total:
+    work_ahead = chunks.total * weight
+    threads = min(chunks.threads, max(1, int(work_ahead) // ALONE))
+    if threads == 1 and (not backwards or chunks.total <= STRETCH):
+        kernel(*args, 0, len(chunks.sizes))
         return
-    threads = min(chunks.threads, max(1, int(total * weight) // ALONE))
     waiting = deque(chunks.shares(threads, backwards))
 
     def work() -> None:

@@ -8,38 +8,37 @@ next ones start. The new d and r are computed in every pass; only the write stor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from torch import Tensor
 
+from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
+from proxsps.optim.kernels.caching import compiled
+from proxsps.optim.kernels.entrywise import Sources
 from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, pointer, run
-from proxsps.optim.kernels.metric import new_weights, slopes, store_metric
-from proxsps.optim.kernels.moments import Averages, overflows
-from proxsps.optim.kernels.row_layout import Dims, RowLayout
-from proxsps.optim.kernels.row_layout import memory as row_memory
-from proxsps.optim.kernels.sampling import moved_sq, sample_end
+from proxsps.optim.kernels.row_layout import RowLayout, RowMemory
+from proxsps.optim.kernels.sampling import moved_sq
 
 ROUNDS = 100  # Newton steps at most; some five are usual
 SUMS = 6  # <d, r d>, <d, x>, sum of (d x)^2, <g, x>, ||r g||^2, ||x - x_0||^2
 
 
 class MetricRows(NamedTuple):
-    """The memory of rows and their averages, and the norm of each new row at the last point of a pass."""
+    """How rows lie in memory, and the norm of each new row at the last point of a pass."""
 
-    averages: Averages
+    like: np.ndarray
     layout: RowLayout
     norms: np.ndarray
+    turns: Iterator[bool]
 
 
-def memory(at: Averages, params: Sequence[Sequence[Tensor]], dims: Sequence[Dims]) -> MetricRows | None:
+def memory(rows: RowMemory) -> MetricRows | None:
     """The memory of rows, or None if some do not lie in memory as one piece that fits into a chunk."""
-    rows = row_memory(params, params, dims, averages=at)
-    if rows is None or not rows.layout.whole.all() or not rows.layout.in_order:
+    if not rows.layout.whole.all() or not rows.layout.in_order:
         return None
-    return MetricRows(at, rows.layout, np.zeros(rows.layout.rows))
+    return MetricRows(rows.like, rows.layout, np.zeros(rows.layout.rows), rows.turns)
 
 
 @numba.njit(fastmath=ENTRYWISE)
@@ -159,7 +158,7 @@ def _add_sums(x, g, d, r, out):
             out[0] = np.nan
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _pass(
     like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, v_at, start_at, weights, eps, least, l1, caps,
     u, moves, summing, norms, partial, first, last,
@@ -175,23 +174,22 @@ def _pass(
         g = numba.carray(pointer(g_at[j], like), end)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), end)[start[i] :]
         v = numba.carray(pointer(v_at[j], like), end)[start[i] :]
-        own = new_weights(like, weights, j)
+        own = typed_weights(like, weights, eps, least, j)
         partial[i, :] = 0
         for row in range(count[i]):
             low, high, at = row * n, row * n + n, slot[i] + row
             xs, gs = x[low:high], g[low:high]
-            ds, rs = slopes(gs, d[low:high], v[low:high], own, of(eps), of(least), of(1), slope, inverse)
+            ds, rs = new_slopes(gs, d[low:high], own, slope), new_metric(gs, v[low:high], own, inverse)
             if summing:
                 _add_sums(xs, gs, ds, rs, partial[i])
                 if len(start_at):
-                    begin = numba.carray(pointer(start_at[j], like), sample_end(end))
-                    partial[i, SUMS - 1] += moved_sq(xs, begin, start[i] + low)
+                    partial[i, SUMS - 1] += moved_sq(like, start_at, j, xs, start[i] + low)
             for p in range(points):
                 y = _new_row(xs, ds, rs, of(u[p] * caps[p, at]), of(caps[p, at] * l1[at]), norms, at, z, t)
                 partial[i, SUMS + p] += _move_sq(xs, y) if moves else _height(xs, ds, y)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _write(
     like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, v_at, weights, eps, least, l1, caps, u, relax,
     norms, first, last,
@@ -206,12 +204,13 @@ def _write(
         g = numba.carray(pointer(g_at[j], like), end)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), end)[start[i] :]
         v = numba.carray(pointer(v_at[j], like), end)[start[i] :]
-        own = new_weights(like, weights, j)
+        own = typed_weights(like, weights, eps, least, j)
         for row in range(count[i]):
             low, high, at = row * n, row * n + n, slot[i] + row
             xs, ds = x[low:high], d[low:high]
-            store_metric(g[low:high], ds, v[low:high], own, of(eps), of(least), of(1), inverse)
-            y = _new_row(xs, ds, inverse[:n], of(u * caps[at]), of(caps[at] * l1[at]), norms, at, z, t)
+            rs = store_metric(g[low:high], v[low:high], own, inverse)
+            store_slopes(g[low:high], ds, own)
+            y = _new_row(xs, ds, rs, of(u * caps[at]), of(caps[at] * l1[at]), norms, at, z, t)
             if relax == 1:
                 xs[:] = y
             else:
@@ -220,37 +219,44 @@ def _write(
 
 
 def reduce(
-    at: MetricRows, l1: np.ndarray, caps: np.ndarray, u: np.ndarray, moves: bool = False, summing: bool = False
+    rows: MetricRows,
+    at: Sources,
+    l1: np.ndarray,
+    caps: np.ndarray,
+    u: np.ndarray,
+    moves: bool = False,
+    summing: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sums as rows, one column per tensor (0 unless `summing`), and h at each point, or ||y - x||^2.
 
     Args:
-        at: the memory.
+        rows: how the rows lie in memory.
+        at: where they lie, with their averages.
         l1: the weight of each row's norm.
         caps: one row per point, one column per row of the tensors.
         u: the dual variable of each point.
         moves: whether squared lengths are wanted instead of h.
-        summing: whether the sums are wanted.
+        summing: whether the sums are wanted; this is the first pass of a step.
     """
-    own, chunks = at.averages, at.layout.chunks
+    chunks = rows.layout.chunks
+    if summing:
+        rows.norms[:] = 0  # a step does not depend on the one before
     partial = np.empty((len(chunks.sizes), SUMS + len(u)))
-    args: tuple[Any, ...] = (own.x_at, own.d_at, own.g_at, own.v_at, own.start.at, own.weights, own.eps, own.least)
-    args += (l1, np.ascontiguousarray(caps), u, moves, summing, at.norms, partial)
+    args: tuple[Any, ...] = (at.x_at, at.d_at, at.g_at, at.v_at, at.start_at, at.weights, at.eps, at.least)
+    args += (l1, np.ascontiguousarray(caps), u, moves, summing, rows.norms, partial)
     weight = 3.0 + 12 * len(u)
-    run(_pass, chunks, own.like, *chunks.columns, *args, weight=weight, backwards=next(own.turns))
-    tensor = chunks.columns[0]
-    sums = np.array([np.bincount(tensor, row, len(own.x_at)) for row in partial[:, :SUMS].T])
-    sums[3:5, ~own.seen] = 0
-    if len(own.start.at):
-        sums[5] *= own.start.scale
+    run(_pass, chunks, rows.like, *chunks.columns, *args, weight=weight, backwards=next(rows.turns))
+    sums = np.array([np.bincount(chunks.columns[0], row, len(at.x_at)) for row in partial[:, :SUMS].T])
+    if len(at.start_at):
+        sums[5] *= at.start_scale
     return sums, partial[:, SUMS:].sum(axis=0)
 
 
-def write(at: MetricRows, l1: np.ndarray, caps: np.ndarray, u: float, relax: float) -> None:
+def write(rows: MetricRows, at: Sources, l1: np.ndarray, caps: np.ndarray, u: float, relax: float) -> None:
     """x <- x + relax (y(u) - x); where relax is 1 exactly y(u), with exact zeros. Stores new averages."""
-    own, chunks = at.averages, at.layout.chunks
-    args = (own.x_at, own.d_at, own.g_at, own.v_at, own.weights, own.eps, own.least, l1, caps, u, relax, at.norms)
-    run(_write, chunks, own.like, *chunks.columns, *args, weight=15.0, backwards=next(own.turns))
+    chunks = rows.layout.chunks
+    args = (at.x_at, at.d_at, at.g_at, at.v_at, at.weights, at.eps, at.least, l1, caps, u, relax, rows.norms)
+    run(_write, chunks, rows.like, *chunks.columns, *args, weight=15.0, backwards=next(rows.turns))
 
 
 __all__ = ["MetricRows", "memory", "reduce", "write"]

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.optim.kernels.layout import CHUNK, Chunks, addresses, turns
-from proxsps.optim.kernels.moments import NO_WEIGHTS, NOWHERE, Averages
+from proxsps.optim.kernels.entrywise import NOWHERE
+from proxsps.optim.kernels.layout import CHUNK, Chunks, turns
 
 WIDTH = 512  # columns of a chunk at most, so that their sums stay in the cache
 TALL = 4 * CHUNK  # entries of a chunk of columns, which leaves one set of sums behind for each of its columns
@@ -61,50 +61,34 @@ class RowMemory(NamedTuple):
     joined: bool  # whether a group may have several rows
     turns: Iterator[bool]  # whether the next pass goes backwards
     g_at: np.ndarray = NOWHERE  # empty without averages
-    weights: np.ndarray = NO_WEIGHTS  # old and new as rows, one column per tensor
-    seen: np.ndarray = np.empty(0, bool)  # whether a tensor has a gradient
+    weights: np.ndarray = np.zeros((1, 4))  # see `entrywise.Sources`
 
 
 def memory(
-    params: Sequence[Sequence[Tensor]],
-    slopes: Sequence[Sequence[Tensor]],
-    dims: Sequence[Dims],
-    ids: np.ndarray | None = None,
-    averages: Averages | None = None,
+    params: Sequence[Sequence[Tensor]], like: np.ndarray, dims: Sequence[Dims], ids: np.ndarray | None = None
 ) -> RowMemory | None:
-    """The memory of the rows of CPU tensors, or None if the kernels do not apply.
+    """How the rows of dense CPU tensors lie in memory, without addresses; None if the kernels do not apply.
 
     Args:
         params: the tensors x of each block.
-        slopes: the tensors d of each block.
+        like: an array of their type.
         dims: for each block the dims that a norm is taken over, None for all; the other dims count the rows.
         ids: the group of each row, from 0 on, if several rows form one group; else each row is a group. Rows are
             counted block by block, tensor by tensor, in the order of memory.
-        averages: the memory of the averages that the slopes are made of; it has been checked.
     """
-    xs = list(itertools.chain(*params))
-    further: tuple[np.ndarray, ...] = ()
-    if averages is None:
-        at = addresses(xs, list(itertools.chain(*slopes)))
-        if at is None:
-            return None
-        like, (x_at, d_at) = at.like, at.at
-    else:
-        like, x_at, d_at = averages.like, averages.x_at, averages.d_at
-        further = averages.g_at, averages.weights, averages.seen
     shapes = tuple([tuple([x.shape for x in block]) for block in params])
-    plain = all([x.is_contiguous() for x in xs])
+    plain = all([x.is_contiguous() for block in params for x in block])
     strides = None if plain else tuple([tuple([x.stride() for x in block]) for block in params])
     layout = _layout(shapes, strides, tuple(dims), torch.get_num_threads())
     if layout is None:
         return None
     if ids is None:
-        return RowMemory(like, layout, x_at, d_at, layout.owner, layout.rows, False, turns(), *further)
+        return RowMemory(like, layout, NOWHERE, NOWHERE, layout.owner, layout.rows, False, turns())
     if len(ids) != layout.rows:
         raise ValueError(f"ids must have one entry per row: got {len(ids)} for {layout.rows} rows.")
     ids = np.asarray(ids, np.int64)  # for other integer types the kernels would be compiled again
     groups = int(ids.max()) + 1 if len(ids) else 0
-    return RowMemory(like, layout, x_at, d_at, ids[layout.owner], groups, True, turns(), *further)
+    return RowMemory(like, layout, NOWHERE, NOWHERE, ids[layout.owner], groups, True, turns())
 
 
 def view(shape: Sequence[int], stride: Sequence[int] | None, dims: Dims) -> tuple[int, int, int] | None:

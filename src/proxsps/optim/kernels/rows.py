@@ -5,7 +5,7 @@ z = x - s d, s = u alpha, the new row is y = c z with c = prox(||z||) / ||z||. T
 row give ||z|| and <d, y - x> for every u. Products and sums are doubles: the search takes differences of them.
 
 A slope that is an average of gradients is computed row by row in every pass, and stored only by the write (as in
-`proxsps.optim.kernels.moments`).
+`proxsps.optim.kernels.entrywise`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
+from proxsps.optim.kernels.averages import new_slopes, store_slopes, typed_weights
+from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, pointer, run
-from proxsps.optim.kernels.moments import new_slopes, store_slopes
 from proxsps.optim.kernels.row_layout import RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
 
@@ -93,24 +94,25 @@ def _add_further(x, g, out):
     out[1] += gg
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def _sums(
     like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, partial, further, first, last
 ):  # fmt: skip
     """||x||^2, <x, d> and ||d||^2 of each slot; with averages <g, x> and ||g||^2 of each chunk."""
-    of, averages, fresh = like.dtype.type, len(g_at) > 0, np.empty(CHUNK, like.dtype)
+    averages, fresh = len(g_at) > 0, np.empty(CHUNK, like.dtype)
     for i in range(first, last):
         j, n, m, at = tensor[i], count[i], height[i], slot[i]
         end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
         x = numba.carray(pointer(x_at[j], like), end)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), end)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), end)[start[i] :] if averages else x
+        own = typed_weights(like, weights, 0.0, 0.0, j)
         lines, length, apart = (n, m, m) if stride[i] == 1 else (m, n, stride[i])
         for k in range(lines):
             low, high = k * apart, k * apart + length
             xs, ds = x[low:high], d[low:high]
             if averages:
-                ds = new_slopes(g[low:high], ds, of(weights[0, j]), of(weights[1, j]), fresh)
+                ds = new_slopes(g[low:high], ds, own, fresh)
                 _add_further(xs, g[low:high], further[i])
             if stride[i] == 1:
                 partial[0, at + k], partial[1, at + k], partial[2, at + k] = _row_sums(xs, ds)
@@ -118,7 +120,7 @@ def _sums(
                 _add_sums(xs, ds, partial[0, at : at + n], partial[1, at : at + n], partial[2, at : at + n])
 
 
-@numba.njit(nogil=True, cache=True, fastmath=REORDER)
+@compiled(fastmath=REORDER)
 def _norm_sq(
     like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, group, steps, partial, first, last
 ):
@@ -130,12 +132,13 @@ def _norm_sq(
         x = numba.carray(pointer(x_at[j], like), end)[start[i] :]
         d = numba.carray(pointer(d_at[j], like), end)[start[i] :]
         g = numba.carray(pointer(g_at[j], like), end)[start[i] :] if averages else x
+        own = typed_weights(like, weights, 0.0, 0.0, j)
         lines, length, apart = (n, m, m) if stride[i] == 1 else (m, n, stride[i])
         for k in range(lines):
             low, high = k * apart, k * apart + length
             xs, ds = x[low:high], d[low:high]
             if averages:
-                ds = new_slopes(g[low:high], ds, of(weights[0, j]), of(weights[1, j]), fresh)
+                ds = new_slopes(g[low:high], ds, own, fresh)
             if stride[i] == 1:
                 partial[at + k] = _row_norm_sq(xs, ds, of(steps[group[at + k]]))
             else:  # the columns of a tensor have one alpha
@@ -151,13 +154,13 @@ def _factor(norm_sq, alpha, l1, l2, lower, upper):
     return prox(norm, alpha * l1, shrink, lower, upper) / norm
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _factors(norm_sq, alpha, l1, l2, lower, upper, out):
     for g in range(len(out)):
         out[g] = _factor(norm_sq[g], alpha[g], l1[g], l2[g], lower[g], upper[g])
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _write(
     like, tensor, start, count, height, stride, slot, whole, x_at, d_at, g_at, weights, group, alpha, l1, l2, lower,
     upper, u, factors, relax, first, last,
@@ -174,12 +177,13 @@ def _write(
         x = numba.carray(pointer(x_at[t], like), end)[start[i] :]
         d = numba.carray(pointer(d_at[t], like), end)[start[i] :]
         fresh = numba.carray(pointer(g_at[t], like), end)[start[i] :] if averages else x
+        own = typed_weights(like, weights, 0.0, 0.0, t)
         if stride[i] == 1:
             for j in range(n):
                 low, high, g = j * m, (j + 1) * m, group[at + j]
                 xs, ds, s = x[low:high], d[low:high], of(u * alpha[g])
                 if averages:
-                    store_slopes(fresh[low:high], ds, of(weights[0, t]), of(weights[1, t]))
+                    store_slopes(fresh[low:high], ds, own)
                 if whole[i]:
                     factor = _factor(_row_norm_sq(xs, ds, s), alpha[g], l1[g], l2[g], lower[g], upper[g])
                 else:
@@ -193,28 +197,70 @@ def _write(
             for k in range(m):
                 low, high = k * stride[i], k * stride[i] + n
                 if averages:
-                    store_slopes(fresh[low:high], d[low:high], of(weights[0, t]), of(weights[1, t]))
+                    store_slopes(fresh[low:high], d[low:high], own)
                 _scale_columns(x[low:high], d[low:high], s, scales, part, zero)
 
 
-def sums(at: RowMemory) -> np.ndarray:
-    """||x||^2, <x, d> and ||d||^2 as rows, one column per group."""
-    return first_sums(at)[0]
+@compiled(error_model="numpy")
+def _heights(known, alpha, l1, l2, lower, upper, steps, caps, out):
+    """For each point p of all groups, with s = steps[p] alpha and a = caps[p] alpha: h, dh/ds alpha, ||y - x||^2.
+
+    y = c z with c = prox_{a psi}(||z||) / ||z||; see `proxsps.core.model.row_heights`.
+    """
+    for p in range(len(steps)):
+        height, slope, moved = 0.0, 0.0, 0.0
+        for g in range(len(alpha)):
+            xx, xd, dd = known[0, g], known[1, g], known[2, g]
+            s, a = steps[p] * alpha[g], caps[p] * alpha[g]
+            along, square = xd - s * dd, xx - s * (2 * xd - s * dd)
+            norm = np.sqrt(max(square, 0.0))
+            inverse = 1 / norm if norm > 0 else 1.0
+            shrink = 1 / (1 + a * l2[g])
+            r = min(max((norm - min(norm, a * l1[g])) * shrink, lower[g]), upper[g])
+            bend = shrink if norm > a * l1[g] and lower[g] < r < upper[g] else 0.0
+            c, turn = r * inverse, along * inverse
+            height += c * along - xd
+            slope -= alpha[g] * ((bend - c) * turn * turn + c * dd)
+            moved += (c - 1) * ((c - 1) * xx - 2 * c * s * xd) + (c * s) ** 2 * dd
+        out[0, p], out[1, p], out[2, p] = height, slope, moved
+
+
+def heights(known: np.ndarray, alpha: np.ndarray, psi: Psi, steps: np.ndarray, caps: np.ndarray) -> np.ndarray:
+    """h, its slope and ||y - x||^2 as rows, one column per point, from the sums of the groups."""
+    out = np.empty((3, len(steps)))
+    kernel: Callable[..., None] = _heights
+    kernel(known, alpha, *psi, steps, caps, out)
+    return out
 
 
 def first_sums(at: RowMemory) -> tuple[np.ndarray, np.ndarray]:
-    """The same, and with averages <g, x> and ||g||^2 as rows, one column per tensor."""
-    chunks, layout, tensors = at.layout.chunks, at.layout, len(at.g_at)
+    """||x||^2, <x, d> and ||d||^2 as rows, one column per group; with averages <g, x> and ||g||^2, one per tensor."""
+    chunks, layout = at.layout.chunks, at.layout
     partial, further = np.zeros((3, len(layout.owner))), np.zeros((len(chunks.sizes), 2))
     args = (at.x_at, at.d_at, at.g_at, at.weights, partial, further)
     run(_sums, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
     of_tensors = np.empty((2, 0))
-    if tensors:
-        of_tensors = np.array([np.bincount(chunks.columns[0], row, tensors) for row in further.T])
-        of_tensors[:, ~at.seen] = 0
+    if len(at.g_at):
+        of_tensors = np.array([np.bincount(chunks.columns[0], row, len(at.x_at)) for row in further.T])
     if layout.in_order and not at.joined:
         return partial, of_tensors
     return np.array([np.bincount(at.group, row, at.groups) for row in partial]), of_tensors
+
+
+@compiled()
+def _per_block(numbers, owners, out):
+    for g in range(len(owners)):
+        for row in range(len(out)):
+            out[row, owners[g]] += numbers[row, g]
+
+
+def per_block(numbers: np.ndarray, owners: np.ndarray, blocks: int) -> list[list[float]]:
+    """Numbers of groups, or of tensors, added up over the blocks that own them."""
+    out = np.zeros((len(numbers), blocks))
+    kernel: Callable[..., None] = _per_block
+    kernel(numbers, owners, out)
+    found: list[list[float]] = out.tolist()
+    return found
 
 
 def norm_sq(at: RowMemory, steps: np.ndarray, chunks: Chunks | None = None) -> np.ndarray:
@@ -237,7 +283,7 @@ def write(
         alpha: one number per group, the same for all columns of one tensor.
         u: the dual variable.
         relax: the part of the way to y(u).
-        known: `sums` of the same x and d, which save a pass over groups that are in several chunks.
+        known: the sums of the same x and d, which save a pass over groups that are in several chunks.
     """
     alpha, *constants = (np.ascontiguousarray(c, np.float64) for c in (alpha, *psi))
     chunks, whole, factors = at.layout.chunks, at.layout.whole, np.empty(0)
@@ -263,4 +309,4 @@ def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> np.
     return norm_sq(at, steps, None if at.joined else at.layout.cut)
 
 
-__all__ = ["RowMemory", "first_sums", "memory", "norm_sq", "sums", "write"]
+__all__ = ["RowMemory", "first_sums", "heights", "memory", "norm_sq", "write"]

@@ -1,12 +1,11 @@
 """How far parameters are from the start of the run, from a sample of their entries.
 
-Every 17th entry of a tensor is compared (`proxsps.core.distance`) by the pass that computes the sums of a step, while
-the entries are in the cache: a separate pass would read nearly all memory again, because cache lines have 16 entries.
+The sampled entries (`proxsps.core.sampling`) are compared by the pass that computes the sums of a step, while they are
+in the cache: a separate pass would read nearly all memory again, because cache lines have 16 entries.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,61 +14,72 @@ import numba
 import numpy as np
 from torch import Tensor
 
-from proxsps.core.distance import STRIDE, sample_size
-from proxsps.optim.kernels.layout import REORDER, contiguous_addresses
+from proxsps.core.sampling import BLOCK_BITS, block_bits, position, sample_size
+from proxsps.optim.kernels.layout import REORDER, addresses, pointer
 
 
 class Start(NamedTuple):
     """Where the sampled entries of x_0 lie, and the factor for a sum over those of one tensor."""
 
-    at: np.ndarray
+    at: np.ndarray  # rows: addresses, `block_bits` and `sample_size`; one column per tensor, no rows without a start
     scale: np.ndarray
 
 
-NO_START = Start(np.empty(0, np.int64), np.empty(0))
+NO_START = Start(np.empty((0, 0), np.int64), np.empty(0))
+
+_position = numba.njit(position)
 
 
-def start_of(params: Sequence[Sequence[Tensor]], samples: Sequence[Sequence[Tensor]], like: np.ndarray) -> Start | None:
+@numba.njit
+def _at(block):
+    """`sampled_at` with a constant number of bits."""
+    return (block << BLOCK_BITS) + _position(block, BLOCK_BITS)
+
+
+def start_of(params: Sequence[Tensor], samples: Sequence[Tensor], like: np.ndarray) -> Start | None:
     """The memory of a start, or None if the kernels do not apply.
 
     They need contiguous parameters, because a sample counts entries in the order of their indices.
 
     Args:
-        params: one list per block.
-        samples: the sampled entries of x_0 (`proxsps.core.distance.sample`), in the same form.
+        params: the parameters.
+        samples: the sampled entries of x_0 (`proxsps.core.sampling`) of each of them.
         like: an array of the type of the parameters.
     """
-    xs = list(itertools.chain(*params))
-    taken, scale = _scales(tuple(map(Tensor.numel, xs)))
-    found = contiguous_addresses(list(itertools.chain(*samples)))
-    if found is None or found.like is not like or found.sizes != taken:
+    bits, taken, scale = _samples(tuple([x.numel() for x in params]))
+    found = addresses(samples)
+    if found is None or found.like is not like or tuple([start.numel() for start in samples]) != taken:
         return None
-    if not all(map(Tensor.is_contiguous, xs)):
+    if not all([t.is_contiguous() for t in (*params, *samples)]):
         return None
-    return Start(found.at, scale)
+    return Start(np.array([found.at[0], bits, taken]), scale)
 
 
 @lru_cache(maxsize=32)
-def _scales(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], np.ndarray]:
-    """The number of sampled entries of each tensor, and the factor for a sum over them."""
+def _samples(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], np.ndarray]:
+    """`block_bits` and the number of sampled entries of each tensor, and the factor for a sum over them."""
     taken = tuple(map(sample_size, sizes))
-    return taken, np.array(sizes, np.float64) / np.maximum(taken, 1)
+    return tuple(map(block_bits, sizes)), taken, np.array(sizes, np.float64) / np.maximum(taken, 1)
 
 
 @numba.njit(fastmath=REORDER)
-def moved_sq(x, start, origin):
-    """||x - x_0||^2 over the sampled entries among x, the first of which is entry `origin` of its tensor."""
-    first, skipped = -(-origin // STRIDE), -origin % STRIDE
-    count = max(0, (len(x) - skipped + STRIDE - 1) // STRIDE)
-    sampled = start[first : first + count]
+def moved_sq(like, start_at, j, x, origin):
+    """||x - x_0||^2 over the sampled entries among x, the first of which is entry `origin` of tensor j."""
+    bits, count, n = start_at[1, j], start_at[2, j], len(x)
+    start = numba.carray(pointer(start_at[0, j], like), count)
     total = 0.0
-    for k in range(count):
-        moved = np.float64(x[skipped + STRIDE * k] - sampled[k])
+    if bits == 0:
+        begin = start[origin : origin + n]
+        for k in range(n):
+            moved = np.float64(x[k] - begin[k])
+            total += moved * moved
+        return total
+    first, last = origin >> BLOCK_BITS, min(count, ((origin + n - 1) >> BLOCK_BITS) + 1)
+    if first < last and _at(first) < origin:  # as in `sampled_blocks`
+        first += 1
+    if first < last and _at(last - 1) >= origin + n:
+        last -= 1
+    for block in range(first, last):
+        moved = np.float64(x[np.uint64(_at(block) - origin)] - start[block])
         total += moved * moved
     return total
-
-
-@numba.njit
-def sample_end(entries):
-    """The number of sampled entries among the first entries of a tensor."""
-    return (entries + STRIDE - 1) // STRIDE

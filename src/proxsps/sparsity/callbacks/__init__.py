@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from proxsps.core.outcome import BRANCHES
-from proxsps.optim.base import PolyakOptimizer
+from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.sparsity.counts import sparsity_report
 from proxsps.sparsity.units import Units
 

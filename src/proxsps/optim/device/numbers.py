@@ -1,0 +1,90 @@
+"""The numbers of a step on a device: tensors that are never read back, so that a step can be captured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array, array_namespace, chosen
+
+array_namespace(torch.empty(0))  # fills its cache, so that a step is compiled only once
+
+
+class Numbers:
+    """Makes numbers on a device, in few kernels and without copies from the host.
+
+    Args:
+        device: the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.dtype = torch.float32 if device.type == "mps" else torch.float64  # mps has no doubles
+
+    def scalar(self, value: Tensor | float) -> Tensor:
+        """A 0-d tensor."""
+        if isinstance(value, Tensor):
+            return value.to(self.device, self.dtype).reshape(())
+        return torch.full((), value, dtype=self.dtype, device=self.device)  # a kernel, not a copy from the host
+
+    def vector(self, values: Sequence[Tensor | float]) -> Tensor:
+        """A tensor with one dim."""
+        if len(values) == 1:
+            return self.scalar(values[0]).reshape(1)
+        plain = [value for value in values if not isinstance(value, Tensor)]
+        if len(plain) == len(values):
+            if len(set(plain)) == 1:
+                return torch.full((len(plain),), plain[0], dtype=self.dtype, device=self.device)
+            if len(plain) == 2 and all(map(math.isfinite, plain)):  # one kernel for two different numbers
+                return torch.linspace(plain[0], plain[1], 2, dtype=self.dtype, device=self.device)
+        return torch.stack([self.scalar(value) for value in values])
+
+    def total(self, parts: Sequence[Tensor]) -> Tensor:
+        """Sum of 0-d tensors."""
+        if len(parts) == 1:
+            return self.scalar(parts[0])
+        return torch.stack(list(parts)).sum(dtype=self.dtype) if parts else self.scalar(0.0)
+
+
+def step_device(params: Sequence[Tensor], capturable: bool) -> torch.device | None:
+    """The device on which the numbers of a step stay; None if the host may read them."""
+    on_cpu = all([x.is_cpu for x in params])  # cheaper for each tensor than its device
+    if on_cpu and not capturable and not torch.compiler.is_compiling():
+        return None
+    devices = {x.device for x in params}
+    if len(devices) > 1:
+        raise ValueError(f"All parameters of one optimizer must be on one device, got {sorted(map(str, devices))}.")
+    return devices.pop()
+
+
+def scale_of(norm: Tensor) -> Tensor:
+    """A norm that f32 can be divided by: if it is tiny or infinite, the nearest number of f32."""
+    single = torch.finfo(torch.float32)
+    return norm.clamp(single.tiny, single.max)
+
+
+def keep_numbers(groups: Sequence[dict[str, Any]], ok: Tensor, changes: Mapping[str, tuple[Array, Array]]) -> None:
+    """Store numbers of the whole step if it was taken; each is given with its values after and before the step."""
+    if not changes:
+        return
+    after, before = zip(*changes.values(), strict=True)
+    values = dict(zip(changes, chosen(ok, after, before).unbind(), strict=True))
+    held = [(group[key], value) for group in groups for key, value in values.items()]
+    if held and all(isinstance(old, Tensor) for old, _ in held) and not torch.compiler.is_compiling():
+        torch._foreach_copy_([old for old, _ in held], [new for _, new in held])
+        return
+    for group in groups:
+        for key, value in values.items():
+            store(group, key, value)
+
+
+def store(group: dict[str, Any], key: str, value: Tensor) -> None:
+    """Store a number in a group; in place where there is a tensor, so that a captured step finds it again."""
+    if isinstance(group[key], Tensor) and not torch.compiler.is_compiling():
+        group[key].copy_(value)
+    else:
+        group[key] = value.clone()

@@ -1,0 +1,232 @@
+"""The parts of a step on a device together: their sums, the linear model with its search, and the write."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array, over_blocks
+from proxsps.core.caps import Matched, l2_matched_height, l2_matched_step, l2_ray_heights, matched_decision
+from proxsps.core.dual import Found, fixed_loop
+from proxsps.core.rounds import refine_zero
+from proxsps.core.rules import Decision, Model
+from proxsps.core.step import (
+    Affine,
+    Line,
+    coupled_coefficients,
+    coupled_move_sq,
+    l2_line,
+    prox_coefficients,
+    prox_move_sq,
+    relax,
+    relaxation,
+)
+from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, UNITS, Block
+from proxsps.optim.device.affine import AffinePart
+from proxsps.optim.device.entries import SearchedEntries
+from proxsps.optim.device.numbers import Numbers
+from proxsps.optim.device.proxes import SearchedProxes
+from proxsps.optim.device.refine import POINTS, refine_dual
+from proxsps.optim.device.rows import SearchedRows
+from proxsps.optim.device.searched import Absent, Searched
+from proxsps.optim.last_step import Chosen
+from proxsps.optim.reduce import Ranks, Sums
+
+ORDER = (LINES, PROXES, UNITS, ROWS, ENTRIES)
+ROUNDS = {False: 4, True: 7}  # of the search for the dual variable, in single and in double precision
+MATCHED_ROUNDS = {False: 6, True: 8}  # the same for the matched step
+L2_ROUNDS = 4  # for the matched step of several blocks with weight decay; two are usual
+
+
+class L2Step(NamedTuple):
+    """A step of the matched cap with weight decay: its size s, and the numbers for its report."""
+
+    gap: Tensor
+    d_sq: Tensor
+    d_dot_x: Tensor
+    share: Tensor
+    lam: Tensor
+    longest: Tensor
+    s: Tensor
+
+    def decision(self) -> Decision:
+        """The full report of a step, which takes more operations than the step itself."""
+        gap, d_sq, d_dot_x, share, lam, longest, s = self
+        found = Matched(s, l2_matched_height(gap, d_sq, d_dot_x, share, lam, s))
+        return matched_decision(gap, over_blocks(share * d_sq), found, longest)
+
+
+class Parts:
+    """The parts of a step over some blocks.
+
+    Args:
+        blocks: the blocks of the step.
+        numbers: its numbers.
+        ranks: the ranks that take the step together.
+        known: sums of affine blocks that are known (`AffinePart`).
+        coupled: whether the slopes include the squared l2 norm.
+        scaled: whether caps are multiplied by a number that is known after the sums.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        numbers: Numbers,
+        ranks: Ranks,
+        known: Mapping[int, Sequence[list[Tensor]]],
+        coupled: bool,
+        scaled: bool,
+    ) -> None:
+        self.blocks, self.numbers, self._ranks, self._coupled = blocks, numbers, ranks, coupled
+        kinds = [block.kind for block in blocks]
+        self._is_affine = [kind == LINES for kind in kinds]
+        self._sharded = any(block.sharded for block, kind in zip(blocks, kinds, strict=True) if kind != LINES)
+        self._double = any(x.dtype is torch.float64 for block in blocks for x in block.params)
+        members: dict[tuple[str, float, int], list[int]] = defaultdict(list)
+        for i, kind in enumerate(kinds):
+            # Whole tensors are on every rank, shards on one: sums over the ranks use weights.
+            share = blocks[i].share if self._sharded and kind != LINES else 1.0
+            members[kind, share, i if kind == UNITS else 0].append(i)
+        self.affine: AffinePart | None = None
+        self.searched: list[Searched] = []
+        for (kind, share, _), places in sorted(members.items(), key=lambda item: ORDER.index(item[0][0])):
+            own = [blocks[i] for i in places]
+            if kind == LINES:
+                self.affine = AffinePart(numbers, own, places, known, coupled)
+            else:
+                self.searched.append(_searched(kind, numbers, own, places, scaled))
+                self.searched[-1].share = share
+
+    def set_reach(self, reach: Array | float) -> None:
+        """Multiply the caps of all blocks by one number."""
+        for part in self.searched:
+            part.reach = reach
+
+    def sums(self, points: bool) -> Sums:
+        """The sums of all blocks, in their order; ||x||^2 only for `points`."""
+        if self.affine is not None and not self.searched:
+            return Sums(*self.affine.rows(points))
+        columns: list[Array] = [None] * len(self.blocks)
+        parts: list[Any] = self.searched if self.affine is None else [self.affine, *self.searched]
+        for part in parts:
+            for place, column in zip(part.places, part.sums(points).unbind(1), strict=True):
+                columns[place] = column
+        return Sums(*torch.stack(columns, dim=1))
+
+    @property
+    def _of_affine(self) -> Tensor:
+        """1 for affine blocks, 0 for the others."""
+        return self.numbers.vector([float(affine) for affine in self._is_affine])
+
+    def _total(self, found: Sequence[Tensor]) -> Array:
+        """The numbers of the parts that are searched, added up over these and over all ranks."""
+        if self._sharded:
+            pairs = zip(self.searched, found, strict=True)
+            return self._ranks.sum(sum(part.share * own for part, own in pairs))[0]
+        return sum(found[1:], start=found[0])
+
+    # The search
+
+    def model(self, gap: Tensor, sums: Sums, alpha: Tensor, lam: Tensor) -> Model:
+        """The linear model of the step."""
+        if not self.searched:
+            line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
+            return Model(gap, sums.d_sq, alpha, line)
+        if self.affine is None:
+            line = Line(gap, torch.zeros_like(gap))
+        else:
+            line = l2_line(gap, sums.d_sq, sums.d_dot_x, self._of_affine * alpha, lam)
+        return Model(gap, sums.d_sq, alpha, line, partial(self._dual, gap, sums.d_sq, alpha), self._top)
+
+    def _top(self, line: Line) -> Array:
+        """h(1)."""
+        return self._heights(line, self.numbers.vector([1.0]))[0]
+
+    def _heights(self, line: Line, u: Tensor) -> Array:
+        """h at the points u, with the line of the affine blocks."""
+        start = line.start if self.affine is None else line.start - line.fall * u
+        return start + self._total([part.heights(u) for part in self.searched])
+
+    def _dual(self, gap: Tensor, d_sq: Tensor, alpha: Tensor, line: Line) -> Found:
+        """The dual variable. With many points in the first round, fewer rounds are enough."""
+        points = POINTS if self._sharded else min(part.points for part in self.searched)
+        rounds = ROUNDS[self._double] - (points > 4 * POINTS) - (points > 32 * POINTS)
+        ratio = alpha @ d_sq / gap  # 1 over the dual variable of a step without a regulariser
+        return refine_dual(lambda u: self._heights(line, u), line.start, rounds, points, ratio)
+
+    def matched(
+        self, gap: Tensor, sums: Sums, share: Tensor, lam: Tensor, longest: Tensor
+    ) -> tuple[Decision | L2Step, Tensor]:
+        """The step of the matched cap, and its size s; its u is s / longest."""
+        if not self.searched:
+            s = l2_matched_step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, fixed_loop(L2_ROUNDS))
+            return L2Step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, s), s
+        d_sq, lines = over_blocks(share * sums.d_sq), self._of_affine * share
+
+        def heights(s: Tensor) -> Array:
+            height = self._total([part.ray_heights(s) for part in self.searched])
+            if self.affine is None:
+                return height
+            return height + l2_ray_heights(sums.d_sq, sums.d_dot_x, lines, lam, s)[0]
+
+        eps = max(part.eps for part in self.searched)
+        found = refine_zero(heights, gap, d_sq, longest, MATCHED_ROUNDS[self._double], eps)
+        return matched_decision(gap, d_sq, found, longest), found.s
+
+    # The write
+
+    def write(
+        self, step: Chosen, sums: Sums, alpha: Tensor, lam: Tensor, ok: Tensor, max_move: float | None
+    ) -> Array | float:
+        """Move all blocks; returns the factor by which `max_move` shortens the move.
+
+        Args:
+            step: the step.
+            sums: the sums that give the length of the move.
+            alpha: caps, or shares that are multiplied by the reach of the step.
+            lam: strengths of the squared l2 norm.
+            ok: whether the step is taken.
+            max_move: limit on the length of the move, or None.
+        """
+        self.set_reach(step.reach)
+        if not (isinstance(step.reach, float) and step.reach == 1):
+            alpha = step.reach * alpha
+        s: Array | float = 1.0
+        if self.affine is not None or max_move is not None:
+            update = (coupled_coefficients if self._coupled else prox_coefficients)(step.u, alpha, lam)
+        if max_move is not None:
+            s = relaxation(self._move_sq(update, step.u, sums), max_move)
+            update = relax(update, s)
+        if self.affine is not None:
+            self.affine.move(update, ok)
+        for part in self.searched:
+            part.write(step.u, s, ok)
+        # Autograd does not notice writes of torch's fused operations: backward through a graph of before would use the
+        # new parameters.
+        for x in () if torch.compiler.is_compiling() else [x for block in self.blocks for x in block.params]:
+            torch.autograd.graph.increment_version(x)
+        return s
+
+    def _move_sq(self, update: Affine, u: Array, sums: Sums) -> Array:
+        """||x+ - x||^2 over all blocks."""
+        if self._coupled:
+            return coupled_move_sq(update, sums.d_sq)
+        if not self.searched:
+            return prox_move_sq(update, *sums)
+        affine = self._of_affine
+        moves = self._total([part.move_sq(u) for part in self.searched])
+        return moves + prox_move_sq(update, *(affine * part for part in sums))
+
+
+def _searched(kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> Searched:
+    """The part of blocks of this kind."""
+    if all(block.empty for block in blocks):
+        return Absent(numbers, blocks, places)
+    if kind == ENTRIES:
+        return SearchedEntries(numbers, blocks, places, scaled)
+    return (SearchedRows if kind == ROWS else SearchedProxes)(numbers, blocks, places)

@@ -1,0 +1,152 @@
+"""Blocks whose regulariser depends only on the norms of rows: three sums per row, and one write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.core.model import RowSums, row_moves_sq, row_values
+from proxsps.optim.blocks import Block
+from proxsps.optim.device.numbers import Numbers
+from proxsps.optim.device.refine import POINTS
+from proxsps.optim.device.searched import Searched, masked, relaxed, resting
+from proxsps.optim.lists import join, spread_all, widened
+from proxsps.regularizers.structure import Scalar
+
+LADDER = 256  # points of the first round if there are only rows: their three sums are few numbers
+NUMBERS = 1 << 20  # limit on points times rows of a round
+
+
+@dataclass
+class Stack:
+    """Tensors of one block whose rows have one length, as a matrix with one row for each group of entries."""
+
+    block: int
+    params: list[Tensor]
+    slopes: list[Tensor]
+    order: tuple[int, ...] | None  # dims of tensors of one shape: tensor, counted dims, normed dims; None: in order
+    length: int
+    psi: Scalar
+
+    def matrices(self) -> Tensor:
+        """x and d stacked, in at least f32: (2, rows, length)."""
+        if self.params[0].dtype != self.slopes[0].dtype:
+            return torch.stack([self._matrix(self.params), self._matrix(self.slopes)])
+        return self._matrix([*self.params, *self.slopes]).view(2, -1, self.length)
+
+    def _matrix(self, tensors: list[Tensor]) -> Tensor:
+        if self.order is None:
+            return widened(join(tensors).view(-1, self.length))
+        return widened(torch.stack(tensors).permute(self.order).reshape(-1, self.length))
+
+    def vector(self, matrix: Tensor) -> Tensor:
+        """The entries of a matrix in the order of the parameters."""
+        if self.order is None:
+            return matrix.reshape(-1)
+        shape = (len(self.params), *self.params[0].shape)
+        moved = matrix.view([shape[d] for d in self.order])
+        return moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).reshape(-1)
+
+
+def stacks(block: Block, place: int) -> Iterator[Stack]:
+    """The tensors of a block by the length of their rows; if the rows are not in order, by shape as well."""
+    found: dict[tuple[object, ...], Stack] = {}
+    for x, d, rows in zip(block.params, block.slopes, block.rows, strict=True):
+        if x.numel() == 0:
+            continue
+        ndim = x.dim()
+        normed = range(ndim) if rows.dims is None else sorted(dim % ndim for dim in rows.dims)
+        counted = [dim for dim in range(ndim) if dim not in normed]
+        length = math.prod([x.shape[dim] for dim in normed])  # a list, which compilers can trace
+        ordered = [*counted, *normed] == list(range(ndim))
+        order = None if ordered else (0, *(dim + 1 for dim in counted), *(dim + 1 for dim in normed))
+        key = (length, x.dtype, d.dtype, rows.psi, None if ordered else (order, x.shape))
+        if key not in found:
+            found[key] = Stack(place, [], [], order, length, resting(rows.psi, block.alpha))
+        found[key].params.append(x)
+        found[key].slopes.append(d)
+    yield from found.values()
+
+
+class SearchedRows(Searched):
+    """Blocks whose regulariser depends on rows only through their norms."""
+
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int]) -> None:
+        super().__init__(numbers, blocks, places)
+        self._stacks = [stack for i, block in enumerate(blocks) for stack in stacks(block, i)]
+
+    def sums(self, points: bool) -> Array:
+        """Three sums per row, kept for the search, and added up over each block."""
+        wide = self.numbers.dtype
+        norms, dots = [], []
+        for stack in self._stacks:
+            x, d = both = stack.matrices()
+            norms.append(torch.linalg.vector_norm(both, dim=2, dtype=wide))
+            dots.append((x.to(wide) * d).sum(1))
+        x_sq, d_sq = torch.cat(norms, dim=1).square()
+        rows = torch.stack([d_sq, torch.cat(dots), x_sq])
+        self._counts = [len(part) for part in dots]
+        self._rows = RowSums(x_sq, rows[1], d_sq)
+        self._constants()
+        self.points = max(POINTS, min(LADDER, NUMBERS // len(d_sq)))
+        lengths = [0] * len(self.blocks)
+        for stack, count in zip(self._stacks, self._counts, strict=True):
+            lengths[stack.block] += count
+        return torch.stack([part.sum(1) for part in rows.split(lengths, dim=1)], dim=1)
+
+    def _constants(self) -> None:
+        """Caps and functions of all rows: numbers where all are equal, else one entry per row."""
+        columns: list[Sequence[Tensor | float]] = [[self.blocks[stack.block].alpha for stack in self._stacks]]
+        columns += zip(*(stack.psi for stack in self._stacks), strict=True)
+        self._alpha, *psi = (self._spread(column) for column in columns)
+        if isinstance(psi[2], Tensor) != isinstance(psi[3], Tensor):  # torch clips to two numbers or to two tensors
+            psi[2:] = [self._rows.d_sq.new_full((), bound) if isinstance(bound, float) else bound for bound in psi[2:]]
+        self._psi = Scalar(*psi)
+
+    def _spread(self, values: Sequence[Tensor | float]) -> Tensor | float:
+        first = values[0]
+        if all(value is first or (isinstance(value, float) and value == first) for value in values):
+            return first
+        like = self._rows.d_sq
+        parts = zip(values, self._counts, strict=True)
+        return torch.cat([like.new_full((n,), v) if isinstance(v, (int, float)) else v.expand(n) for v, n in parts])
+
+    def heights(self, u: Array) -> Array:
+        """From the sums of the rows."""
+        return row_values(self._rows, self._psi, self.scaled(self._alpha), u)
+
+    def ray_heights(self, s: Array) -> Array:
+        """From the sums of the rows."""
+        return row_values(self._rows, self._psi, s[:, None] * self._alpha, torch.ones_like(s))
+
+    def move_sq(self, u: Array) -> Array:
+        """From the sums of the rows."""
+        return row_moves_sq(self._rows, self._psi, self.scaled(self._alpha), u)
+
+    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+        """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
+        xs, zs, norms = [], [], []
+        steps = [u * -self.cap(i) for i in range(len(self.blocks))]
+        cast: dict[tuple[int, torch.dtype], Tensor] = {}  # a block may have tensors of several dtypes
+        for stack in self._stacks:
+            x, d = stack.matrices()
+            key = stack.block, x.dtype
+            if key not in cast:
+                cast[key] = steps[stack.block].to(x.dtype)
+            z = torch.addcmul(x, d, cast[key])
+            xs.append(x)
+            zs.append(z)
+            norms.append(torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype))
+        norm = torch.cat(norms).clamp(torch.finfo(self.numbers.dtype).tiny)
+        factors = self._psi.prox(norm, self.scaled(self._alpha)) / norm
+        columns = {dtype: factors.to(dtype).split(self._counts) for dtype in dict.fromkeys(z.dtype for z in zs)}
+        vectors = []
+        for i, (stack, x, z) in enumerate(zip(self._stacks, xs, zs, strict=True)):
+            y = relaxed(x, z * columns[z.dtype][i][:, None], s)
+            vectors.append(stack.vector(masked(y, x, ok, self.cap(stack.block))))
+        spread_all(vectors, [stack.params for stack in self._stacks])

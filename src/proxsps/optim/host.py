@@ -1,0 +1,317 @@
+"""One step of a plan on the host, on Python floats: from the sums of the blocks to the step that is written.
+
+The formulas are those of `proxsps.core`, in the form of `proxsps.core.plain`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from proxsps.core import plain
+from proxsps.core.caps import Matched, l2_matched_height, matched_decision
+from proxsps.core.distance import FORGETTING, LARGEST, SCALE, START
+from proxsps.core.dual import geometric
+from proxsps.core.rules import Decision
+from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
+from proxsps.optim.last_step import Chosen, Taken
+from proxsps.optim.plan import Plan
+from proxsps.optim.reduce import Sums, join
+from proxsps.optim.resting import limited_length
+from proxsps.optim.rule import Rule, Table
+
+Floats = Sequence[float]
+
+
+class L2Step(NamedTuple):
+    """A step of the matched cap with weight decay, from which its report is made when it is read."""
+
+    model: Model
+    longest: float
+    s: float
+
+    def decision(self) -> Decision:
+        """The full report of the step."""
+        gap, table, share, lam = self.model
+        d_sq, d_dot_x, w, b = (np.array(part) for part in (table.d_sq, table.d_dot_x, share, lam))
+        s, above = np.float64(self.s), np.float64(gap)
+        found = Matched(s, l2_matched_height(above, d_sq, d_dot_x, w, b, s))
+        return matched_decision(above, np.sum(w * d_sq), found, np.float64(self.longest))
+
+
+def choose(
+    plan: Plan, rule: Rule, model: Model, bounded: bool, largest: float, distance: float, search: Search
+) -> Chosen:
+    """The step of ProxSPS and its relatives; `largest` is the largest learning rate."""
+    if not (rule.matched or rule.distance):
+        return _chosen(plan, model, bounded, search)
+    factor = largest if rule.factor else 1.0
+    longest = distance if rule.factor else min(largest, distance) if rule.distance else largest
+    caps = factor * longest
+    if not longest > 0:
+        return Chosen(Decision(0.0, 0.0, model.gap), 0.0, 0.0, caps, distance, longest)
+    if not (rule.matched and bounded):
+        scaled = model._replace(alpha=[longest * w for w in model.alpha])
+        return _chosen(plan, scaled, bounded, Search(plan, scaled))._replace(
+            reach=caps, caps=caps, distance=distance, longest=longest
+        )
+    if all(plan.affine):
+        gap, table, share, lam = model
+        s = plain.l2_matched(gap, table.d_sq, table.d_dot_x, share, lam, longest)
+        return Chosen(L2Step(model, longest, s), 1.0, factor * s, caps, distance, longest)
+    decision, s = search.matched(longest)
+    return Chosen(decision, 1.0, factor * s, caps, distance, longest)
+
+
+def _chosen(plan: Plan, model: Model, bounded: bool, search: Search) -> Chosen:
+    """The dual variable with known caps."""
+    gap, table, alpha, lam = model
+    if all(plan.affine):
+        start, fall = plain.l2_line(gap, table.d_sq, table.d_dot_x, alpha, lam)
+        root = plain.line_root(start, fall) if bounded else 1.0
+        u = plain.clipped(root)
+        return Chosen(Decision(root, u, start - fall * u), u)
+    if bounded:
+        decision = search.dual(alpha)
+        return Chosen(decision, decision.u)
+    return Chosen(Decision(1.0, 1.0, search.heights(alpha, [1.0])[0][0]), 1.0)
+
+
+def estimate(
+    plan: Plan, options: dict[str, Any], f: float, table: Table, lam: Floats, resting: Floats
+) -> tuple[float, dict[str, float]]:
+    """The value m of the linear model at x, and the numbers of averages after the step (`proxsps.core.estimate`)."""
+    if plan.rule.coupled:
+        return f + plan.penalty + sum([b * e for b, e in zip(lam, table.x_sq, strict=True)]) / 2, {}
+    if plan.rule.beta is None:
+        return f, {}
+    new = plan.weight
+    value = (1 - new) * float(options["model_value"]) + new * f
+    offset = (1 - new) * float(options["model_offset"]) + new * (sum(table.g_dot_x) + sum(resting))
+    m = f + ((value - f) - (offset - (sum(table.d_dot_x) + sum(table.d_dot_c) + sum(resting))))
+    return m, {"model_value": value, "model_offset": offset, "k": float(options["k"]) + 1}
+
+
+def _ahead(
+    plan: Plan, options: dict[str, Any], f: float, C: float, alpha: list[float], lam: list[float], resting: Floats
+) -> list[float]:
+    """Points at which the pass that computes the sums evaluates heights as well; none if they would not help."""
+    if -math.inf == C:
+        return [1.0]
+    if plan.entries < WORTH:
+        return list(geometric(plan.points))
+    if len(plan.parts) > 1:
+        return []
+    table = plan.sampled_sums(SAMPLE)
+    m, _ = estimate(plan, options, f, table, lam, resting)
+    # A sum over a sample is off by about the root of its squares, scaled up.
+    doubt = 0.0 if plan.rule.beta is None else 2 * math.sqrt(SAMPLE * sum(table.noise_sq))
+    if not math.isfinite(m + doubt):
+        return []
+    search = Search(plan, Model(m - C, table, alpha, lam))
+    start, _ = search.line(alpha)
+    return first_points(plan, lambda u, every: search.heights(alpha, u, every), start, doubt)
+
+
+def _admissible(table: Table, gap: float, above: float, bounded: bool) -> bool:
+    """Whether a step may be taken (`proxsps.core.step.admissible`)."""
+    finite = math.isfinite(gap) and math.isfinite(above) and all(map(math.isfinite, table.d_sq + table.d_dot_x))
+    return finite and not (bounded and above < 0)
+
+
+def _distance(
+    plan: Plan, options: dict[str, Any], moved_sq: float, start_sq: float, table: Table, share: Floats, factor: float
+) -> tuple[float, dict[str, float]]:
+    """The distance cap, and its numbers after the step (`proxsps.core.distance`)."""
+    k = float(options["k"])
+    first = START * (1 + math.sqrt(start_sq)) if k <= 0 else float(options["first_reach"])
+    reach = max(float(options["reach"]), math.sqrt(moved_sq), factor * first)
+    squares = table.d_sq if plan.rule.beta is None else table.g_sq
+    # Where all shares are 0, the average goes on while nothing moves.
+    moving = [w * w * e for w, e in zip(share, squares, strict=True)] if max(share) > 0 else squares
+    new = plain.corrected_weight(k, FORGETTING)
+    g_sq = (1 - new) * float(options["g_sq"]) + new * sum(moving)
+    factors_sq = float(options["factors_sq"]) + factor * factor
+    total = math.sqrt(factors_sq * g_sq)
+    cap = min(SCALE * reach / total, LARGEST) if total > 0 else 0.0
+    after = {"reach": reach, "g_sq": g_sq, "k": k + 1, "first_reach": first, "factors_sq": factors_sq}
+    return cap, after
+
+
+def _is_finite(plan: Plan, model: Model, chosen: Chosen) -> bool:
+    """Whether no entry moves beyond the range of numbers, by the length of the whole move."""
+    adam, tau = plan.rule.beta2 is not None, chosen.u * chosen.reach
+    moves = zip(model.alpha, model.table.d_sq, strict=True)  # in Adam's metric, directions are about 1
+    return all([tau * a * (1.0 if adam else math.sqrt(d_sq)) < plan.longest for a, d_sq in moves])
+
+
+def _notice_rest(opt: Any, k: float, moved_sq: float, model: Model, chosen: Chosen, rule: Rule) -> None:
+    """Tell the optimizer how far a step goes that the distance cap limits."""
+    if opt._rest.steps is None and k > 0:
+        return
+    decision, length, table = chosen.decision, 0.0, model.table
+    decision = decision if isinstance(decision, Decision) else decision.decision()
+    if decision.u >= 1 and chosen.distance <= chosen.longest:
+        d_sq, g_sq = sum(table.d_sq), sum(table.d_sq if rule.beta is None else table.g_sq)
+        length = limited_length(model.gap, float(decision.height), d_sq, g_sq, chosen.longest, chosen.caps)
+    opt._notice_rest(k, math.sqrt(moved_sq), length)
+
+
+def _sps_max(plan: Plan, model: Model) -> Chosen:
+    """SPS and SPS_max (`proxsps.core.rules.sps_max`)."""
+    fall = sum([a * e for a, e in zip(model.alpha, model.table.d_sq, strict=True)])
+    root = plain.line_root(model.gap, plan.rule.c * fall)
+    u = plain.clipped(root)
+    return Chosen(Decision(root, u, model.gap - u * fall), u)
+
+
+def _dec_sps(plan: Plan, model: Model) -> Chosen:
+    """DecSPS, with its memory in the groups (`proxsps.core.rules.dec_sps`)."""
+    groups, alpha = [block.group for block in plan.blocks], model.alpha
+    fall = sum([a * e for a, e in zip(alpha, model.table.d_sq, strict=True)])
+    c = plan.rule.c * math.sqrt(float(groups[0]["k"]) + 1)
+    root = plain.line_root(model.gap, c * fall)
+    limits = [float(group["memory"]) / a for group, a in zip(groups, alpha, strict=True) if a > 0]
+    u = min([plain.clipped(root) if fall > 0 else 1.0, *[limit / c for limit in limits]])
+    memory = [c * u * a if a > 0 else float(group["memory"]) for group, a in zip(groups, alpha, strict=True)]
+    return Chosen(Decision(root, u, model.gap - u * fall), u, memory=memory)
+
+
+_RULES = {"sps_max": _sps_max, "dec_sps": _dec_sps}
+
+
+def _write(plan: Plan, model: Model, chosen: Chosen) -> float:
+    """Move all blocks; returns the factor by which `max_move` shortens the move."""
+    u, reach, lam, coupled = chosen.u, chosen.reach, model.lam, plan.rule.coupled
+    alpha = [reach * a for a in model.alpha]
+    if not reach > 0:  # averages are stored, nothing moves
+        plan.write([1.0] * len(alpha), [0.0] * len(alpha), alpha, 0.0, 0.0)
+        return 1.0
+    if coupled:
+        keep, move = [1 - a * u * b for a, b in zip(alpha, lam, strict=True)], [-a * u for a in alpha]
+    else:
+        keep = [1 / (1 + a * b) for a, b in zip(alpha, lam, strict=True)]
+        move = [-(a * shrink) * u for a, shrink in zip(alpha, keep, strict=True)]
+    s = 1.0
+    if plan.rule.max_move is not None:
+        s = plain.relaxation(_move_sq(plan, model.table, keep, move, alpha, u), plan.rule.max_move)
+        keep, move = [a + (1 - s) * (1 - a) for a in keep], [s * b for b in move]
+    plan.write(keep, move, alpha, u, s)
+    return s
+
+
+def _move_sq(plan: Plan, table: Table, keep: Floats, move: Floats, alpha: list[float], u: float) -> float:
+    """||x+ - x||^2 over all blocks (`proxsps.core.step.prox_move_sq`)."""
+    if plan.rule.coupled:
+        return sum([b * b * e for b, e in zip(move, table.d_sq, strict=True)])
+    total = plan.move_sq(alpha, u) if plan.curves else 0.0
+    in_metric = plan.rule.beta2 is not None
+    p_sq, p_dot_x = (table.p_sq, table.p_dot_x) if in_metric else (table.d_sq, table.d_dot_x)
+    for i, affine in enumerate(plan.affine):
+        if affine:
+            a, lost = move[i], 1 - keep[i]
+            total += a * a * p_sq[i] - 2 * a * lost * p_dot_x[i] + lost * lost * table.x_sq[i]
+    return total
+
+
+def _join(
+    opt: Any,
+    plan: Plan,
+    f: float,
+    C: float,
+    weight: float,
+    table: Table,
+    moved_sq: float,
+    start_sq: float,
+    resting: Floats,
+) -> tuple[float, float, Table, float, float, Floats]:
+    """The same numbers over all ranks, in one all-reduce."""
+    rows = {name: np.array(row) for name, row in table._asdict().items()}
+    sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
+    extras: list[Any] = []
+    if plan.rule.beta is not None:
+        # <d, center> and <d, x> of resting tensors, which are in one product and in both.
+        at_rest = np.array(resting)
+        center = np.array(table.d_dot_c or [0.0] * len(plan.blocks))
+        extras = [rows["g_dot_x"] + at_rest, rows["g_sq"], center + at_rest]
+        if plan.rule.max_move is not None:
+            extras += [rows["p_sq"], rows["p_dot_x"]]
+    elif plan.rule.coupled:
+        extras = [np.array(plan.penalties)]
+    travelled = [np.array([moved_sq, start_sq])] if plan.rule.distance else []
+    found = join(opt._ranks, np.array, plan.blocks, f, C, weight, sums, extras, travelled, active=True)
+    plan.active = int(found.active)
+    rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
+    if plan.rule.beta is not None:
+        rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))
+        rows["d_dot_c"], resting = found.extras[2], ()
+        if plan.rule.max_move is not None:
+            rows |= dict(zip(("p_sq", "p_dot_x"), found.extras[3:], strict=True))
+    elif plan.rule.coupled:
+        plan.penalty = float(found.extras[0].sum())
+    if plan.rule.distance:
+        moved_sq, start_sq = found.travelled[0].tolist()
+    joined = Table(**{name: row.tolist() for name, row in rows.items()})
+    return float(found.m), float(found.C), joined, moved_sq, start_sq, resting
+
+
+def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float) -> Taken | None:
+    """Take the step of a plan, or none if it has to be skipped; None if its numbers need doubles.
+
+    Args:
+        opt: the optimizer.
+        plan: its plan.
+        f: the loss.
+        C: its lower bound, 0 if it has none.
+        bounded: whether it has one.
+        weight: of this rank's loss.
+    """
+    rule, options = plan.rule, opt.param_groups[0]
+    rates, lam = [float(block.group["lr"]) for block in plan.blocks], plan.lam
+    largest, k = max(rates), float(options.get("k", 0.0))
+    scaled = rule.matched or rule.distance
+    alpha = [rate / (largest or 1.0) for rate in rates] if scaled else rates
+    plan.prepare(k, lam)
+    resting: Floats = plan.resting_dots()
+    ahead: list[float] = []
+    if plan.curves and not (scaled or rule.coupled) and plan.ranks == 1:
+        ahead = _ahead(plan, options, f, C if bounded else -math.inf, alpha, lam, resting)
+    table, heights = plan.sums(alpha, ahead, rule.coupled or rule.max_move is not None)
+    if not plan.ordinary(table):
+        return None
+    moved_sq, start_sq = plan.distance_sq(opt, table) if rule.distance else (0.0, 0.0)
+    if plan.ranks > 1:
+        f, C, table, moved_sq, start_sq, resting = _join(opt, plan, f, C, weight, table, moved_sq, start_sq, resting)
+    m, after = estimate(plan, options, f, table, lam, resting)
+    gap, above = m - C, (f if rule.beta is not None else m) - C
+    if not _admissible(table, gap, above, bounded):
+        opt._explain_skip(m if rule.coupled else f, C, bounded)
+        return Taken(alpha, False, gap)
+    distance = math.nan
+    if rule.distance:
+        factor = largest if rule.factor else 1.0
+        distance, numbers = _distance(plan, options, moved_sq, start_sq, table, alpha, factor)
+        after |= numbers
+    model = Model(gap, table, alpha, lam)
+    if rule.name in _RULES:
+        chosen = _RULES[rule.name](plan, model)
+    else:
+        search = Search(plan, model, ahead, heights)
+        chosen = choose(plan, rule, model, bounded, largest, distance, search)
+    if not _is_finite(plan, model, chosen):
+        opt._skip("move", "The step leaves the range of the parameters' precision")
+        return Taken(alpha, False, gap)
+    opt._skips = 0
+    if rule.distance and rule.max_move is None:
+        _notice_rest(opt, k, moved_sq, model, chosen, rule)
+    s = _write(plan, model, chosen)
+    for block, memory in zip(plan.blocks, chosen.memory, strict=False):
+        block.group |= {"memory": memory, "k": k + 1}
+    for group in opt.param_groups:
+        group.update(after)
+    if bounded and rule.beta is not None:
+        opt._notice_low(gap, C)
+    return Taken(alpha, True, gap, chosen, s)

@@ -1,0 +1,86 @@
+"""New averages of gradients, run by run.
+
+    d' = old d + new g,    v' = old_v v + new_v g^2,    r = 1 / max{sqrt(v') + eps, least}
+
+Passes that only read compute them into memory that stays in the first cache; the write stores them.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from proxsps.optim.kernels.caching import compiled
+from proxsps.optim.kernels.layout import ENTRYWISE, pointer
+
+
+@numba.njit
+def typed_weights(like, weights, eps, least, j):
+    """old, new, old_v, new_v of a tensor, eps, least and 1 in the type of the entries."""
+    of = like.dtype.type
+    return of(weights[j, 0]), of(weights[j, 1]), of(weights[j, 2]), of(weights[j, 3]), of(eps), of(least), of(1)
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _square(old, v, new, g):
+    return old * v + (new * g) * g  # in this order a weight of 0 wins over a square that overflows
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def new_slopes(g, d, own, out):
+    """d' of a run, in memory for at least as many entries."""
+    old, new, _, _, _, _, _ = own
+    for k in range(len(g)):
+        out[k] = old * d[k] + new * g[k]
+    return out[: len(g)]
+
+
+@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+def new_metric(g, v, own, out):
+    """r of a run."""
+    _, _, old_v, new_v, eps, least, one = own
+    for k in range(len(g)):
+        out[k] = one / max(np.sqrt(_square(old_v, v[k], new_v, g[k])) + eps, least)
+    return out[: len(g)]
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def store_slopes(g, d, own):
+    """d <- d'."""
+    old, new, _, _, _, _, _ = own
+    for k in range(len(g)):
+        d[k] = old * d[k] + new * g[k]
+
+
+@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+def store_metric(g, v, own, out):
+    """v <- v', and r."""
+    _, _, old_v, new_v, eps, least, one = own
+    for k in range(len(g)):
+        v[k] = _square(old_v, v[k], new_v, g[k])
+        out[k] = one / max(np.sqrt(v[k]) + eps, least)
+    return out[: len(g)]
+
+
+@numba.njit
+def overflows(g):
+    """Whether the square of an entry leaves the range of its type: v may too, and infinity does not show in sums."""
+    return not np.isfinite(g * g).all()
+
+
+@compiled()
+def correct_weights(counts_at, beta, weights):
+    """Set the weights of old and new v, by the number of gradients of each tensor (`proxsps.core.estimate`)."""
+    like = np.empty(0, np.float32)
+    for j in range(len(counts_at)):
+        k = numba.carray(pointer(counts_at[j], like), 1)[0]
+        new = 1 / (1 + np.expm1(k * np.log(beta)) * (beta / (beta - 1))) if beta > 0 else 1.0
+        weights[j, 2], weights[j, 3] = 1 - new, new
+
+
+@compiled()
+def count(counts_at):
+    """One gradient more for each tensor."""
+    like = np.empty(0, np.float32)
+    for j in range(len(counts_at)):
+        numba.carray(pointer(counts_at[j], like), 1)[0] += like.dtype.type(1)

@@ -1,0 +1,342 @@
+"""Passes over blocks whose prox is affine or acts on each entry: sums, heights of the model at several points, a write.
+
+With r = 1/D the inverse metric of an entry, which is 1 in the identity metric, and p = r d its direction,
+
+    z = x - s p,    y = prox(z) with threshold alpha l1 r, factor 1 / (1 + alpha l2 r) and bounds,    h = <d, y - x>.
+
+Entries where the prox moves with z are called inside. There x - y is computed without y, which may agree with x in all
+but a few digits:
+
+    (1 + alpha l2 r) (x - y) = s p + clip(z, -alpha l1 r, alpha l1 r) + alpha l2 r x      inside,
+    x - y with y exactly 0, lower or upper                                               elsewhere.
+
+The slope d is the gradient, the gradient plus lam x (coupled methods), or an average of gradients. New averages are not
+kept between the passes, because a skipped step must leave the state as it was: every pass computes them from state and
+gradient, run by run, into memory that stays in the first cache; only the write stores them,
+
+    d' = old d + new g,    v' = old_v v + new_v g^2,    D = max{sqrt(v') + eps, least}.
+
+One template makes the kernels of the three kinds of slopes. Sums are taken in the type of the entries over a run of
+them, then in doubles.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
+from proxsps.optim.kernels.caching import compiled
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
+from proxsps.optim.kernels.sampling import moved_sq
+from proxsps.optim.kernels.scalar import prox
+
+LINE, SOFT, BOX, GENERAL = range(4)  # affine; l1 alone; bounds alone; everything
+# The sums of a first pass, in the order of its columns. Heights follow, then their slopes.
+D_SQ, D_DOT_X, NOISE, X_SQ, G_DOT_X, G_SQ, P_SQ, P_DOT_X, MOVED_SQ = range(9)
+SUMS = 9
+NOWHERE = np.empty(0, np.int64)
+
+
+class Sources(NamedTuple):
+    """Where the entries of tensors lie, and what makes slopes of them; valid while the tensors live."""
+
+    x_at: np.ndarray
+    g_at: np.ndarray
+    d_at: np.ndarray  # averages; empty without
+    v_at: np.ndarray  # averages of squares; empty in the identity metric
+    start_at: np.ndarray  # see `sampling.Start`
+    start_scale: np.ndarray
+    coupling: np.ndarray  # lam of each block whose slope is g + lam x
+    weights: np.ndarray  # old, new, old_v, new_v of each tensor, one row per tensor
+    eps: float
+    least: float
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _soft_change(x, d, r, s, psi):
+    """x - y for l1 alone, and dy/dz along p."""
+    threshold, _, _, _, _, _, zero = psi
+    p, edge = r * d, r * threshold
+    z = x - s * p
+    c = min(max(z, -edge), edge)
+    inside = z != c
+    return s * p + c if inside else x, p if inside else zero
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _box_change(x, d, r, s, psi):
+    """x - y for bounds alone, and dy/dz along p."""
+    _, _, _, lower, upper, _, zero = psi
+    p = r * d
+    z = x - s * p
+    inside = (z > lower) & (z < upper)
+    return s * p if inside else x - min(max(z, lower), upper), p if inside else zero
+
+
+@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+def _general_change(x, d, r, s, psi):
+    """x - y, and dy/dz along p."""
+    threshold, edge, curvature, lower, upper, one, zero = psi
+    p, most, bend = r * d, r * threshold, r * curvature
+    z, shrink = x - s * p, one / (one + bend)
+    c = min(max(z, -most), most)
+    y = min(max((z - c) * shrink, lower), upper)
+    inside = (abs(z) > r * edge) & (y > lower) & (y < upper)
+    return shrink * (s * p + c + bend * x) if inside else x - y, shrink * p if inside else zero
+
+
+@numba.njit
+def _typed(like, psi, b, alpha):
+    """Threshold, edge, curvature, lower and upper of a block with this cap, then 1 and 0, in the type of the entries.
+
+    Entries with |z| above the edge move with z: all of them where there is no threshold.
+    """
+    of, threshold = like.dtype.type, alpha * psi[0, b]
+    edge = threshold if psi[0, b] > 0 else -1.0
+    return of(threshold), of(edge), of(alpha * psi[1, b]), of(psi[2, b]), of(psi[3, b]), of(1), of(0)
+
+
+def _heights(change: Any) -> Any:
+    """A function that adds h and its slope at several steps, for a run of entries; three at a time are cheap."""
+
+    @numba.njit(fastmath=REORDER)
+    def one(x, d, r, s, psi):
+        h, slope = psi[-1], psi[-1]
+        for k in range(len(x)):
+            move, inside = change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
+            h += d[k] * move
+            slope += d[k] * inside
+        return h, slope
+
+    @numba.njit(fastmath=REORDER)
+    def three(x, d, r, s, t, v, psi):
+        h_s, h_t, h_v, slope_s, slope_t, slope_v = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
+        for k in range(len(x)):
+            scale = psi[-2] if r is None else r[k]
+            move, inside = change(x[k], d[k], scale, s, psi)
+            h_s += d[k] * move
+            slope_s += d[k] * inside
+            move, inside = change(x[k], d[k], scale, t, psi)
+            h_t += d[k] * move
+            slope_t += d[k] * inside
+            move, inside = change(x[k], d[k], scale, v, psi)
+            h_v += d[k] * move
+            slope_v += d[k] * inside
+        return h_s, h_t, h_v, slope_s, slope_t, slope_v
+
+    @numba.njit
+    def add(x, d, r, steps, psi, heights, slopes):
+        p = 0
+        while p + 3 <= len(steps):
+            found = three(x, d, r, steps[p], steps[p + 1], steps[p + 2], psi)
+            for q in range(3):
+                heights[p + q] += found[q]
+                slopes[p + q] += found[3 + q]
+            p += 3
+        while p < len(steps):
+            h, slope = one(x, d, r, steps[p], psi)
+            heights[p] += h
+            slopes[p] += slope
+            p += 1
+
+    return add
+
+
+_soft, _box, _general = (_heights(change) for change in (_soft_change, _box_change, _general_change))
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _coupled_slopes(x, g, lam, fresh):
+    """g + lam x of a run."""
+    if lam != 0:
+        for k in range(len(g)):
+            fresh[k] = g[k] + lam * x[k]
+        return fresh[: len(g)]
+    return g
+
+
+@numba.njit(fastmath=REORDER)
+def _sums(x, g, d, r, zero, one):
+    """<d, p>, <d, x>, and for averages <g, x>, ||r g||^2 and in a metric ||g||^2."""
+    dp, dx, gx, gg, size = zero, zero, zero, zero, zero
+    for k in range(len(x)):
+        dp += d[k] * ((one if r is None else r[k]) * d[k])
+        dx += d[k] * x[k]
+        if g is not None:
+            scaled = (one if r is None else r[k]) * g[k]
+            gx += g[k] * x[k]
+            gg += scaled * scaled
+            if r is not None:
+                size += g[k] * g[k]
+    return dp, dx, gx, gg, size
+
+
+@numba.njit(fastmath=REORDER)
+def _noise(x, d, zero):
+    total = zero
+    for k in range(len(x)):
+        product = d[k] * x[k]
+        total += product * product
+    return total
+
+
+@numba.njit(fastmath=REORDER)
+def _lengths(x, d, r, zero, one):
+    """||x||^2, ||p||^2, <p, x>."""
+    xx, pp, px = zero, zero, zero
+    for k in range(len(x)):
+        p = (one if r is None else r[k]) * d[k]
+        xx += x[k] * x[k]
+        pp += p * p
+        px += p * x[k]
+    return xx, pp, px
+
+
+@numba.njit(fastmath=REORDER)
+def _change_sq(x, d, r, s, psi):
+    total = psi[-1]
+    for k in range(len(x)):
+        change, _ = _general_change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
+        total += change * change
+    return total
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _write_line(x, d, r, keep, move, one):
+    for k in range(len(x)):
+        x[k] = keep * x[k] + move * ((one if r is None else r[k]) * d[k])
+
+
+@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+def _write_prox(x, d, r, s, psi, relax):
+    threshold, _, curvature, lower, upper, one, _ = psi
+    for k in range(len(x)):
+        scale = one if r is None else r[k]
+        shrink = one if curvature == 0 else one / (one + scale * curvature)
+        y = prox(x[k] - s * (scale * d[k]), scale * threshold, shrink, lower, upper)
+        x[k] = y if relax == one else x[k] + relax * (y - x[k])
+
+
+def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
+    """The three passes for slopes that are gradients, averages, or averages in Adam's metric.
+
+    These two constants are all that the functions close over: the cache on disk is keyed by it, and functions would
+    have a new key in every process.
+    """
+
+    @compiled()
+    def reduce(
+        like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
+        least, kinds, psi, caps, u, summing, moving, partial, first, last,
+    ):  # fmt: skip
+        """The sums of each chunk if `summing`, the lengths of its move if `moving`, and h with its slope at points u.
+
+        There is one set of heights for each row of caps.
+        """
+        of, points = like.dtype.type, len(u)
+        zero, one, steps = of(0), of(1), np.empty(len(u), like.dtype)
+        fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype) if metric else None
+        for i in range(first, last):
+            j, low, n, b = tensor[i], origin[i], length[i], block[i]
+            x = numba.carray(pointer(x_at[j], like), low + n)[low:]
+            g = numba.carray(pointer(g_at[j], like), low + n)[low:]
+            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
+            v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
+            own, lam, out = typed_weights(like, weights, eps, least, j), of(coupling[b]), partial[i]
+            out[:] = 0
+            for at in range(0, n, RUN):
+                end = at + RUN
+                xs, gs = x[at:end], g[at:end]
+                ds = new_slopes(gs, d[at:end], own, fresh) if average else _coupled_slopes(xs, gs, lam, fresh)
+                if metric:
+                    new_metric(gs, v[at:end], own, inverse)
+                if summing:
+                    found = _sums(xs, gs if average else None, ds, inverse, zero, one)
+                    out[D_SQ] += found[0]
+                    out[D_DOT_X] += found[1]
+                    out[G_DOT_X] += found[2]
+                    out[G_SQ] += found[3]
+                    if metric and not np.isfinite(found[4]) and overflows(gs):
+                        out[D_SQ] = np.nan
+                    if kinds[b] != LINE:
+                        out[NOISE] += _noise(xs, ds, zero)
+                    if len(start_at):
+                        out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at)
+                if moving:
+                    squares = _lengths(xs, ds, inverse, zero, one)
+                    out[X_SQ] += squares[0]
+                    out[P_SQ] += squares[1]
+                    out[P_DOT_X] += squares[2]
+                if kinds[b] != LINE and points:
+                    for c in range(len(caps)):
+                        place = SUMS + 2 * c * points
+                        heights, bends = out[place : place + points], out[place + points : place + 2 * points]
+                        typed = _typed(like, psi, b, caps[c, b])
+                        for p in range(points):
+                            steps[p] = of(caps[c, b] * u[p])
+                        if kinds[b] == SOFT:
+                            _soft(xs, ds, inverse, steps, typed, heights, bends)
+                        elif kinds[b] == BOX:
+                            _box(xs, ds, inverse, steps, typed, heights, bends)
+                        else:
+                            _general(xs, ds, inverse, steps, typed, heights, bends)
+            if len(start_at):
+                out[MOVED_SQ] *= start_scale[j]
+
+    @compiled()
+    def move_sq(
+        like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
+        least, psi, caps, u, partial, first, last,
+    ):  # fmt: skip
+        """||y - x||^2 of each chunk."""
+        of = like.dtype.type
+        fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype) if metric else None
+        for i in range(first, last):
+            j, low, n, b = tensor[i], origin[i], length[i], block[i]
+            x = numba.carray(pointer(x_at[j], like), low + n)[low:]
+            g = numba.carray(pointer(g_at[j], like), low + n)[low:]
+            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
+            v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
+            own, typed = typed_weights(like, weights, eps, least, j), _typed(like, psi, b, caps[b])
+            partial[i, 0] = 0
+            for at in range(0, n, RUN):
+                end = at + RUN
+                xs, gs = x[at:end], g[at:end]
+                ds = new_slopes(gs, d[at:end], own, fresh) if average else gs
+                if metric:
+                    new_metric(gs, v[at:end], own, inverse)
+                partial[i, 0] += _change_sq(xs, ds, inverse, of(u * caps[b]), typed)
+
+    @compiled()
+    def write(
+        like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
+        least, kinds, keep, move, psi, caps, u, relax, first, last,
+    ):  # fmt: skip
+        """Store new averages, and x <- keep x + move p, or x + relax (y - x) with y itself where relax is 1."""
+        of = like.dtype.type
+        one, inverse = of(1), np.empty(RUN, like.dtype) if metric else None
+        for i in range(first, last):
+            j, low, n, b = tensor[i], origin[i], length[i], block[i]
+            x = numba.carray(pointer(x_at[j], like), low + n)[low:]
+            g = numba.carray(pointer(g_at[j], like), low + n)[low:]
+            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
+            v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
+            own, typed = typed_weights(like, weights, eps, least, j), _typed(like, psi, b, caps[b])
+            for at in range(0, n, RUN):
+                xs, ds = x[at : at + RUN], d[at : at + RUN]
+                if metric:
+                    store_metric(g[at : at + RUN], v[at : at + RUN], own, inverse)
+                if average:
+                    store_slopes(g[at : at + RUN], ds, own)
+                if kinds[b] == LINE:
+                    _write_line(xs, ds, inverse, of(keep[b]), of(move[b]), one)
+                else:
+                    _write_prox(xs, ds, inverse, of(u * caps[b]), typed, of(relax))
+
+    return reduce, move_sq, write
+
+
+PLAIN, AVERAGED, ADAM = _kernels(False, False), _kernels(True, False), _kernels(True, True)

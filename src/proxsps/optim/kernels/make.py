@@ -1,0 +1,150 @@
+"""Makes the parts of a plan: which kernels blocks need, and where their tensors lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, UNITS, Block
+from proxsps.optim.kernels import metric_rows, row_layout
+from proxsps.optim.kernels.entrywise import NOWHERE, Sources
+from proxsps.optim.kernels.layout import Addresses, addresses, layout
+from proxsps.optim.kernels.parts import EntryPart, MetricRowPart, RowPart
+from proxsps.optim.kernels.sampling import NO_START, Start, start_of
+from proxsps.optim.kernels.scalar import Psi
+from proxsps.regularizers.structure import Rows, Scalar, Structure
+
+
+def make_part(plan: Any, opt: Any, kind: str, places: Sequence[int]) -> Any:
+    """The part of blocks of one kind, or None if the kernels do not apply.
+
+    They need dense CPU tensors of one dtype, f32 or f64, in one order of memory, and regularisers that are convex
+    functions of entries or of norms of rows, of the family `Scalar`, without centres.
+    """
+    blocks = [plan.blocks[i] for i in places]
+    if any([b.gathered or b.afterwards or b.centered for b in blocks]):
+        return None
+    if kind == PROXES:
+        if not all([block.in_metric and _only_norms(block.structures) for block in blocks]):
+            return None
+    elif not all([b.kind != ENTRIES or _constant(b.entries.psi) for b in blocks]):
+        return None
+    found = _look_up(plan, blocks)
+    return None if found is None else _part(plan, opt, kind, blocks, *found)
+
+
+def _constant(psi: Any) -> TypeGuard[Scalar]:
+    return isinstance(psi, Scalar) and all([isinstance(c, (int, float)) for c in psi])
+
+
+def _only_norms(structures: Sequence[Structure | None]) -> bool:
+    """Whether the regulariser is a multiple of the norm of each row, over the same dims of all tensors."""
+    rows = [one for one in structures if isinstance(one, Rows) and one.psi == Scalar(l1=one.psi.l1)]
+    return len(rows) == len(structures) and len({one.dims for one in rows}) == 1
+
+
+def _look_up(plan: Any, blocks: Sequence[Block]) -> tuple[Addresses, np.ndarray] | None:
+    """The addresses of parameters, gradients and averages, and of the numbers of gradients."""
+    xs = [x for block in blocks for x in block.params]
+    grads = [g for block in blocks for g in block.slopes]
+    pairs = [(block, i) for block in blocks for i in range(len(block.params))]
+    states = [[plan.entries_of(block, i, name) for block, i in pairs] for name in plan.averages]
+    found = addresses(xs, grads, *states)
+    if found is None or any([t.shape != x.shape for ts in states for t, x in zip(ts, xs, strict=True)]):
+        return None
+    if plan.rule.beta2 is None:
+        return found, NOWHERE
+    counts = [plan.held(block.owners[i], "steps") for block, i in pairs]
+    if any([type(t) is not Tensor or t.dtype is not torch.float32 or not t.is_cpu for t in counts]):
+        return None
+    return found, np.array([t.data_ptr() for t in counts], np.int64)
+
+
+def _part(
+    plan: Any, opt: Any, kind: str, blocks: Sequence[Block], found: Addresses, counts_at: np.ndarray
+) -> EntryPart | RowPart | MetricRowPart | None:
+    like, (x_at, g_at, *averages) = found
+    memory = _row_memory(kind, blocks, like)
+    if kind != ENTRIES and memory is None:
+        return None
+    start = _start(plan, opt, kind, blocks, like) if plan.rule.distance else NO_START
+    d_at, v_at = [*averages, NOWHERE, NOWHERE][:2]
+    least = 0.0 if plan.rule.beta2 is None else math.sqrt(np.finfo(like.dtype).tiny)
+    weights = np.zeros((len(x_at), 4))
+    at = Sources(x_at, g_at, d_at, v_at, *start, np.zeros(len(blocks)), weights, float(plan.rule.eps), least)
+    tensors = np.repeat(np.arange(len(blocks)), [len(block.params) for block in blocks])
+    if kind == ENTRIES:
+        sizes = tuple([tuple([x.numel() for x in block.params]) for block in blocks])
+        functions: list[Any] = [None if block.kind == LINES else block.entries.psi for block in blocks]
+        return EntryPart(at, counts_at, like, layout(sizes, torch.get_num_threads()), functions)
+    if kind == UNITS:
+        return _units(at, memory, blocks[0], tensors)
+    psi, owners = _row_constants(blocks)
+    if kind == ROWS:
+        return RowPart(at, memory, psi, owners, tensors, len(blocks))
+    return MetricRowPart(at, counts_at, memory, psi.l1, owners, tensors, len(blocks))
+
+
+def _row_memory(kind: str, blocks: Sequence[Block], like: np.ndarray) -> Any:
+    """How rows lie in memory; None if there are none, or if the kernels do not apply."""
+    if kind == ENTRIES:
+        return None
+    params = [block.params for block in blocks]
+    if kind == UNITS:
+        return None if blocks[0].in_metric else _unit_memory(blocks[0], like)
+    memory = row_layout.memory(params, like, [block.rows[0].dims for block in blocks])
+    return memory if kind == ROWS or memory is None else metric_rows.memory(memory)
+
+
+def _start(plan: Any, opt: Any, kind: str, blocks: Sequence[Block], like: np.ndarray) -> Start:
+    """Where the start of the parameters lies; those that the part cannot compare are measured apart."""
+    owners = [p for block in blocks for p in block.owners]
+    starts = [plan.start(p, opt) for p in owners]
+    if kind in (ENTRIES, PROXES) and not any([block.sharded for block in blocks]):
+        found = start_of([x for block in blocks for x in block.params], starts, like)
+        if found is not None:
+            return found
+    plan.apart += owners
+    return NO_START
+
+
+def _row_constants(blocks: Sequence[Block]) -> tuple[Psi, np.ndarray]:
+    """The function of each row, and its block."""
+    columns: list[list[np.ndarray]] = [[np.empty(0)] for _ in Psi._fields]
+    owners = []
+    for i, block in enumerate(blocks):
+        for x, rows in zip(block.params, block.rows, strict=True):
+            normed = range(x.dim()) if rows.dims is None else {d % x.dim() for d in rows.dims}
+            count = math.prod(x.shape[d] for d in range(x.dim()) if d not in normed)  # of empty rows too
+            owners.append(np.full(count, i, np.int64))
+            for column, constant in zip(columns, rows.psi, strict=True):
+                column.append(np.broadcast_to(np.float64(constant), (count,)))
+    return Psi(*map(np.concatenate, columns)), np.concatenate(owners)
+
+
+def _unit_memory(block: Block, like: np.ndarray) -> Any:
+    """Groups of slices of several tensors; slices without a penalty are one more group."""
+    structure = block.phi.joint_structure([x.shape for x in block.params])
+    if structure is None:
+        return None
+    groups = structure.groups
+    ids = np.where(groups < 0, groups.max() + 1, groups)
+    return row_layout.memory([[x] for x in block.params], like, structure.dims, ids)
+
+
+def _units(at: Sources, memory: Any, block: Block, tensors: np.ndarray) -> RowPart | None:
+    structure = block.phi.joint_structure([x.shape for x in block.params])
+    if structure is None:
+        return None
+    count, extra = int(structure.groups.max()) + 1, int((structure.groups < 0).any())
+    pairs = zip(structure.psi, Scalar(), strict=True)
+    psi = Psi(*[np.append(np.broadcast_to(np.float64(c), (count,)), [b] * extra) for c, b in pairs])
+    return RowPart(at, memory, psi, np.zeros(count + extra, np.int64), tensors, 1)
+
+
+__all__ = ["make_part"]

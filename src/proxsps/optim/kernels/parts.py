@@ -1,0 +1,273 @@
+"""The parts of a plan: blocks that compiled kernels process together, in dense f32 or f64 memory on the CPU.
+
+Affine blocks and those whose prox acts on each entry are one part, rows in the identity
+metric and rows in Adam's metric one each. Numbers that go in and out are Python floats, one per block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from proxsps.optim.kernels import averages, entrywise, metric_rows, rows
+from proxsps.optim.kernels.entrywise import BOX, GENERAL, LINE, SOFT, SUMS, Sources
+from proxsps.optim.kernels.layout import Layout, fold, fold_heights, run, sampled, turns
+from proxsps.optim.kernels.metric_rows import MetricRows
+from proxsps.optim.kernels.row_layout import RowMemory
+from proxsps.optim.kernels.sampling import NO_START
+from proxsps.optim.kernels.scalar import Psi
+from proxsps.optim.rule import Heights
+from proxsps.regularizers.structure import Scalar
+
+Floats = Sequence[float]
+
+
+class Averaging:
+    """What parts have in common: the numbers with which a step changes averages and slopes."""
+
+    at: Sources
+    _counts_at: np.ndarray
+
+    def set_weights(self, new: float, beta2: float | None) -> None:
+        """The weight of new values in averages, and by the numbers of gradients in averages of squares."""
+        self.at.weights[:, 0], self.at.weights[:, 1] = 1 - new, new
+        if beta2 is not None:
+            averages.correct_weights(self._counts_at, beta2, self.at.weights)
+
+    def set_coupling(self, lam: Floats) -> None:
+        """How much of x is in the slopes of coupled methods."""
+        self.at.coupling[:] = lam
+
+    def count(self) -> None:
+        """Count one more gradient of each tensor."""
+        averages.count(self._counts_at)
+
+
+class EntryPart(Averaging):
+    """Affine blocks, and those whose prox acts on each entry.
+
+    Args:
+        at: where the entries lie; its arrays are those of the current step.
+        counts_at: where the numbers of gradients lie, in a metric.
+        like: an array of the type of the entries.
+        layout: of all blocks.
+        psi: the function of each block; None for an affine one.
+    """
+
+    points = 3
+
+    def __init__(
+        self, at: Sources, counts_at: np.ndarray, like: np.ndarray, layout: Layout, psi: Sequence[Scalar | None]
+    ) -> None:
+        self._counts_at = counts_at
+        self.at, self._like, self._layout, self._turns = at, like, layout, turns()
+        kind = (len(at.d_at) > 0) + (len(at.v_at) > 0)
+        self._reduce, self._move_sq, self._write = (entrywise.PLAIN, entrywise.AVERAGED, entrywise.ADAM)[kind]
+        self._kinds = np.array([_kind(one) for one in psi])
+        self._psi = np.array([one or Scalar() for one in psi], np.float64).reshape(-1, 4).T.copy()
+        self._weight = (1.0, 1.5, 3.0)[kind]
+        self.curved = bool((self._kinds != LINE).any())
+        self._curves = layout.of_blocks(np.flatnonzero(self._kinds != LINE)) if self.curved else layout
+        self.entries = self._curves.chunks.total if self.curved else 0
+        count = len(psi)
+        self._caps, self._keep, self._move = np.zeros((1, count)), np.zeros(count), np.zeros(count)
+        self._room = np.empty((len(layout.chunks.sizes), SUMS))  # of a pass without points
+
+    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+        """The sums of a step, row by row, and the heights at the points u."""
+        u = u if self.curved else ()
+        partial = self._pass(self._layout, [alpha], u, summing=True, moving=moving)
+        found = fold(partial, self._layout, SUMS).tolist()
+        return found, self._heights(partial, self._layout, len(u)) if u else Heights([], [])
+
+    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
+        """Heights at the points u."""
+        return self._heights(self._pass(self._curves, [alpha], u, every), self._curves, len(u))
+
+    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
+        """Heights where step and prox have the size s times `share`."""
+        partial = self._pass(self._curves, [[v * w for w in share] for v in s], (1.0,), every)
+        heights: list[float] = (-partial[:, SUMS::2].sum(axis=0)).tolist()
+        return heights
+
+    def sampled_sums(self, every: int) -> list[list[float]]:
+        """The sums of a step, estimated from a sample."""
+        partial = self._pass(self._layout, [[1.0] * len(self._kinds)], (), every, True)
+        found: list[list[float]] = fold(partial, sampled(self._layout, every)[0], SUMS).tolist()
+        return found
+
+    def _heights(self, partial: np.ndarray, layout: Layout, points: int) -> Heights:
+        found = fold_heights(partial, layout, self._caps, SUMS, points).tolist()
+        return Heights(found[:points], found[points:])
+
+    def _pass(
+        self, layout: Layout, caps: Any, u: Floats, every: int = 1, summing: bool = False, moving: bool = False
+    ) -> np.ndarray:
+        """Sums, then heights and slopes for each set of caps, one row per chunk."""
+        layout, scale = (layout, None) if every == 1 else sampled(layout, every)
+        chunks, sets, points = layout.chunks, len(caps), len(u)
+        if sets == 1:
+            self._caps[:] = caps
+        all_caps = self._caps if sets == 1 else np.array(caps)
+        if points or layout is not self._layout:
+            partial = np.empty((len(chunks.sizes), SUMS + 2 * sets * points))
+        else:
+            partial = self._room
+        at = self.at if every == 1 else self.at._replace(start_at=NO_START.at)
+        backwards = every == 1 and next(self._turns)
+        args = (*at, self._kinds, self._psi, all_caps, np.array(u, np.float64), summing, moving, partial)
+        weight = self._weight + sets * points
+        run(self._reduce, chunks, self._like, *chunks.columns, *args, weight=weight, backwards=backwards)
+        if scale is not None:
+            partial *= scale[:, None]
+        return partial
+
+    def move_sq(self, alpha: Floats, u: float) -> float:
+        """||y(u) - x||^2 of the blocks that are not affine."""
+        chunks = self._curves.chunks
+        partial = np.empty((len(chunks.sizes), 1))
+        args = (*self.at, self._psi, np.array(alpha), u, partial)
+        run(self._move_sq, chunks, self._like, *chunks.columns, *args, weight=2.0, backwards=next(self._turns))
+        return float(partial.sum())
+
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+        """x <- keep x + move p for affine blocks, x + relax (y(u) - x) for the others; stores new averages."""
+        chunks, caps = self._layout.chunks, self._caps[0]
+        self._keep[:], self._move[:], caps[:] = keep, move, alpha
+        args = (*self.at, self._kinds, self._keep, self._move, self._psi, caps, u, relax)
+        run(self._write, chunks, self._like, *chunks.columns, *args, weight=2.0, backwards=next(self._turns))
+
+
+def _kind(psi: Scalar | None) -> int:
+    if psi is None:
+        return LINE
+    if psi.l1 == 0 and psi.l2 == 0:
+        return BOX
+    return SOFT if psi.l2 == 0 and not psi.bounded else GENERAL
+
+
+class RowPart(Averaging):
+    """Rows, or groups of them, in the identity metric: three sums per group tell the heights at all points.
+
+    Args:
+        at: where the entries lie; its arrays are those of the current step.
+        memory: how they form rows.
+        psi: functions of the groups' norms, as arrays.
+        owners: the block of each group.
+        tensors: the block of each tensor.
+        blocks: the number of blocks.
+    """
+
+    curved, points, entries = True, 3, 0
+
+    def __init__(
+        self, at: Sources, memory: RowMemory, psi: Psi, owners: np.ndarray, tensors: np.ndarray, blocks: int
+    ) -> None:
+        averaged = len(at.d_at) > 0
+        self.at = at
+        self._memory = memory._replace(
+            x_at=at.x_at,
+            d_at=at.d_at if averaged else at.g_at,
+            g_at=at.g_at if averaged else entrywise.NOWHERE,
+            weights=at.weights,
+        )
+        self._psi, self._owners, self._tensors, self._blocks = psi, owners, tensors, blocks
+        self._known = np.empty((3, 0))
+
+    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+        """The sums of a step, row by row, and the heights at the points u."""
+        self._known, further = rows.first_sums(self._memory)
+        x_sq, d_dot_x, d_sq = rows.per_block(self._known, self._owners, self._blocks)
+        nothing = [0.0] * self._blocks
+        g_dot_x = g_sq = nothing
+        if len(self.at.d_at):
+            g_dot_x, g_sq = rows.per_block(further, self._tensors, self._blocks)
+        found = [d_sq, d_dot_x, nothing, x_sq, g_dot_x, g_sq, d_sq, d_dot_x, nothing]
+        return found, self.heights(alpha, u) if u else Heights([], [])
+
+    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
+        """From the sums of the groups."""
+        h, slope, _ = self._at_points(alpha, u, [1.0] * len(u))
+        return Heights(h.tolist(), slope.tolist())
+
+    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
+        """From the sums of the groups."""
+        heights: list[float] = self._at_points(share, s, s)[0].tolist()
+        return heights
+
+    def move_sq(self, alpha: Floats, u: float) -> float:
+        """From the sums of the groups."""
+        return float(self._at_points(alpha, [u], [1.0])[2, 0])
+
+    def _at_points(self, alpha: Floats, steps: Floats, caps: Floats) -> np.ndarray:
+        points = (np.asarray(part, np.float64) for part in (steps, caps))
+        return rows.heights(self._known, np.array(alpha)[self._owners], self._psi, *points)
+
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+        """One pass."""
+        rows.write(self._memory, self._psi, np.array(alpha)[self._owners], u, relax, self._known)
+
+
+class MetricRowPart(Averaging):
+    """Rows whose norm is penalised, in Adam's metric: every point takes a pass.
+
+    Args:
+        at: where the entries lie; its arrays are those of the current step.
+        counts_at: where the numbers of gradients lie.
+        memory: how they form rows, and the norms of rows at the last point.
+        l1: the weights of the rows' norms.
+        owners: the block of each row.
+        tensors: the block of each tensor.
+        blocks: the number of blocks.
+    """
+
+    curved, points, entries = True, 1, 0
+
+    def __init__(
+        self,
+        at: Sources,
+        counts_at: np.ndarray,
+        memory: MetricRows,
+        l1: np.ndarray,
+        owners: np.ndarray,
+        tensors: np.ndarray,
+        blocks: int,
+    ) -> None:
+        self._counts_at = counts_at
+        self.at, self._memory, self._l1 = at, memory, l1
+        self._owners, self._tensors, self._blocks = owners, tensors, blocks
+
+    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+        """The sums of a step, row by row, and the heights at the points u."""
+        found, h = self._pass(np.outer(np.ones(len(u)), alpha), u, summing=True)
+        d_sq, d_dot_x, noise, g_dot_x, g_sq, moved = (
+            np.bincount(self._tensors, row, self._blocks).tolist() for row in found
+        )
+        nothing = [0.0] * self._blocks
+        sums = [d_sq, d_dot_x, noise, nothing, g_dot_x, g_sq, nothing, nothing, moved]
+        return sums, Heights(h, [math.nan] * len(u))
+
+    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
+        """One pass."""
+        return Heights(self._pass(np.outer(np.ones(len(u)), alpha), u)[1], [math.nan] * len(u))
+
+    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
+        """One pass for all points."""
+        return self._pass(np.outer(s, share), [1.0] * len(s))[1]
+
+    def move_sq(self, alpha: Floats, u: float) -> float:
+        """One pass."""
+        return self._pass(np.array([alpha]), [u], moves=True)[1][0]
+
+    def _pass(self, caps: np.ndarray, u: Floats, **options: bool) -> tuple[np.ndarray, list[float]]:
+        sums, h = metric_rows.reduce(
+            self._memory, self.at, self._l1, caps[:, self._owners], np.array(u, np.float64), **options
+        )
+        return sums, h.tolist()
+
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+        """One pass."""
+        metric_rows.write(self._memory, self.at, self._l1, np.array(alpha)[self._owners], u, relax)

@@ -1,0 +1,322 @@
+"""What all optimizers here share: checked groups, and one step with the loss that belongs to the gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _profiler_enabled
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from proxsps.core.array import Array
+from proxsps.optim.blocks import Block, gather
+from proxsps.optim.checks import (
+    SHARED,
+    check_agreement,
+    check_bound,
+    check_constructor,
+    check_group_keys,
+    check_limit,
+    check_lr,
+    check_nonnegative,
+    check_rate,
+    check_regularizer,
+    check_unflattened,
+    computable,
+    is_fake,
+)
+from proxsps.optim.device import step as device_step
+from proxsps.optim.device.numbers import step_device
+from proxsps.optim.hints import warn
+from proxsps.optim.host import take
+from proxsps.optim.last_step import LastStep, Taken, report
+from proxsps.optim.memory import follow_dtypes
+from proxsps.optim.plan import Plan
+from proxsps.optim.reduce import ProcessGroup, Ranks
+from proxsps.optim.rule import Rule
+from proxsps.optim.saving import SavesState
+from proxsps.optim.uneven import TakesUnevenInputs
+from proxsps.optim.watching import WatchesLosses
+
+NUMBERS = ("lr", "weight_decay")  # that schedulers change
+LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
+
+
+class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
+    """Base of the optimizers that set their step from the loss value.
+
+    A step makes a linear model of the loss, reduces it to a few numbers, chooses the dual variable from these, and
+    writes: on the host by a plan (`proxsps.optim.plan`, `proxsps.optim.host`), on a device by `proxsps.optim.device`. A
+    method is its options and its `_rule`. Everything a later step depends on is in `state` or `param_groups`.
+    """
+
+    bounded = True  # whether the loss has a lower bound
+    _complete = False  # whether all groups of the constructor have been added
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Check the names of the options, then create an empty optimizer."""
+        check_constructor(cls, options)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        process_group: ProcessGroup | Literal[False] | None,
+        check_replicas: bool,
+    ) -> None:
+        self._ranks = Ranks(process_group, check_replicas)
+        self._forget()
+        super().__init__(params, defaults)
+        self._complete = True
+        self._register_hooks()
+
+    def _forget(self) -> None:
+        """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
+        self._forget_losses()
+        # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
+        self._taken: dict[str, Taken | None] = {"last": None}
+        self._warned: set[str] = set()
+        self._loading: dict[str, Any] | None = None
+        self._low = 0  # steps in a row with a model at or below its bound
+        self._skips = 0  # steps in a row that were skipped
+        self._plan: Plan | None = None
+        self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
+        self._leave_join()
+
+    # Groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step.
+
+        A group that is added later gets the options of the whole step, such as `lower_bound`, from the others.
+        """
+        name = type(self).__name__
+        if isinstance(param_group, dict):  # torch raises for anything else
+            param_group = dict(param_group)  # torch fills in defaults, which another optimizer would keep
+            check_group_keys(name, param_group, self.defaults)
+            for key in self.defaults if self._complete else ():
+                if key in SHARED:
+                    param_group.setdefault(key, self.param_groups[0][key])
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+            check_agreement(name, self.param_groups, len(self.param_groups) - 1)
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_lr(type(self).__name__, group["lr"], group["params"])
+        self._check_numbers(group)
+        if (bound := group.get("lower_bound")) is not None:
+            check_bound(bound)
+        check_unflattened(group["params"])
+        check_regularizer(group)
+
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        check_rate(group)
+        check_nonnegative("weight_decay", group["weight_decay"])
+        check_limit(group["max_move"])
+
+    def _check_changes(self) -> None:
+        """Check the numbers in the groups again, and let state follow the parameters into another dtype."""
+        for i, group in enumerate(self.param_groups):
+            try:
+                self._check_numbers(group)
+            except ValueError as error:
+                text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
+                raise ValueError(text) from None
+        dtypes = tuple([param.dtype for group in self.param_groups for param in group["params"]])
+        if dtypes != self._dtypes:
+            follow_dtypes(self.state, self.param_groups)
+            self._dtypes = dtypes
+
+    # The step
+
+    def step(
+        self,
+        closure: Callable[[], Any] | Tensor | float | None = None,
+        *,
+        loss: Tensor | float | None = None,
+        lower_bound: Tensor | float | None = None,
+    ) -> Any:
+        """Take one step.
+
+        Args:
+            closure: recomputes the model, calls `backward` and returns the loss. The loss may be passed here too.
+            loss: the loss whose gradients are in `.grad`; a 0-d tensor or a number. It is not changed.
+            lower_bound: lower bound of this batch's loss, instead of the optimizer's.
+
+        Returns:
+            The closure's or the given loss.
+        """
+        # Torch would wrap every step for hooks and profilers, which takes as long as a step of a small model.
+        hooked = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        profiled = not torch.compiler.is_compiling() and _profiler_enabled()
+        if hooked or profiled or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+            return self._observed_step(closure, loss=loss, lower_bound=lower_bound)
+        return self._step_once(closure, loss=loss, lower_bound=lower_bound)
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def _step_once(
+        self,
+        closure: Callable[[], Any] | Tensor | float | None,
+        *,
+        loss: Tensor | float | None,
+        lower_bound: Tensor | float | None,
+    ) -> Any:
+        self._taken["last"] = None
+        compiling = torch.compiler.is_compiling()
+        if not compiling and not all([sound(group[key]) for group in self.param_groups for key in NUMBERS]):
+            self._check_changes()
+        if self._ranks.size > 1:
+            self._check_uneven()
+        value, weight, returned = self._loss(closure, loss)
+        if lower_bound is None:
+            lower_bound = self.param_groups[0].get("lower_bound", 0.0)
+        elif not self.bounded:
+            raise ValueError(f"{type(self).__name__} does not use a lower bound; leave it out, or use ProxSPS.")
+        if lower_bound is not None:
+            check_bound(lower_bound)
+        bound = lower_bound if self.bounded else None
+        if value is not None and not compiling and self._plan is not None and self._plan.holds(self):
+            self._check_options()
+            self._take(self._plan, value, weight, bound)
+        else:
+            self._step_anew(value, weight, bound, returned)
+        return returned
+
+    def _step_anew(self, value: Any, weight: float, bound: Any, returned: Any) -> None:
+        """Check everything that a kept plan has checked; then plan a step and take it, or take one on a device."""
+        if not torch.compiler.is_compiling():
+            self._check_changes()
+        check_agreement(type(self).__name__, self.param_groups)
+        if value is not None:
+            self._drop_blank_state()
+        blocks = self._blocks()
+        # A rank without gradients takes part too, because the other ranks wait for it.
+        found = [x for block in blocks for x in block.params[:1]]
+        if not found and (returned is not None or (value is not None and self.needs_loss)):
+            self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step")
+        if value is None:
+            self._start_state()
+            return
+        if not (found or self._ranks.size > 1) or not computable(found, value, self.needs_loss):
+            return
+        params = [x for block in blocks for x in block.params] or [p for _, p in self._named()]
+        device = step_device(params, self.param_groups[0]["capturable"] or any(map(is_fake, found)))
+        self._check_options()
+        if device is None:
+            self._plan = self._planned(blocks)
+            self._take(self._plan, value, weight, bound)
+        else:
+            self._taken["last"] = device_step.take(self, blocks, device, value, weight, bound)
+
+    def _blocks(self) -> list[Block]:
+        return gather(self.param_groups, self._ranks, self._rule().beta2 is not None)
+
+    def _planned(self, blocks: list[Block], exact: bool = False) -> Plan:
+        for block in blocks:
+            block.alpha = float(block.alpha)
+        return Plan(self, blocks, self._rule(), exact)
+
+    _observed_step = Optimizer.profile_hook_step(_step_once)
+
+    def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> None:
+        """Take the step of a plan; in doubles if its numbers need them."""
+        numbers = float(value), 0.0 if bound is None else float(bound), bound is not None, weight
+        taken = take(self, plan, *numbers)
+        if taken is None:
+            plan = self._planned(self._blocks(), exact=True)
+            taken = take(self, plan, *numbers)
+        self._taken["last"] = taken
+        if taken is not None and self._ranks.check and 1 < self._ranks.size == plan.active:
+            self._ranks.compare(report(taken).tau, self._named())
+
+    def _rule(self) -> Rule:
+        """The rule of the method, with the options that it has now."""
+        return Rule(max_move=self._max_move)
+
+    def _start_state(self) -> None:
+        """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
+
+    def _drop_blank_state(self) -> None:
+        """Drop such state of parameters that have no gradient at the first step: it would count in the distance cap."""
+
+    @property
+    def _remembers(self) -> bool:
+        """Whether there is state beside the numbers in the groups."""
+        return False
+
+    def _check_options(self) -> None:
+        """Raise an error, or warn, for options that schedulers or users have set since the last step."""
+
+    @property
+    def _max_move(self) -> float | None:
+        limit: float | None = self.param_groups[0]["max_move"]
+        return limit
+
+    def _named(self) -> Iterable[tuple[str, Tensor]]:
+        """All parameters with their names."""
+        for j, group in enumerate(self.param_groups):
+            names = group.get("param_names") or [f"parameter {i} of group {j}" for i in range(len(group["params"]))]
+            yield from zip(names, group["params"], strict=True)
+
+    @property
+    def last_step(self) -> LastStep | None:
+        """What the last step did; None before the first step, and if there was no gradient."""
+        taken = self._taken["last"]
+        return None if taken is None else report(taken)
+
+    def _explain_skip(self, m: Array, C: Array, bounded: bool) -> None:
+        """Warn once for each reason to leave parameters as they are."""
+        if not abs(C) < math.inf:
+            kind, reason = "bound", f"lower_bound is {float(C)}"
+        elif not abs(m) < math.inf:
+            kind, reason = "loss", f"The loss is {float(m)}"
+        elif bounded and m < C:
+            kind, reason = (
+                "bound",
+                (
+                    f"The loss {float(m):.6g} is below lower_bound={float(C):.6g}; set lower_bound to a value "
+                    "that it never falls below, or to None if there is none"
+                ),
+            )
+        else:
+            kind, reason = "gradient", "A gradient or a parameter is not finite"
+        self._skip(kind, reason)
+
+    def _skip(self, kind: str, reason: str) -> None:
+        """Count a skipped step, and warn once for each reason."""
+        self._warn_once(kind, reason)
+        self._skips += 1
+        if self._skips == LOW:
+            self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}")
+
+    def _notice_low(self, gap: Array, C: Array) -> None:
+        """Warn once if the model stays at or below its bound, so that the loss has no effect."""
+        self._low = self._low + 1 if gap <= 0 else 0
+        if self._low == LOW:
+            reason = (
+                f"The average of the linear models was at or below lower_bound={float(C):.6g} for {LOW} steps in a "
+                "row. The bound is too high for this loss; lower it, or set it to None"
+            )
+            self._warn_once("low", reason, "The loss had no effect on the parameters in these steps")
+
+    def _warn_once(self, kind: str, reason: str, effect: str = "Parameters were left untouched") -> None:
+        """Warn the first time that this kind of reason occurs."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warn(f"{type(self).__name__}: {reason}. {effect}. This warning is shown once.")
+
+
+def sound(number: Any) -> bool:
+    """Whether a number is known to be finite and not negative."""
+    return type(number) is float and 0 <= number < math.inf

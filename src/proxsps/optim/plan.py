@@ -1,0 +1,350 @@
+"""A plan: everything of a step on the host that depends neither on entries nor on numbers.
+
+Which tensors take part, how they are divided into blocks and parts, where they lie in memory, and the state that they
+need. It is made with all checks, and kept as long as it holds. A plan may be dropped at any time: the next one gives
+bitwise the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsps.core.plain import corrected_weight
+from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, UNITS, Block, plain
+from proxsps.optim.distance import ORIGIN, sampled
+from proxsps.optim.key import key_of, lasting, parameters
+from proxsps.optim.lists import widened
+from proxsps.optim.memory import blank, entries, replace
+from proxsps.optim.rule import Heights, Rule, Table
+from proxsps.regularizers import Zero
+from proxsps.regularizers.base import subgradient_all, value_all
+
+# Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
+LEAST, MOST = 1e-20, 1e30
+FUSED = (
+    "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with "
+    "regularisers that have kernels and no centres. fused=None falls back to torch otherwise."
+)
+
+
+@cache
+def load_kernels() -> Any:
+    """The function that makes parts of compiled kernels, or None without numba or without a place for its cache."""
+    try:
+        from proxsps.optim.kernels.make import make_part
+    except (ImportError, RuntimeError):
+        return None
+    return make_part
+
+
+class Member(NamedTuple):
+    """A part of a plan."""
+
+    part: Any
+    places: list[int]  # of its blocks
+    share: float  # one over the number of ranks that hold the same entries
+    owners: list[Tensor]
+    compiled: bool
+
+
+class Plan:
+    """The plan of a step on the host.
+
+    Args:
+        opt: the optimizer.
+        blocks: its blocks.
+        rule: its rule.
+        exact: whether to compute in doubles, because squares leave the range of f32.
+    """
+
+    def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule, exact: bool = False) -> None:
+        self.blocks, self.rule, self.exact = blocks, rule, exact
+        if rule.coupled:
+            for block in blocks:
+                _couple(block)
+        self.affine = [block.kind == LINES for block in blocks]
+        self.ranks, self._all_ranks = opt._ranks.size, opt._ranks
+        self.active = self.ranks  # how many of them stepped; others may have run out of batches
+        self.averages = [name for name, beta in (("average", rule.beta), ("square", rule.beta2)) if beta is not None]
+        self.weight = 1.0  # of new values in averages
+        self.fresh: dict[tuple[Tensor, str], Tensor] = {}  # state that is kept if the step is taken
+        self._whole: dict[tuple[Tensor, str], Tensor] = {}  # state gathered from shards
+        self.apart: list[Tensor] = []  # parameters that no pass compares with their start
+        self._opt_state = opt.state
+        self._lam = [None if block.group["regularizer"] is None else block.lam for block in blocks]
+        self.penalties = [block.penalty or 0.0 for block in blocks]
+        self.penalty = sum(self.penalties)
+        self._resting = [p for p in parameters(opt) if p.grad is None and p in opt.state]
+        self._full = [i for i, block in enumerate(blocks) if not block.empty]
+        self._sharded = any([b.sharded and not affine for b, affine in zip(blocks, self.affine, strict=True)])
+        self.parts = [self._member(opt, kind, places) for kind, places in self._kinds()]
+        self.curves = [member for member in self.parts if member.part.curved]
+        self.points = min([member.part.points for member in self.curves], default=1)
+        self.entries = 0 if self._sharded else sum([member.part.entries for member in self.curves])
+        dtypes = {x.dtype for block in blocks for x in block.params}
+        self.wide = exact or dtypes <= {torch.float64}
+        curved = {x.dtype for b, affine in zip(blocks, self.affine, strict=True) if not affine for x in b.params}
+        self.longest = 1e300 if dtypes <= {torch.float64} else 1e38  # a move that is well inside the range of numbers
+        self.eps = torch.finfo(torch.float64 if curved <= {torch.float64} else torch.float32).eps
+        if rule.distance:
+            measured = {id(p) for p in self.apart}
+            self.apart += [p for p in self._resting if ORIGIN in opt.state[p] and id(p) not in measured]
+        self.owners = [p for member in self.parts for p in member.owners]
+        names = [*self.averages, *["steps"] * (rule.beta2 is not None), *[ORIGIN] * rule.distance]
+        # Plans by torch, and those of subgradients, are made anew for every step.
+        compiled = all([member.compiled for member in self.parts])
+        kept = compiled and all([lasting(block.phi) and block.penalty is None for block in blocks])
+        self._key = key_of(opt, self.owners, names) if kept else None
+
+    def _kinds(self) -> list[tuple[str, list[int]]]:
+        """The places of the blocks of each part, by kind; those of entries come last."""
+        found: dict[tuple[str, float, int], list[int]] = {}
+        for i, block in enumerate(self.blocks):
+            kind = ENTRIES if block.kind == LINES else block.kind
+            found.setdefault((kind, block.share, i if kind == UNITS else 0), []).append(i)
+        order = (PROXES, UNITS, ROWS, ENTRIES)
+        return [(key[0], places) for key, places in sorted(found.items(), key=lambda item: order.index(item[0][0]))]
+
+    def _member(self, opt: Any, kind: str, places: list[int]) -> Member:
+        """The part of these blocks: by kernels where they apply, else by torch."""
+        blocks, fused = [self.blocks[i] for i in places], opt.param_groups[0]["fused"]
+        owners = [p for block in blocks for p in block.owners]
+        make_part = None if fused is False or self.exact else load_kernels()
+        part = None if make_part is None else make_part(self, opt, kind, places)
+        compiled = part is not None
+        if part is None:
+            if fused and not self.exact and owners:
+                raise RuntimeError(FUSED)
+            part = make_vectors(self, kind, places)
+            self.apart += owners if self.rule.distance else []
+        return Member(part, places, blocks[0].share, owners, compiled)
+
+    # State
+
+    def held(self, owner: Tensor, key: str) -> Tensor:
+        """A state tensor; if there is none yet, one that is kept if the step is taken."""
+        own = self._opt_state.get(owner, {})
+        if key in own:
+            found: Tensor = own[key]
+            return found
+        if (owner, key) not in self.fresh:
+            self.fresh[owner, key] = torch.zeros((), dtype=torch.float32) if key == "steps" else blank(owner)
+        return self.fresh[owner, key]
+
+    def entries_of(self, block: Block, i: int, key: str) -> Tensor:
+        """A state tensor of the i-th tensor of a block, in the form of `block.params`."""
+        owner = block.owners[i]
+        if not block.gathered:
+            return entries(self.held(owner, key), False)
+        if (owner, key) not in self._whole:
+            self._whole[owner, key] = entries(self.held(owner, key), True)
+        return self._whole[owner, key]
+
+    def count_of(self, block: Block, i: int) -> Tensor | None:
+        """The number of gradients of a tensor so far; None in the identity metric."""
+        return None if self.rule.beta2 is None else self.held(block.owners[i], "steps")
+
+    def by_count(self, block: Block) -> list[tuple[Tensor | None, list[int]]]:
+        """The tensors of a block with the same number of gradients so far."""
+        if self.rule.beta2 is None:
+            return [(None, list(range(len(block.params))))]
+        found: dict[float, list[int]] = {}
+        for i in range(len(block.params)):
+            found.setdefault(float(self.held(block.owners[i], "steps")), []).append(i)
+        return [(self.held(block.owners[members[0]], "steps"), members) for members in found.values()]
+
+    def start(self, owner: Tensor, opt: Any) -> Tensor:
+        """The sampled entries of the start; at the first step of all, and of a new parameter, as they are now."""
+        own = self._opt_state.get(owner, {})
+        if ORIGIN in own and opt.param_groups[0]["k"] != 0:
+            found: Tensor = own[ORIGIN]
+            return found
+        if (owner, ORIGIN) not in self.fresh:
+            (own_sample,) = sampled([owner], opt._ranks, opt._places)
+            self.fresh[owner, ORIGIN] = own_sample.keep()
+        return self.fresh[owner, ORIGIN]
+
+    @property
+    def kept(self) -> bool:
+        """Whether the plan is worth keeping."""
+        return self._key is not None
+
+    def holds(self, opt: Any) -> bool:
+        """Whether the plan still holds for the next step; gradients may be new tensors."""
+        if self._key is None or self.fresh:
+            return False
+        at = self._key.gradients_at(opt)
+        if at is None:
+            return False
+        first = 0
+        for member in self.parts:
+            member.part.at.g_at[:] = at[first : first + len(member.owners)]
+            first += len(member.owners)
+        return True
+
+    # The passes
+
+    def prepare(self, k: float, lam: Sequence[float]) -> None:
+        """Set the weights of averages for step number k, and how much of x is in the slopes of coupled methods."""
+        beta, beta2 = self.rule.beta, self.rule.beta2
+        if beta is not None:
+            self.weight = 1 - beta * min(k, 1.0) if beta2 is None else corrected_weight(k, beta)
+        for member in self.parts:
+            if member.compiled and beta is not None:
+                member.part.set_weights(self.weight, beta2)
+            if self.rule.coupled:
+                member.part.set_coupling([lam[j] for j in member.places])
+
+    def sums(self, alpha: Sequence[float], ahead: Sequence[float], moving: bool) -> tuple[Table, Heights]:
+        """The sums of all blocks, and the heights of the others at the points `ahead`, from the same pass."""
+        found = [member.part.sums([alpha[j] for j in member.places], ahead, moving) for member in self.parts]
+        if len(found) == 1:
+            return Table(*found[0][0]), found[0][1]
+        rows = [[0.0] * len(self.blocks) for _ in Table._fields]
+        for member, (sums, _) in zip(self.parts, found, strict=True):
+            for row, numbers in zip(rows, sums, strict=False):
+                for j, number in zip(member.places, numbers, strict=True):
+                    row[j] = number
+        curved = [own for member, (_, own) in zip(self.parts, found, strict=True) if member.part.curved]
+        return Table(*rows), _total(curved)
+
+    def heights(self, alpha: Sequence[float], u: Sequence[float], every: int = 1) -> Heights:
+        """sum <d, y(u) - x> over the blocks that are not affine, and its derivative; a sample for `every` above 1."""
+        found = [member.part.heights([alpha[j] for j in member.places], u, every) for member in self.curves]
+        if self._sharded:
+            h, slope = self._over_ranks(found)
+            return Heights(h.tolist(), slope.tolist())
+        return _total(found)
+
+    def ray(self, share: Sequence[float], s: Sequence[float], every: int = 1) -> list[float]:
+        """sum <d, x+(s) - x> over the blocks that are not affine, where step and prox have the size s times `share`."""
+        found = [member.part.ray([share[j] for j in member.places], s, every) for member in self.curves]
+        if self._sharded:
+            total: list[float] = self._over_ranks(found).tolist()
+            return total
+        return found[0] if len(found) == 1 else list(map(sum, zip(*found, strict=True)))
+
+    def move_sq(self, alpha: Sequence[float], u: float) -> float:
+        """||y(u) - x||^2 over the blocks that are not affine."""
+        found = [member.part.move_sq([alpha[j] for j in member.places], u) for member in self.curves]
+        return float(self._over_ranks(found)) if self._sharded else sum(found)
+
+    def noise_sq(self, table: Table) -> float:
+        """The sum of (d x)^2 over entries with a prox, from which the rounding of heights follows."""
+        if not self._sharded:
+            return sum(table.noise_sq)
+        return float(self._over_ranks([sum([table.noise_sq[j] for j in member.places]) for member in self.curves]))
+
+    def _over_ranks(self, found: Sequence[Any]) -> np.ndarray:
+        """The numbers of all parts added up over all ranks; replicas count once."""
+        own = sum([member.share * np.array(one) for member, one in zip(self.curves, found, strict=True)])
+        (total,) = self._all_ranks.sum(np.asarray(own, np.float64))
+        return np.asarray(total)
+
+    def write(
+        self, keep: Sequence[float], move: Sequence[float], alpha: Sequence[float], u: float, relax: float
+    ) -> None:
+        """Move all blocks, and store new averages."""
+        for member in self.parts:
+            member.part.write(*[[numbers[j] for j in member.places] for numbers in (keep, move, alpha)], u, relax)
+            if self.rule.beta2 is not None:
+                self._count(member)
+        for block in self.blocks:
+            for finish in block.afterwards:
+                finish()
+        # Autograd does not notice writes of the kernels: backward through an older graph would use the new parameters.
+        torch.autograd.graph.increment_version([p for member in self.parts if member.compiled for p in member.owners])
+        if self.fresh:
+            for (owner, key), tensor in self.fresh.items():
+                self._opt_state[owner][key] = tensor
+            self.fresh.clear()
+            if self._key is not None:
+                self._key.note_state()
+        for (owner, key), tensor in self._whole.items():
+            replace(owner, self._opt_state[owner], key, tensor, True)
+
+    def _count(self, member: Member) -> None:
+        """Count one more gradient of each tensor."""
+        if member.compiled:
+            member.part.count()
+        elif member.owners:
+            torch._foreach_add_([self.held(p, "steps") for p in member.owners], 1.0)
+
+    def ordinary(self, table: Table) -> bool:
+        """Whether the sums of squares are well inside the range of the entries' type."""
+        if self.wide:
+            return True
+        return math.isfinite(sum(map(sum, table))) and all([LEAST < table.d_sq[i] < MOST for i in self._full])
+
+    @property
+    def lam(self) -> list[float]:
+        """The strength of the squared l2 norm of each block."""
+        pairs = zip(self.blocks, self._lam, strict=True)
+        return [float(block.group["weight_decay"]) if lam is None else lam for block, lam in pairs]
+
+    def distance_sq(self, opt: Any, table: Table) -> tuple[float, float]:
+        """||x - x_0||^2, and at the first step ||x_0||^2, of the entries on this rank, estimated from samples."""
+        moved = sum([b.share * own for b, own in zip(self.blocks, table.moved_sq, strict=True)])
+        length = 0.0
+        for found in sampled(self.apart, opt._ranks, opt._places) if self.apart else ():
+            move = found.entries.double() - found.read(self.start(found.owner, opt)).double()
+            moved += found.factor * float(move.square().sum())
+        if opt.param_groups[0]["k"] == 0:
+            for found in sampled(self.owners, opt._ranks, opt._places):
+                length += found.factor * float(found.entries.double().square().sum())
+        return moved, length
+
+    def sampled_sums(self, every: int) -> Table:
+        """The sums of a plan with one part, estimated from a sample."""
+        return Table(*self.parts[0].part.sampled_sums(every))
+
+    def resting_dots(self) -> list[float]:
+        """<d, x> over the parameters of each block that have no gradient, whose averages rest."""
+        return [
+            self._resting_dot(block) if self.rule.beta is not None and block.resting else 0.0 for block in self.blocks
+        ]
+
+    def _resting_dot(self, block: Block) -> float:
+        total = 0.0
+        for p in (block.group["params"][i] for i in block.resting):
+            own = self._opt_state.get(p, {})
+            if "average" in own:
+                d, x = (entries(t, block.gathered) for t in (own["average"], p.detach().resolve_conj()))
+                total += float(torch.sum(d.double() * x.double()))
+        return total
+
+
+def _couple(block: Block) -> None:
+    """Make the subgradient of a regulariser other than the squared l2 norm part of the slopes."""
+    if block.params and not block.quadratic:
+        xs = [widened(x) for x in block.params]
+        block.penalty = float(value_all(block.phi, xs, block.indices))
+        slopes = subgradient_all(block.phi, xs, block.indices)
+        block.slopes = [widened(g) + s for g, s in zip(block.slopes, slopes, strict=True)]
+        block.phi = Zero()
+
+
+def _total(found: Sequence[Heights]) -> Heights:
+    if len(found) < 2:
+        return found[0] if found else Heights([], [])
+    return Heights(*([sum(column) for column in zip(*rows, strict=True)] for rows in zip(*found, strict=True)))
+
+
+def make_vectors(plan: Plan, kind: str, places: Sequence[int]) -> Any:
+    """A part by torch."""
+    from proxsps.optim.vectors import EntryPart, ProxPart, RowPart
+
+    tensors = [t for i in places for t in (*plan.blocks[i].params, *plan.blocks[i].slopes)]
+    odd = not plain(tensors) or any(map(torch._is_functional_tensor, tensors))
+    if kind == ENTRIES and not (odd and not all([plan.affine[i] for i in places])):
+        return EntryPart(plan, places)
+    if kind == ROWS and not odd and plan.rule.beta2 is None:
+        return RowPart(plan, places)
+    return ProxPart(plan, places)

@@ -1,0 +1,65 @@
+"""Notice a run whose measured distance stays at zero although it takes steps: its steps cannot grow.
+
+Some rest of the largest distance is normal: a run that has arrived moves around its solution, and one that starts close
+to it never goes further than the first estimate. So this does not look at that maximum, but compares the measured
+distance with the steps themselves. By the triangle inequality, a step of length L begins or ends at least L/2 from the
+start. If after 100 steps the measured distance was never more than 1 % of the longest of them, the entries that moved
+are not those that are measured. Only runs that are observed from their first step are judged: later, steps are short.
+"""
+
+from __future__ import annotations
+
+import math
+
+from proxsps.core.sampling import BLOCK_BITS, WHOLE
+
+LIMITED = 100  # steps
+STILL = 0.01  # of the longest step
+
+REASON = (
+    f"In {LIMITED} steps that were limited by the distance from the start, the measured distance was never more than "
+    f"{STILL:.0%} of the longest of these steps, and steps do not become longer while it rests. Of parameters with "
+    f"more than {WHOLE:,} entries one in {1 << BLOCK_BITS} is measured: either few entries move and none of those, or "
+    "parameters are set back after the steps"
+)
+EFFECT = (
+    "Training hardly proceeds. Check that all parameters get the gradients that you expect; if only a few entries of a "
+    "large parameter do, pass a number as lr"
+)
+
+
+class Rest:
+    """The steps since the start of a run, for as long as the measured distance rests."""
+
+    def __init__(self) -> None:
+        self.steps: int | None = None  # None if the start was not observed, or the distance has grown
+        self._longest = 0.0
+
+    def lasts(self, taken: float, moved: float, length: float) -> bool:
+        """Whether the distance has rested for so many steps that it is to be said, which is so once.
+
+        Args:
+            taken: steps before this one.
+            moved: the measured distance before this step.
+            length: how far the step goes if the distance cap limits it, else 0.
+        """
+        if taken == 0:
+            self.steps, self._longest = 0, 0.0
+        if self.steps is None:
+            return False
+        if moved > STILL * self._longest:
+            self.steps = None
+            return False
+        if length > 0:
+            self.steps, self._longest = self.steps + 1, max(self._longest, length)
+        return length > 0 and self.steps == LIMITED
+
+
+def limited_length(gap: float, height: float, d_sq: float, g_sq: float, longest: float, caps: float) -> float:
+    """How far a step goes whose cap is `longest`, times a factor `caps`.
+
+    A regulariser, or a share of 0, may keep entries where they are. A part q of the fall of the linear model is left
+    then, and at most sqrt(q) of the length: ||x+ - x||^2 <= tau <d, x - x+> where x minimises the regulariser.
+    """
+    free = longest * d_sq
+    return caps * math.sqrt(g_sq * min(1.0, max(0.0, (gap - height) / free))) if free > 0 else 0.0

@@ -1,0 +1,197 @@
+"""Affine blocks and those whose prox acts on each entry, by torch on the host: any dtype and any memory layout.
+
+The formulas are those of `proxsps.optim.kernels.entrywise`. Entries are processed in pieces that fit into the cache:
+parts of long tensors, or short tensors joined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxsps.optim.lists import bundles, join, spread, widened
+from proxsps.optim.rule import Heights, Table
+from proxsps.optim.vectors.averages import Averages
+
+PIECE = 1 << 18  # entries: few enough for the cache, and enough that the time of calls does not matter
+Floats = Sequence[float]
+
+
+class Piece(NamedTuple):
+    """Slices of tensors of one block that are processed together."""
+
+    block: int
+    xs: list[Tensor]
+    gs: list[Tensor]
+    centers: list[Tensor]  # empty without a centre
+    averages: Averages
+
+
+class EntryPart:
+    """Affine blocks, and those whose prox acts on each entry.
+
+    Args:
+        plan: the plan.
+        places: the positions of the blocks in it.
+    """
+
+    points = 3
+
+    def __init__(self, plan: Any, places: Sequence[int]) -> None:
+        self._plan, self._exact = plan, plan.exact
+        self._blocks = [plan.blocks[i] for i in places]
+        self._psi: list[Any] = [None if plan.affine[i] else plan.blocks[i].entries.psi for i in places]
+        self.coupling = [0.0] * len(places)
+        self._pieces = [piece for i, block in enumerate(self._blocks) for piece in self._cut(block, i)]
+        self._curves = [piece for piece in self._pieces if self._psi[piece.block] is not None]
+        self.curved, self.entries = any(psi is not None for psi in self._psi), 0
+        if self.curved:
+            self.entries = sum(x.numel() for piece in self._curves for x in piece.xs)
+
+    def set_coupling(self, lam: Sequence[float]) -> None:
+        """How much of x is in the slopes of coupled methods."""
+        self.coupling = list(lam)
+
+    def _cut(self, block: Any, place: int) -> Iterator[Piece]:
+        centers = [block.centers] if block.centered else []
+        for count, members in self._plan.by_count(block):
+            columns = [[tensors[i] for i in members] for tensors in (block.params, block.slopes, *centers)]
+            held = [[self._plan.entries_of(block, i, name) for i in members] for name in self._plan.averages]
+            for lists in bundles([*columns, *held], PIECE):
+                xs, gs, *rest = lists
+                yield Piece(place, xs, gs, rest.pop(0) if centers else [], Averages(rest, count))
+
+    def _vectors(self, piece: Piece, every: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """x, g, d and the inverse metric of a piece as vectors, in at least f32, in doubles if the plan is exact."""
+
+        def vector(tensors: Sequence[Tensor]) -> Tensor:
+            found = widened(join(tensors))
+            found = found.double() if self._exact else found
+            return found if every == 1 else found[: max(1, found.numel() // every)]
+
+        x, g = vector(piece.xs), vector(piece.gs)
+        d, r = piece.averages.slopes(self._plan, g, vector)
+        if self.coupling[piece.block]:
+            shifted = x - vector(piece.centers) if piece.centers else x
+            d = torch.add(d, shifted, alpha=self.coupling[piece.block])
+        return x, g, d, r
+
+    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+        """The sums of a step, row by row, and the heights at the points u."""
+        rows = [[0.0] * len(self._blocks) for _ in Table._fields]
+        heights, slopes = [0.0] * len(u), [0.0] * len(u)
+        for piece in self._pieces:
+            x, g, d, r = self._vectors(piece)
+            for row, number in zip(rows, self._sums(piece, x, g, d, r, moving), strict=True):
+                row[piece.block] += number
+            if u and self._psi[piece.block] is not None:
+                self._add(piece, x, d, r, alpha, u, heights, slopes)
+        return rows, Heights(heights, slopes)
+
+    def _sums(self, piece: Piece, x: Tensor, g: Tensor, d: Tensor, r: Tensor | None, moving: bool) -> tuple[float, ...]:
+        """The row of a table for one piece."""
+        p, averaged = d if r is None else d * r, self._plan.rule.beta is not None
+        center = widened(join(piece.centers)).to(x.dtype) if piece.centers else None
+        near = x if center is None else x - center
+        d_sq, noise = float(torch.dot(d, p)), 0.0
+        if self._psi[piece.block] is not None:
+            noise = float((d * x).square_().sum())
+        g_dot_x = g_sq = x_sq = p_sq = p_dot_x = 0.0
+        if averaged:
+            q = g if r is None else g * r
+            g_dot_x, g_sq = float(torch.dot(g, x)), float(torch.dot(q, q))
+            if piece.averages.overflows(g):
+                d_sq = math.nan
+        if moving:
+            x_sq, p_sq, p_dot_x = (float(torch.dot(a, b)) for a, b in ((near, near), (p, p), (p, near)))
+        d_dot_c = 0.0 if center is None else float(torch.dot(d, center))
+        return d_sq, float(torch.dot(d, near)), noise, x_sq, g_dot_x, g_sq, p_sq, p_dot_x, 0.0, d_dot_c
+
+    def _add(
+        self,
+        piece: Piece,
+        x: Tensor,
+        d: Tensor,
+        r: Tensor | None,
+        alpha: Floats,
+        u: Floats,
+        heights: list[float],
+        slopes: list[float],
+        scale: float = 1.0,
+    ) -> None:
+        """Add h and its slope at the points u."""
+        psi, cap = self._psi[piece.block], alpha[piece.block]
+        p, step = (d, cap) if r is None else (d * r, cap * r)
+        for i, v in enumerate(u):
+            z = torch.add(x, p, alpha=-v * cap)
+            y = psi.prox(z, step)
+            tangent = psi.prox_jvp(z, y, p, step)
+            heights[i] += scale * float(torch.dot(d, y - x))
+            slopes[i] += math.nan if tangent is None else -scale * cap * float(torch.dot(d, tangent))
+
+    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
+        """Heights at the points u."""
+        heights, slopes = [0.0] * len(u), [0.0] * len(u)
+        for piece in self._curves:
+            x, _, d, r = self._vectors(piece, every)
+            scale = sum([t.numel() for t in piece.xs]) / x.numel()
+            self._add(piece, x, d, r, alpha, u, heights, slopes, scale)
+        return Heights(heights, slopes)
+
+    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
+        """Heights where step and prox have the size s times `share`."""
+        heights = [0.0] * len(s)
+        for piece in self._curves:
+            x, _, d, r = self._vectors(piece, every)
+            scale = sum([t.numel() for t in piece.xs]) / x.numel()
+            for i, v in enumerate(s):
+                heights[i] += scale * float(torch.dot(d, self._point(piece, x, d, r, v * share[piece.block], 1.0) - x))
+        return heights
+
+    def _point(self, piece: Piece, x: Tensor, d: Tensor, r: Tensor | None, alpha: float, u: float) -> Tensor:
+        """y(u) with the cap alpha."""
+        psi = self._psi[piece.block]
+        p, step = (d, alpha) if r is None else (d * r, alpha * r)
+        found: Tensor = psi.prox(torch.add(x, p, alpha=-u * alpha), step)
+        return found
+
+    def sampled_sums(self, every: int) -> list[list[float]]:
+        """The sums of a step, estimated from a sample."""
+        rows = [[0.0] * len(self._blocks) for _ in Table._fields]
+        for piece in self._pieces:
+            x, g, d, r = self._vectors(piece, every)
+            scale = sum([t.numel() for t in piece.xs]) / x.numel()
+            for row, number in zip(rows, self._sums(piece._replace(centers=[]), x, g, d, r, False), strict=True):
+                row[piece.block] += scale * number
+        return rows
+
+    def move_sq(self, alpha: Floats, u: float) -> float:
+        """||y(u) - x||^2 of the blocks that are not affine."""
+        total = 0.0
+        for piece in self._curves:
+            x, _, d, r = self._vectors(piece)
+            total += float((self._point(piece, x, d, r, alpha[piece.block], u) - x).square_().sum())
+        return total
+
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+        """x <- keep x + move p + (1 - keep) center, or x + relax (y(u) - x); stores new averages."""
+        for piece in self._pieces:
+            x, g, d, r = self._vectors(piece)
+            b = piece.block
+            if self._psi[b] is not None:
+                y = x
+                if relax:
+                    y = self._point(piece, x, d, r, alpha[b], u)
+                    y = y if relax == 1 else x + relax * (y - x)
+            else:
+                # In coupled methods `keep` has the part of the slope that is lam x.
+                p = g if self.coupling[b] else d if r is None else d * r
+                y = torch.add(keep[b] * x, p, alpha=move[b])  # not in place: a wrapper might do that twice
+                if piece.centers:
+                    y = torch.add(y, widened(join(piece.centers)), alpha=1 - keep[b])
+            piece.averages.store(self._plan, g, d)
+            spread(y.to(piece.xs[0].dtype), piece.xs)

@@ -1,0 +1,212 @@
+"""Blocks with only a prox: it is called on whole tensors, and on tensors of one shape together if that is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.optim.blocks import plain, stored
+from proxsps.optim.lists import widened
+from proxsps.optim.rule import Heights, Table
+from proxsps.optim.vectors.averages import Averages
+from proxsps.regularizers import Regularizer
+from proxsps.regularizers._support import reading_numbers
+from proxsps.regularizers.base import flatten, unflatten
+
+Floats = Sequence[float]
+
+
+class Pile(NamedTuple):
+    """Tensors of a block to which the prox is applied in one call."""
+
+    block: int
+    phi: Regularizer
+    members: list[int]  # their positions in the block
+    stacked: bool  # tensors of one shape on a first axis
+    joined: bool  # the entries of all tensors as one vector
+
+    def gather(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The tensors as one."""
+        if self.joined:
+            vector: Tensor = flatten(list(tensors))
+            return vector
+        return torch.stack(list(tensors)) if self.stacked else tensors[0]
+
+    def split(self, y: Tensor, like: list[Tensor]) -> list[Tensor]:
+        """The inverse of `gather`."""
+        if self.joined:
+            return unflatten(y, like)
+        return list(y.unbind()) if self.stacked else [y]
+
+
+def piles(block: Any, place: int) -> Iterator[Pile]:
+    """The piles of a block: a joint prox takes all tensors, others take what is alike."""
+    phi, params, slopes = block.phi, block.params, block.slopes
+    everything = list(range(len(params)))
+    if phi.joint:
+        yield Pile(place, phi, everything, False, True)
+        return
+    found: dict[object, list[int]] = defaultdict(list)
+    for i, x in enumerate(params):
+        own = phi.at(block.indices[i]) is phi
+        together: object = i
+        if block.in_metric and phi.separable and own:
+            together = x.dtype
+        elif not block.in_metric and getattr(phi, "batches", False) and own:
+            together = (x.shape, x.dtype, slopes[i].dtype)
+        found[together].append(i)
+    for members in found.values():
+        several = len(members) > 1
+        own = phi.at(block.indices[members[0]])
+        yield Pile(place, own, members, several and not block.in_metric, several and block.in_metric)
+
+
+class State(NamedTuple):
+    """The numbers of a pile in this step."""
+
+    x: Tensor
+    g: Tensor
+    d: Tensor
+    p: Tensor  # D^-1 d
+    r: Tensor | None  # D^-1
+
+
+class ProxPart:
+    """Any regulariser, by its prox.
+
+    Args:
+        plan: the plan.
+        places: the positions of the blocks in it.
+    """
+
+    curved, points, entries = True, 1, 0
+
+    def __init__(self, plan: Any, places: Sequence[int]) -> None:
+        self._plan, self._blocks = plan, [plan.blocks[i] for i in places]
+        self._piles = [pile for i, block in enumerate(self._blocks) for pile in piles(block, i)]
+        tensors = [x for block in self._blocks for x in block.params]
+        self._reads = plain(tensors) and stored(tensors)
+        self._states: list[State] = []
+        self._last: tuple[object, list[Tensor]] = (None, [])  # the point of the last evaluation, and y there
+
+    def _wide(self, t: Tensor) -> Tensor:
+        return t.double() if self._plan.exact else widened(t)
+
+    def _state(self, pile: Pile) -> State:
+        block = self._blocks[pile.block]
+        xs, gs, ds, rs = [], [], [], []
+        for i in pile.members:
+            g = self._wide(block.slopes[i])
+            d, r = self._averages(block, i).slopes(self._plan, g, lambda ts: self._wide(ts[0]))
+            xs.append(self._wide(block.params[i]))
+            gs.append(g)
+            ds.append(d)
+            rs.append(r)
+        x, g, d = (pile.gather(ts) for ts in (xs, gs, ds))
+        inverse = None if rs[0] is None else pile.gather([r for r in rs if r is not None])
+        return State(x, g, d, d if inverse is None else d * inverse, inverse)
+
+    def _averages(self, block: Any, i: int) -> Averages:
+        held = [[self._plan.entries_of(block, i, name)] for name in self._plan.averages]
+        return Averages(held, self._plan.count_of(block, i))
+
+    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+        """Inner products of whole tensors, and heights at the points u."""
+        self._states, self._last = list(map(self._state, self._piles)), (None, [])
+        rows = [[0.0] * len(self._blocks) for _ in Table._fields]
+        for pile, (x, g, d, p, r) in zip(self._piles, self._states, strict=True):
+            q = g if r is None else g * r
+            pairs = [(d, p), (d, x), (d * x, d * x), (x, x), (g, x), (q, q), (p, p), (p, x)]
+            numbers = [_dot(a, b) for a, b in pairs]
+            if self._averages(self._blocks[pile.block], pile.members[0]).overflows(g):
+                numbers[0] = math.nan
+            for row, number in zip(rows, numbers, strict=False):
+                row[pile.block] += number
+        return rows, self.heights(alpha, u)
+
+    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
+        """Heights at the points u; every point takes a prox of all tensors."""
+        heights, slopes = [], []
+        for v in u:
+            h = bend = 0.0
+            for pile, own, y in zip(self._piles, self._states, self._points(alpha, v), strict=True):
+                cap = alpha[pile.block]
+                h += _dot(own.d, y - own.x)
+                tangent = self._tangent(pile, own, own.x - v * cap * own.p, y, cap)
+                bend -= math.nan if tangent is None else cap * _dot(own.d, tangent)
+            heights.append(h)
+            slopes.append(bend)
+        return Heights(heights, slopes)
+
+    def _points(self, alpha: Floats, u: float) -> list[Tensor]:
+        """y(u) of all piles."""
+        key = (tuple(alpha), u)
+        if self._last[0] != key:
+            with reading_numbers() if self._reads else nullcontext():
+                found = [
+                    self._prox(pile, own, own.x - u * alpha[pile.block] * own.p, alpha[pile.block])
+                    for pile, own in zip(self._piles, self._states, strict=True)
+                ]
+            self._last = (key, found)
+        return self._last[1]
+
+    @staticmethod
+    def _prox(pile: Pile, own: State, z: Tensor, alpha: float) -> Tensor:
+        found: Tensor
+        if own.r is not None:
+            found = pile.phi.prox_diagonal(z, alpha * own.r)
+        else:
+            found = each(pile.phi.prox, pile.stacked, z, alpha)
+        return found
+
+    @staticmethod
+    def _tangent(pile: Pile, own: State, z: Tensor, y: Tensor, alpha: float) -> Tensor | None:
+        """The derivative of the prox along p, or None if it is not cheap."""
+        if own.r is not None:
+            return pile.phi.prox_jvp(z, y, own.p, alpha * own.r) if pile.phi.separable else None
+        if pile.stacked and type(pile.phi).prox_jvp is Regularizer.prox_jvp:
+            return None
+        found: Tensor | None = each(pile.phi.prox_jvp, pile.stacked, z, y, own.d, alpha)
+        return found
+
+    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
+        """Heights where step and prox have the size s times `share`."""
+        found = []
+        for v in s:
+            points = self._points([v * w for w in share], 1.0)
+            found.append(sum([_dot(own.d, y - own.x) for own, y in zip(self._states, points, strict=True)]))
+        return found
+
+    def move_sq(self, alpha: Floats, u: float) -> float:
+        """From y(u)."""
+        moves = [y - own.x for own, y in zip(self._states, self._points(alpha, u), strict=True)]
+        return sum([_dot(move, move) for move in moves])
+
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+        """x <- y(u), or part of the way; stores new averages."""
+        points = self._points(alpha, u) if relax else [own.x for own in self._states]
+        for pile, own, y in zip(self._piles, self._states, points, strict=True):
+            block = self._blocks[pile.block]
+            xs = [block.params[i] for i in pile.members]
+            for i, g, d in zip(pile.members, pile.split(own.g, xs), pile.split(own.d, xs), strict=True):
+                self._averages(block, i).store(self._plan, g, d)
+            y = y if relax == 1 else own.x + relax * (y - own.x)
+            torch._foreach_copy_(xs, pile.split(y, xs))
+
+
+def each(formula: Callable[..., Array], stacked: bool, *args: Tensor | float) -> Array:
+    """A formula of one tensor and a last number, for one tensor or for each of a stack."""
+    if not stacked:
+        return formula(*args)
+    return torch.func.vmap(formula, in_dims=(*[0] * (len(args) - 1), None))(*args)
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float(torch.sum(a * b, dtype=torch.float64))

@@ -1,0 +1,160 @@
+"""Blocks whose regulariser depends only on the norms of rows, by torch on the host: three sums per row, and one write.
+
+Tensors of one shape are stacked, so that hundreds of small tensors take a few calls; a long tensor is not copied, and
+is processed in slices that fit into the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
+from proxsps.optim.lists import widened
+from proxsps.optim.rule import Heights, Table
+from proxsps.regularizers.structure import Rows, Scalar
+
+SLICE = 1 << 16  # entries that are processed at a time
+SMALL = 1 << 15  # entries up to which tensors of one shape are stacked
+
+Floats = Sequence[float]
+
+
+class Stack(NamedTuple):
+    """Tensors of one shape and block as matrices, one row for each group of entries."""
+
+    block: int
+    tensors: list[list[Tensor]]  # parameters, gradients and averages
+    order: tuple[int, ...]  # dims of a stack: tensor, counted dims, normed dims
+    length: int  # entries per row
+    rows: int
+    psi: Scalar
+
+    def matrix(self, column: int, exact: bool) -> Tensor:
+        """The tensors of a column as one matrix; a view of a single tensor where it has the rows in order."""
+        tensors = self.tensors[column]
+        x = tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
+        found = widened(x.permute(self.order).reshape(self.rows, self.length))
+        return found.double() if exact else found
+
+    def write(self, column: int, matrix: Tensor) -> None:
+        """The inverse of `matrix`."""
+        tensors = self.tensors[column]
+        shape = (len(tensors), *tensors[0].shape)
+        moved = matrix.reshape([shape[d] for d in self.order])
+        parts = moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).unbind()
+        torch._foreach_copy_(tensors, list(parts))
+
+    def slices(self, *matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Matrices, cut in the same way into slices that fit into the cache."""
+        return zip(*(matrix.split(max(1, SLICE // max(1, self.length))) for matrix in matrices), strict=True)
+
+
+def _stacks(block: Any, place: int, columns: Sequence[Sequence[Tensor]]) -> Iterator[Stack]:
+    """The tensors of a block by shape; large tensors alone."""
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for i, x in enumerate(block.params):
+        found[x.shape, x.dtype, columns[1][i].dtype, i if x.numel() > SMALL else -1].append(i)
+    structures: Sequence[Rows] = block.rows
+    for members in found.values():
+        first, rows = block.params[members[0]], structures[members[0]]
+        if not first.numel():
+            continue
+        ndim = first.dim()
+        normed = range(ndim) if rows.dims is None else sorted(d % ndim for d in rows.dims)
+        counted = [d for d in range(ndim) if d not in normed]
+        length = math.prod(first.shape[d] for d in normed)
+        order = (0, *(d + 1 for d in counted), *(d + 1 for d in normed))
+        count = len(members) * math.prod(first.shape[d] for d in counted)
+        yield Stack(place, [[column[i] for i in members] for column in columns], order, length, count, rows.psi)
+
+
+class RowPart:
+    """Rows in the identity metric.
+
+    Args:
+        plan: the plan.
+        places: the positions of the blocks in it.
+    """
+
+    curved, points, entries = True, 3, 0
+
+    def __init__(self, plan: Any, places: Sequence[int]) -> None:
+        self._plan, self._exact, self._blocks = plan, plan.exact, [plan.blocks[i] for i in places]
+        self._stacks: list[Stack] = []
+        for i, block in enumerate(self._blocks):
+            held = [[plan.entries_of(block, j, name) for j in range(len(block.params))] for name in plan.averages]
+            self._stacks += _stacks(block, i, [block.params, block.slopes, *held])
+        counts = [stack.rows for stack in self._stacks]
+        self._owners = np.repeat([stack.block for stack in self._stacks], counts).astype(np.int64)
+        columns = zip(*(stack.psi for stack in self._stacks), strict=True)
+        self._psi = Scalar(*(np.repeat(np.array(column, np.float64), counts) for column in columns))
+
+    def _matrices(self, stack: Stack) -> tuple[Tensor, Tensor, Tensor]:
+        """x, g and the new d."""
+        x, g, *held = [stack.matrix(i, self._exact) for i in range(len(stack.tensors))]
+        if not held or self._plan.weight == 1:
+            return x, g, g
+        return x, g, torch.lerp(held[0], g, self._plan.weight)
+
+    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+        """Three sums per row, kept for the search, and added up over each block; heights at the points u."""
+        found, blocks = [], len(self._blocks)
+        g_dot_x, g_sq = [0.0] * blocks, [0.0] * blocks
+        for stack in self._stacks:
+            x, g, d = self._matrices(stack)
+            for a, b in stack.slices(x, d):
+                norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in (a, b)]
+                found.append(torch.stack([norms[0], torch.linalg.vecdot(a, b).double(), norms[1]]))
+            if self._plan.averages:
+                g_dot_x[stack.block] += float(torch.sum(g * x, dtype=torch.float64))
+                g_sq[stack.block] += float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2
+        rows = torch.cat(found, dim=1).numpy() if found else np.zeros((3, 0))
+        rows[::2] **= 2
+        self._rows = RowSums(*rows)
+        x_sq, d_dot_x, d_sq = (np.bincount(self._owners, row, blocks).tolist() for row in rows)
+        nothing = [0.0] * blocks
+        sums = [d_sq, d_dot_x, nothing, x_sq, g_dot_x, g_sq, d_sq, d_dot_x, nothing, nothing]
+        assert len(sums) == len(Table._fields)
+        return sums, self.heights(alpha, u)
+
+    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
+        """From the sums of the rows."""
+        if not u:
+            return Heights([], [])
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is skipped
+            h, slope = row_heights(self._rows, self._psi, np.array(alpha)[self._owners], np.array(u))
+        return Heights(h.tolist(), slope.tolist())
+
+    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
+        """From the sums of the rows."""
+        found: list[float] = row_ray_heights(self._rows, self._psi, np.array(share)[self._owners], np.array(s))[
+            0
+        ].tolist()
+        return found
+
+    def move_sq(self, alpha: Floats, u: float) -> float:
+        """From the sums of the rows."""
+        return float(row_moves_sq(self._rows, self._psi, np.array(alpha)[self._owners], np.float64(u)))
+
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+        """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
+        for stack in self._stacks:
+            x, _, d = self._matrices(stack)
+            cap, out = alpha[stack.block], torch.empty_like(x)
+            for a, b, y in stack.slices(x, d, out) if relax else ():
+                z = torch.add(a, b, alpha=-u * cap)
+                norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
+                torch.mul(z, stack.psi.prox(norm, cap).div_(norm), out=y)
+                if relax != 1:
+                    y.copy_(a + relax * (y - a))
+            if self._plan.averages:
+                stack.write(2, d)
+            if relax:
+                stack.write(0, out)
