@@ -17,7 +17,7 @@ from torch import Tensor
 
 from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
 from proxsps.optim.lists import widened
-from proxsps.optim.rule import Heights, Table
+from proxsps.optim.rule import Heights
 from proxsps.regularizers.structure import Rows, Scalar
 
 SLICE = 1 << 16  # entries that are processed at a time
@@ -121,7 +121,6 @@ class RowPart:
         x_sq, d_dot_x, d_sq = (np.bincount(self._owners, row, blocks).tolist() for row in rows)
         nothing = [0.0] * blocks
         sums = [d_sq, d_dot_x, nothing, x_sq, g_dot_x, g_sq, d_sq, d_dot_x, nothing, nothing]
-        assert len(sums) == len(Table._fields)
         return sums, self.heights(alpha, u)
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
