@@ -15,6 +15,8 @@ from proxsps import (
     GroupLasso,
     L1Ball,
     L2Ball,
+    LInfBall,
+    NonNegative,
     NuclearNorm,
     ProxSPS,
     ProxSPSAdam,
@@ -30,6 +32,8 @@ PENALTIES = {
     "GroupLasso": GroupLasso.rows,
     "SparseGroupLasso": lambda lam: SparseGroupLasso(lam, lam),
     "Box": lambda lam: Box(-1 / lam, 1 / lam),
+    "LInfBall": lambda lam: LInfBall(1 / lam),
+    "NonNegative": lambda lam: NonNegative(),
 }
 IDENTITY = {"NuclearNorm": NuclearNorm, "L1Ball": lambda lam: L1Ball(1 / lam), "L2Ball": lambda lam: L2Ball(1 / lam)}
 CASES = [(ProxSPS, name) for name in PENALTIES | IDENTITY] + [(ProxSPSAdam, name) for name in [*PENALTIES, "L2"]]
@@ -45,7 +49,7 @@ def draw(shape, dtype, phi, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(shape)
     d = (x + rng.standard_normal(shape)) / 2
-    x = phi.prox(x, 1.0) if isinstance(phi, (Box, L1Ball, L2Ball)) else x
+    x = phi.prox(x, 1.0) if isinstance(phi, (Box, L1Ball, L2Ball, LInfBall, NonNegative)) else x
     w = torch.nn.Parameter(torch.as_tensor(x).to(dtype))
     w.grad = torch.as_tensor(d).to(dtype)
     return w

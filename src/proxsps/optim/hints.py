@@ -55,7 +55,7 @@ def shrinkage_hint(groups: Iterable[dict[str, Any]], decay_is_l2: bool) -> str |
 
 def skorch_hint(lr: Any) -> str | None:
     """Advice if skorch has passed its own lr: the caller is a method of its net, which has no `optimizer__lr`."""
-    if "skorch" not in sys.modules or isinstance(lr, Tensor) or lr != SKORCH:
+    if "skorch" not in sys.modules or type(lr) is not float or lr != SKORCH:
         return None
     caller = sys._getframe()
     while caller.f_back is not None and caller.f_globals["__name__"].startswith("proxsps."):
