@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.caching import compiled
-from proxsps.optim.kernels.layout import ENTRYWISE, pointer
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, pointer
 
 
 @numba.njit
@@ -60,6 +60,33 @@ def store_metric(g, v, own, out):
         v[k] = _square(old_v, v[k], new_v, g[k])
         out[k] = one / max(np.sqrt(v[k]) + eps, least)
     return out[: len(g)]
+
+
+@numba.njit(fastmath=REORDER, error_model="numpy")
+def metric_sums(x, g, d, v, own):
+    """<d', r d'>, <d', x>, <g, x>, ||r g||^2 and ||g||^2 of a run, in one loop without memory in between."""
+    old, new, old_v, new_v, eps, least, one = own
+    dp, dx, gx, gg, size = one - one, one - one, one - one, one - one, one - one
+    for k in range(len(x)):
+        slope = old * d[k] + new * g[k]
+        r = one / max(np.sqrt(_square(old_v, v[k], new_v, g[k])) + eps, least)
+        scaled = r * g[k]
+        dp += slope * (r * slope)
+        dx += slope * x[k]
+        gx += g[k] * x[k]
+        gg += scaled * scaled
+        size += g[k] * g[k]
+    return dp, dx, gx, gg, size
+
+
+@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+def write_in_metric(x, g, d, v, own, keep, move):
+    """d <- d', v <- v', x <- keep x + move r d', in one loop."""
+    old, new, old_v, new_v, eps, least, one = own
+    for k in range(len(x)):
+        slope, square = old * d[k] + new * g[k], _square(old_v, v[k], new_v, g[k])
+        d[k], v[k] = slope, square
+        x[k] = keep * x[k] + move * (one / max(np.sqrt(square) + eps, least) * slope)
 
 
 @numba.njit

@@ -27,7 +27,16 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
+from proxsps.optim.kernels.averages import (
+    metric_sums,
+    new_metric,
+    new_slopes,
+    overflows,
+    store_metric,
+    store_slopes,
+    typed_weights,
+    write_in_metric,
+)
 from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.sampling import moved_sq
@@ -250,11 +259,19 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             for at in range(0, n, RUN):
                 end = at + RUN
                 xs, gs = x[at:end], g[at:end]
-                ds = new_slopes(gs, d[at:end], own, fresh) if average else _coupled_slopes(xs, gs, lam, fresh)
-                if metric:
+                alone = metric and kinds[b] == LINE and not moving  # nothing but sums is wanted
+                ds = gs
+                if average and not alone:
+                    ds = new_slopes(gs, d[at:end], own, fresh)
+                elif not average:
+                    ds = _coupled_slopes(xs, gs, lam, fresh)
+                if metric and not alone:
                     new_metric(gs, v[at:end], own, inverse)
                 if summing:
-                    found = _sums(xs, gs if average else None, ds, inverse, zero, one)
+                    if alone:
+                        found = metric_sums(xs, gs, d[at:end], v[at:end], own)
+                    else:
+                        found = _sums(xs, gs if average else None, ds, inverse, zero, one)
                     out[D_SQ] += found[0]
                     out[D_DOT_X] += found[1]
                     out[G_DOT_X] += found[2]
@@ -327,6 +344,9 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             own, typed = typed_weights(like, weights, eps, least, j), _typed(like, psi, b, caps[b])
             for at in range(0, n, RUN):
                 xs, ds = x[at : at + RUN], d[at : at + RUN]
+                if metric and kinds[b] == LINE:
+                    write_in_metric(xs, g[at : at + RUN], ds, v[at : at + RUN], own, of(keep[b]), of(move[b]))
+                    continue
                 if metric:
                     store_metric(g[at : at + RUN], v[at : at + RUN], own, inverse)
                 if average:
