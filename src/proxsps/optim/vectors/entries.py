@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import softshrink
 from torch import Tensor
+from torch.nn.functional import softshrink
 
 from proxsps.optim.lists import bundles, join, spread, widened
 from proxsps.optim.rule import Heights, Table
