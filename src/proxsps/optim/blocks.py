@@ -11,8 +11,10 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from proxsps.optim.lists import widened
 from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
+from proxsps.regularizers.base import subgradient_all, value_all
 from proxsps.regularizers.structure import Entries, Quadratic, Rows, Scalar, Structure
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -40,7 +42,6 @@ class Block:
     share: float = 1.0  # one over the number of ranks that hold the same entries
     sharded: bool = False
     gathered: bool = False  # whether some tensors are whole, although ranks hold only shards of them
-    penalty: float | None = None  # the value of a regulariser whose subgradient is part of the slopes
     afterwards: list[Callable[[], object]] = field(default_factory=list)  # called after params are written
     in_metric: bool = False  # whether distances are measured in Adam's metric
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
@@ -279,6 +280,18 @@ def _resolve(block: Block) -> None:
     for x, y in zip(params, block.params, strict=True):
         if x.is_neg() or x.is_conj():
             block.afterwards.append(partial(x.copy_, y))
+
+
+def couple(block: Block) -> Tensor | None:
+    """Add the subgradient of a regulariser other than the squared l2 norm to the slopes; returns its value, if any."""
+    if not block.params or block.quadratic:
+        return None
+    xs = [widened(x) for x in block.params]
+    penalty: Tensor = value_all(block.phi, xs, block.indices)
+    slopes = subgradient_all(block.phi, xs, block.indices)
+    block.slopes = [widened(g) + s for g, s in zip(block.slopes, slopes, strict=True)]
+    block.phi = Zero()
+    return penalty
 
 
 def regularizer_of(group: dict[str, Any]) -> Regularizer:

@@ -42,7 +42,7 @@ from proxsps.optim.saving import SavesState
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
-NUMBERS = ("lr", "weight_decay")  # that schedulers change
+SCHEDULED = ("lr", "weight_decay")  # numbers that schedulers change
 LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
 
 
@@ -174,7 +174,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     ) -> Any:
         self._taken["last"] = None
         compiling = torch.compiler.is_compiling()
-        if not compiling and not all([sound(group[key]) for group in self.param_groups for key in NUMBERS]):
+        if not compiling and not all([sound(group[key]) for group in self.param_groups for key in SCHEDULED]):
             self._check_changes()
         if self._ranks.size > 1:
             self._check_uneven()

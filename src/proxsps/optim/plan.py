@@ -17,14 +17,11 @@ import torch
 from torch import Tensor
 
 from proxsps.core.plain import corrected_weight
-from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, UNITS, Block, plain
+from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, UNITS, Block, couple, plain
 from proxsps.optim.distance import ORIGIN, sampled
 from proxsps.optim.key import key_of, lasting, parameters
-from proxsps.optim.lists import widened
 from proxsps.optim.memory import blank, entries, replace
 from proxsps.optim.rule import Heights, Rule, Table
-from proxsps.regularizers import Zero
-from proxsps.regularizers.base import subgradient_all, value_all
 
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
 LEAST, MOST = 1e-20, 1e30
@@ -66,9 +63,9 @@ class Plan:
 
     def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule, exact: bool = False) -> None:
         self.blocks, self.rule, self.exact = blocks, rule, exact
-        if rule.coupled:
-            for block in blocks:
-                _couple(block)
+        penalties = [couple(block) if rule.coupled else None for block in blocks]
+        self.penalties = [0.0 if value is None else float(value) for value in penalties]
+        self.penalty = sum(self.penalties)
         self.affine = [block.kind == LINES for block in blocks]
         self.ranks, self._all_ranks = opt._ranks.size, opt._ranks
         self.active = self.ranks  # how many of them stepped; others may have run out of batches
@@ -79,9 +76,6 @@ class Plan:
         self.apart: list[Tensor] = []  # parameters that no pass compares with their start
         self._opt_state = opt.state
         self._lam = [None if block.group["regularizer"] is None else block.lam for block in blocks]
-        self.penalties = [block.penalty or 0.0 for block in blocks]
-        self.penalty = sum(self.penalties)
-        self._resting = [p for p in parameters(opt) if p.grad is None and p in opt.state]
         self._full = [i for i, block in enumerate(blocks) if not block.empty]
         self._sharded = any([b.sharded and not affine for b, affine in zip(blocks, self.affine, strict=True)])
         self.parts = [self._member(opt, kind, places) for kind, places in self._kinds()]
@@ -95,12 +89,15 @@ class Plan:
         self.eps = torch.finfo(torch.float64 if curved <= {torch.float64} else torch.float32).eps
         if rule.distance:
             measured = {id(p) for p in self.apart}
-            self.apart += [p for p in self._resting if ORIGIN in opt.state[p] and id(p) not in measured]
+            resting = [p for p in parameters(opt) if p.grad is None and ORIGIN in opt.state.get(p, ())]
+            self.apart += [p for p in resting if id(p) not in measured]
         self.owners = [p for member in self.parts for p in member.owners]
         names = [*self.averages, *["steps"] * (rule.beta2 is not None), *[ORIGIN] * rule.distance]
         # Plans by torch, and those of subgradients, are made anew for every step.
         compiled = all([member.compiled for member in self.parts])
-        kept = compiled and all([lasting(block.phi) and block.penalty is None for block in blocks])
+        kept = (
+            compiled and all([lasting(block.phi) for block in blocks]) and not any([v is not None for v in penalties])
+        )
         self._key = key_of(opt, self.owners, names) if kept else None
 
     def _kinds(self) -> list[tuple[str, list[int]]]:
@@ -319,16 +316,6 @@ class Plan:
                 d, x = (entries(t, block.gathered) for t in (own["average"], p.detach().resolve_conj()))
                 total += float(torch.sum(d.double() * x.double()))
         return total
-
-
-def _couple(block: Block) -> None:
-    """Make the subgradient of a regulariser other than the squared l2 norm part of the slopes."""
-    if block.params and not block.quadratic:
-        xs = [widened(x) for x in block.params]
-        block.penalty = float(value_all(block.phi, xs, block.indices))
-        slopes = subgradient_all(block.phi, xs, block.indices)
-        block.slopes = [widened(g) + s for g, s in zip(block.slopes, slopes, strict=True)]
-        block.phi = Zero()
 
 
 def _total(found: Sequence[Heights]) -> Heights:

@@ -25,14 +25,12 @@ from proxsps.core.estimate import (
     momentum_weights,
     update_averages,
 )
-from proxsps.optim.blocks import LINES, Block
+from proxsps.optim.blocks import LINES, Block, couple
 from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.lists import LAUNCH, bundles, join, join_all, spread_all, widened
 from proxsps.optim.memory import State, entries, least_metric, replace, start_averages
 from proxsps.optim.reduce import Sums, further_rows
 from proxsps.optim.rule import Rule
-from proxsps.regularizers import Zero
-from proxsps.regularizers.base import subgradient_all, value_all
 
 KEYS = ("model_value", "model_offset", "k")  # in the groups
 
@@ -58,7 +56,7 @@ class Estimate:
         self.known: Mapping[int, Sequence[list[Tensor]]] = {}  # sums of affine blocks (`AffinePart`)
         self._coupled = rule.coupled
         if rule.coupled:
-            self._penalties = numbers.vector(list(map(_couple, blocks)))
+            self._penalties = numbers.vector([0.0 if value is None else value for value in map(couple, blocks)])
 
     def extras(self) -> list[Array]:
         """Further sums on this rank: rows with one number per block; a row of zeros may be the number 0."""
@@ -75,18 +73,6 @@ class Estimate:
 
     def commit(self, ok: Tensor) -> None:
         """Write the new averages if the step was taken."""
-
-
-def _couple(block: Block) -> Tensor | float:
-    """Add the subgradient of a regulariser other than the squared l2 norm to the slopes; returns its value."""
-    if not block.params or block.quadratic:
-        return 0.0
-    xs = [widened(x) for x in block.params]
-    penalty: Tensor = value_all(block.phi, xs, block.indices)
-    slopes = subgradient_all(block.phi, xs, block.indices)
-    block.slopes = [widened(g) + s for g, s in zip(block.slopes, slopes, strict=True)]
-    block.phi = Zero()
-    return penalty
 
 
 class Averaged(Estimate):
