@@ -44,6 +44,8 @@ class Method:
         schedule: the schedule if none is given.
         optimizer: the class in torch, as "module:name".
         options: further arguments of this class, as pairs of name and value.
+        groups: a function from a model to parameter groups, as "module:name"; without it the optimizer gets all
+            parameters as one group.
         optax: the function for JAX, as "module:name".
         dashes: the dashes of its lines, as in matplotlib; none for a solid line.
         swept: whether a sweep can run it, if it has an optimizer; the experiment `no-lr` has methods of its own.
@@ -64,6 +66,7 @@ class Method:
     schedule: str = "sqrt"
     optimizer: str = ""
     options: tuple[tuple[str, Any], ...] = ()
+    groups: str = ""
     optax: str = ""
     dashes: tuple[float, tuple[float, ...]] | None = None
     swept: bool = True

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -17,7 +18,7 @@ from proxsps.optim import ProxSPS
 from proxsps.regularizers import L1, Regularizer
 from proxsps.sweep.files import StoreError
 from proxsps.training.trial_store import TrialStore
-from proxsps.training.trials import Trial, TrialTask, run_trial
+from proxsps.training.trials import Trial, TrialTask, run_trial, warm_cosine
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,37 @@ def test_a_regulariser_reaches_methods_with_a_prox_and_without(method):
     assert found["w"] == pytest.approx([0.5, 0.5], abs=0.15)
 
 
-@pytest.mark.parametrize("ending", ["cool-down", "average"])
+@pytest.mark.parametrize("ending", ["cool-down", "average", "cosine"])
 def test_endings_are_less_noisy_than_the_last_weights(ending):
     ends = {end: run_trial(Trial(Line(steps=200), SGD, 0.9, 0, end))["value"] for end in ("none", ending)}
     assert ends[ending] < ends["none"]
+
+
+def test_a_cosine_rises_over_a_twentieth_of_the_steps_and_falls_to_zero():
+    """The factors of 100 steps against half a period of a cosine, sampled by NumPy."""
+    factors = [warm_cosine(100, k) for k in range(101)]
+    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert factors[5:] == pytest.approx(0.5 + 0.5 * np.cos(np.linspace(0, np.pi, 96)), abs=1e-12)
+    assert warm_cosine(1, 0) == 1
+
+
+def bias_apart(model: nn.Module) -> list[dict[str, Any]]:
+    return [{"params": [p], "lr": 0.0 if p.dim() == 1 else 0.3} for p in model.parameters()]
+
+
+def test_a_method_may_get_groups_of_parameters_made_from_the_model():
+    found: list[float] = []
+
+    @dataclass(frozen=True)
+    class Looked(Line):
+        def measure(self, model: nn.Module) -> float:
+            found.extend(float(p) for p in model.parameters())
+            return 0.0
+
+    start = [float(p) for p in Line().model(0).parameters()]
+    run_trial(Trial(Looked(), replace(SGD, groups=f"{__name__}:bias_apart"), 0.3, 0))
+    assert found[0] != start[0]
+    assert found[1] == start[1]
 
 
 def test_an_average_over_batch_norm_gets_statistics_of_its_own():
@@ -153,7 +181,7 @@ def test_an_average_over_batch_norm_gets_statistics_of_its_own():
 
 
 def test_an_ending_that_does_not_exist_is_an_error():
-    with pytest.raises(ValueError, match="The ending is one of none, cool-down, average, got 'warm'"):
+    with pytest.raises(ValueError, match="The ending is one of none, cool-down, average, cosine, got 'warm'"):
         Trial(Line(), SGD, 0.1, 0, "warm")
 
 
@@ -163,12 +191,13 @@ def test_ids_tell_trials_apart_by_everything_that_matters():
         replace(base, task=Line(steps=41)),
         replace(base, task=Line(weight_decay=0.1)),
         replace(base, method=PROX_SPS),
+        replace(base, method=replace(SGD, groups=f"{__name__}:bias_apart")),
         replace(base, lr=None),
         replace(base, lr=0.2),
         replace(base, seed=1),
         replace(base, ending="average"),
     ]
-    assert len({trial.id for trial in [base, *others]}) == 8
+    assert len({trial.id for trial in [base, *others]}) == 9
     assert Trial(Line(), SGD, 0.1, 0).id == base.id
 
 

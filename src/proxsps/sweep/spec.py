@@ -170,7 +170,7 @@ def method_digest(method: Method) -> str:
     from proxsps.problems.fingerprint import fingerprint, own_code
 
     decisive = {field.name: getattr(method, field.name) for field in fields(method) if field.name not in methods.LOOKS}
-    named = [own_code(part) for part in (method.rule, method.optimizer) if isinstance(part, str)]
+    named = [own_code(part) for part in (method.rule, method.optimizer, method.groups) if isinstance(part, str)]
     return fingerprint(decisive, named)
 
 

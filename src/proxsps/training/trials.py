@@ -17,12 +17,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from proxsps.methods import Method, load
@@ -31,15 +32,17 @@ from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
 from proxsps.sweep.pool import Tell, run_tasks
+from proxsps.sweep.single import StepBy, stepping
 from proxsps.sweep.spec import method_digest
 
-ENDINGS = ("none", "cool-down", "average")
+ENDINGS = ("none", "cool-down", "average", "cosine")
 METRICS = ("accuracy", "loss", "gap")  # "gap": an objective over its smallest value, minus 1
 LOOKS = 10  # steps between two readings of the active cap
 RENEWED = 20  # batches for new running statistics
+WARM_UP = 0.05  # share of the steps, before the cosine
 
 Batch = tuple[Tensor, ...]
-Params = list[nn.Parameter]
+Params = list[nn.Parameter] | list[dict[str, Any]]
 
 
 class TrialTask(ABC):
@@ -88,9 +91,9 @@ class TrialTask(ABC):
 class Trial:
     """One run: a task, a method with an lr, a seed, and what is done at the end of training.
 
-    `lr` is None if it is not set. `make` of a method is called with the parameters and the trial. `ending` is "none",
-    "cool-down" (the lr falls to 0 over the last quarter) or "average" (the polynomial average of the weights is
-    measured).
+    `lr` is None if it is not set. `make` of a method is called with the parameters, or its groups of them, and the
+    trial. `ending` is "none", "cool-down" (the lr falls to 0 over the last quarter), "average" (the polynomial average
+    of the weights is measured) or "cosine" (the lr rises over the first 20th, and falls to 0 along a cosine).
     """
 
     task: TrialTask
@@ -125,9 +128,10 @@ def _settings(task: TrialTask) -> dict[str, Any]:
     return {**task.settings(), "code": fingerprint(type(task))}
 
 
-def make_optimizer(params: Params, trial: Trial) -> Optimizer:
+def make_optimizer(model: nn.Module, trial: Trial) -> Optimizer:
     """The optimizer of a trial. Optimizers of this package take the task's regulariser."""
     method, task = trial.method, trial.task
+    params: Params = load(method.groups)(model) if method.groups else list(model.parameters())
     if method.make is not None:
         return method.make(params, trial)
     kind, options = load(method.optimizer), dict(method.options)
@@ -147,8 +151,9 @@ def run_trial(trial: Trial) -> dict[str, Any]:
     began = time.process_time()
     task = trial.task
     model = task.model(trial.seed)
-    optimizer = make_optimizer(list(model.parameters()), trial)
-    scheduler = CoolDown(optimizer, task.steps) if trial.ending == "cool-down" else None
+    optimizer = make_optimizer(model, trial)
+    scheduler = _scheduler(optimizer, trial)
+    step_by = stepping(optimizer)  # after the scheduler, which counts steps
     averaged = AveragedModel(model, multi_avg_fn=polynomial_multi_avg_fn()) if trial.ending == "average" else None
     caps: list[str] = []
     _set_mode(model, optimizer, training=True)
@@ -156,7 +161,7 @@ def run_trial(trial: Trial) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a run that diverges is a result, not a warning
         for batch in _first(task.batches(trial.seed), task.steps):
-            loss = _step(trial, model, optimizer, batch)
+            loss = _step(trial, model, optimizer, step_by, batch)
             if not math.isfinite(loss):
                 break
             done += 1
@@ -185,7 +190,20 @@ def run_trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _step(trial: Trial, model: nn.Module, optimizer: Optimizer, batch: Batch) -> float:
+def _scheduler(optimizer: Optimizer, trial: Trial) -> LRScheduler | None:
+    steps = trial.task.steps
+    if trial.ending == "cosine":
+        return LambdaLR(optimizer, partial(warm_cosine, steps))
+    return CoolDown(optimizer, steps) if trial.ending == "cool-down" else None
+
+
+def warm_cosine(steps: int, k: int) -> float:
+    """The factor of step k: it rises to 1 over the first 20th of the steps, then follows half a cosine to 0."""
+    warm = math.ceil(WARM_UP * steps)
+    return (k + 1) / warm if k < warm else (1 + math.cos(math.pi * (k - warm) / max(1, steps - warm))) / 2
+
+
+def _step(trial: Trial, model: nn.Module, optimizer: Optimizer, step_by: StepBy, batch: Batch) -> float:
     """One step; the loss before it."""
     optimizer.zero_grad()
     loss = trial.task.loss(model, batch)
@@ -195,10 +213,7 @@ def _step(trial: Trial, model: nn.Module, optimizer: Optimizer, batch: Batch) ->
         with torch.no_grad():
             for param in model.parameters():
                 param.grad += phi.subgradient(param)
-    if isinstance(optimizer, PolyakOptimizer):
-        optimizer.step(loss=loss)
-    else:
-        optimizer.step()
+    step_by(lambda: loss)
     return float(loss.detach())
 
 

@@ -16,7 +16,7 @@ from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, LRS, METH
 from proxsps.experiments.no_lr.tables import endings_table, no_lr_table, task_table
 from proxsps.experiments.no_lr.tasks import DigitsTask, ImagesTask, MatrixTask, SparseTask
 from proxsps.experiments.no_lr.text import TextTask
-from proxsps.training.trials import ENDINGS, Trial, TrialTask
+from proxsps.training.trials import Trial, TrialTask
 
 # From the quickest to the slowest.
 TASKS: tuple[TrialTask, ...] = (
@@ -31,6 +31,7 @@ TASKS: tuple[TrialTask, ...] = (
     ImagesTask("resnet-bn", "ResNet8 with batch norm: accuracy", batch_norm=True),
 )
 OPTIONAL = frozenset(task.name for task in TASKS if isinstance(task, ImagesTask))  # where CIFAR-10 is there
+ENDINGS = ("none", "cool-down", "average")  # of the run of 10,000 steps
 LONGER = 4  # times the steps, in the long version
 LONG_TEXT = TextTask("transformer-10000", "transformer, 10,000 steps: validation loss", steps=10_000)
 LONG_LRS = (3e-4, 1e-3, 3e-3, 1e-2)  # AdamW's, for the run of 10,000 steps

@@ -1,4 +1,4 @@
-"""A small transformer that predicts the next letter of a text that comes with Python: `help("topics")`."""
+"""Networks that predict the next letter of a text that comes with Python, `help("topics")`: transformers and a GRU."""
 
 from __future__ import annotations
 
@@ -119,3 +119,32 @@ class TextTask(TrialTask):
     def data_digest(self) -> str:
         """A digest of the text."""
         return hashlib.sha256(language_reference().numpy().tobytes()).hexdigest()[:16]
+
+
+class Recurrent(nn.Module):
+    """The same scores by a gated recurrent unit that reads the letters one by one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.letters, self.cell = nn.Embedding(len(LETTERS), width), nn.GRU(width, width, batch_first=True)
+        self.scores = nn.Linear(width, len(LETTERS))
+
+    def forward(self, text: Tensor) -> Tensor:
+        """(batch, letters) to the scores."""
+        return self.scores(self.cell(self.letters(text))[0])
+
+
+@dataclass(frozen=True)
+class RecurrentTask(TextTask):
+    """The same text by a recurrent network of one layer; `layers` and `heads` are not used."""
+
+    name: str = "gru"
+    title: str = "GRU, validation loss"
+    steps: int = 600
+    width: int = 128
+    context: int = 64
+
+    def model(self, seed: int) -> nn.Module:
+        """A fresh recurrent network."""
+        with seeded(BASE_SEED + seed):
+            return Recurrent(self.width)
