@@ -166,10 +166,10 @@ def test_a_method_may_get_groups_of_parameters_made_from_the_model():
     @dataclass(frozen=True)
     class Looked(Line):
         def measure(self, model: nn.Module) -> float:
-            found.extend(float(p) for p in model.parameters())
+            found.extend(p.item() for p in model.parameters())
             return 0.0
 
-    start = [float(p) for p in Line().model(0).parameters()]
+    start = [p.item() for p in Line().model(0).parameters()]
     run_trial(Trial(Looked(), replace(SGD, groups=f"{__name__}:bias_apart"), 0.3, 0))
     assert found[0] != start[0]
     assert found[1] == start[1]
