@@ -25,8 +25,9 @@ from torch.nn.functional import cross_entropy
 from proxsps import ProxSPS
 from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.spec import RunSpec
+from proxsps.training import Watch
 from proxsps.training.loader import epoch_batches
-from proxsps.training.loop import Run, Watch
+from proxsps.training.loop import ImageRun
 from proxsps.training.ranks import TrainingRanks
 
 PROBLEM = ImageClassification(data="synthetic", depth=20)
@@ -53,7 +54,7 @@ class Clock(Watch):
 
 def ours(steps: int, ranks: TrainingRanks) -> float:
     """Median seconds of a step of our loop."""
-    run, clock = Run(SPEC, ranks), Clock(steps)
+    run, clock = ImageRun(SPEC, ranks), Clock(steps)
     try:
         while True:
             run.epoch(clock)

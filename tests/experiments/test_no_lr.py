@@ -28,7 +28,7 @@ from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, LRS, METH
 from proxsps.experiments.no_lr.tasks import DigitsTask, SparseTask, smallest_objective
 from proxsps.experiments.no_lr.text import LETTERS, TextTask, language_reference
 from proxsps.sweep.tables import write_table
-from proxsps.training.trials import Trial
+from proxsps.sweep.trials import Trial
 
 NO_LR, LONG, TRANSFORMER = (EXPERIMENTS[name] for name in ("no-lr", "no-lr-long", "no-lr-transformer"))
 ROWS = len(TASKS) * (len(METHODS) - 1) + sum(bool(task.weight_decay) for task in TASKS)  # of the table
@@ -307,7 +307,7 @@ from proxsps.experiments import EXPERIMENTS
 from proxsps.experiments.no_lr.methods import METHODS
 from proxsps.experiments.no_lr.tasks import DigitsTask
 from proxsps.sweep.tables import write_table
-from proxsps.training.trials import Trial
+from proxsps.sweep.trials import Trial
 
 task = DigitsTask("digits", "digits", steps=100)
 trials = lambda seeds: [Trial(task, METHODS["sgd"], 1e-3, seed) for seed in range(seeds)]

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CyclicLR, LinearLR, OneCycleLR
 
 from proxsps import L2, SPS, CoolDown, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam
 from proxsps.problems import matrix_fac1
-from proxsps.sweep.single import run_single
+from proxsps.sweep.loop import run_single
 from proxsps.sweep.spec import RunSpec
 
 

@@ -11,7 +11,7 @@ import torch
 from proxsps.problems import DataError
 from proxsps.problems.resnet import ResNet
 from proxsps.problems.vision import Draws, ImageClassification, crop_and_mirror, draw, image_problem, normalize
-from proxsps.sweep.single import run_single
+from proxsps.sweep.loop import run_single
 from proxsps.sweep.spec import RunSpec
 
 TINY = {"data": "synthetic", "depth": 8, "width": 2, "size": 8, "images": 40, "validation_images": 20, "batch_size": 10}

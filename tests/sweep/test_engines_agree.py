@@ -14,8 +14,8 @@ from torch import nn
 from proxsps.methods import METHODS as TABLE
 from proxsps.problems import from_module, matrix_fac1
 from proxsps.sweep.batched import run_batched
+from proxsps.sweep.loop import run_single
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches
-from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
 
 ADAPTIVE = ("prox-sps", "sps", "dec-sps")  # methods with a zeta

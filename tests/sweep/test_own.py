@@ -21,8 +21,8 @@ from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, Regularize
 from proxsps.sweep import Batched, Processes, RunSpec, Single, grid, run_sweep
 from proxsps.sweep.batched import run_batched
 from proxsps.sweep.engines import EngineError, is_batched
+from proxsps.sweep.loop import run_single
 from proxsps.sweep.saved import SavedBatch
-from proxsps.sweep.single import run_single
 
 
 class Sign(Optimizer):

@@ -16,13 +16,13 @@ from proxsps.optim import AdaptiveLR, ProxSPS
 from proxsps.problems import matrix_fac1
 from proxsps.problems.vision import normalize
 from proxsps.regularizers import L1
+from proxsps.sweep.loop import run_single
 from proxsps.sweep.result import METRICS, alpha_of_epoch
-from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import METHODS, RunSpec
 from proxsps.sweep.store import Store
 from proxsps.training import Watch, train
 from proxsps.training.loader import epoch_batches, plain_batches
-from proxsps.training.loop import EXTRA, Run
+from proxsps.training.loop import ImageRun
 from proxsps.training.ranks import TrainingRanks
 
 CPU = TrainingRanks(torch.device("cpu"))
@@ -81,7 +81,7 @@ def test_a_run_learns(kit, norm):
 
 
 def test_rows_are_what_they_say(kit):
-    run = Run(kit.spec(weight_decay=0.1), CPU)
+    run = ImageRun(kit.spec(weight_decay=0.1), CPU)
     run.epoch(Watch())
     row = run.row()
     network = run.model.eval()
@@ -104,14 +104,14 @@ def test_rows_are_what_they_say(kit):
 
 def test_truncated_steps_are_counted(kit):
     """Depth makes <g, x> many times the loss, so that shrinking alone takes the model below its bound: u = 0."""
-    run = Run(kit.spec(kit.tiny(depth=56), weight_decay=0.1), CPU)
+    run = ImageRun(kit.spec(kit.tiny(depth=56), weight_decay=0.1), CPU)
     run.epoch(Watch())
     assert run.row()["truncated"] > 0
     assert (run.zetas[0] == 0).mean() == pytest.approx(run.row()["truncated"])
 
 
 def test_evaluation_in_parts_is_evaluation_at_once(kit):
-    run = Run(kit.spec(kit.tiny(validation_images=0)), CPU)
+    run = ImageRun(kit.spec(kit.tiny(validation_images=0)), CPU)
     data = run.problem.validation_data(0)
     with torch.no_grad():
         whole = run.problem.loss(dict(run.model.named_parameters()), *data)
@@ -122,7 +122,7 @@ def test_evaluation_in_parts_is_evaluation_at_once(kit):
 
 
 def test_running_statistics_are_used_to_evaluate(kit):
-    run = Run(kit.spec(kit.tiny(batch_norm=True)), CPU)
+    run = ImageRun(kit.spec(kit.tiny(batch_norm=True)), CPU)
     data = run.problem.validation_data(0)
     before = run.evaluate(data)
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_processes_share_every_batch(kit):
         for i in (0, 1):
             assert torch.equal(batch[i], torch.cat([part[i] for part in parts]))
     data = problem.validation_data(0)
-    seen = [y for rank in (0, 1, 2) for _, y in plain_batches(data, 7, TrainingRanks(CPU.device, rank, 3))]
+    seen = [y for rank in (0, 1, 2) for _, y in plain_batches(data, TrainingRanks(CPU.device, rank, 3), 7)]
     assert sorted(torch.cat(seen).tolist()) == sorted(data[1].tolist())
     with pytest.raises(ValueError, match="16 images cannot be divided equally among 3 processes"):
         next(epoch_batches(problem, 1, 2, TrainingRanks(CPU.device, 0, 3)))
@@ -195,7 +195,7 @@ def test_rows_go_into_the_store_of_sweeps(kit, tmp_path):
     store = Store(tmp_path, "deep")
     store.add([train(kit.spec()), train(kit.spec(method="adamw", schedule="constant"))])
     runs = pd.read_parquet(tmp_path / "runs.parquet")
-    assert {*METRICS, *EXTRA, "alpha", "status"} <= set(runs.columns)
+    assert {*METRICS, *ImageRun.extra, "alpha", "status"} <= set(runs.columns)
     assert runs.groupby("method").size().to_dict() == {"adamw": 3, "prox-sps": 3}
     assert runs.query("method == 'adamw'")["zeta_low"].isna().all()
     assert len(pd.read_parquet(tmp_path / "steps.parquet")) == 2 * 3 * 5
@@ -203,9 +203,9 @@ def test_rows_go_into_the_store_of_sweeps(kit, tmp_path):
 
 def test_bfloat16_is_close_and_keeps_weights_in_float32(kit):
     spec = kit.spec(epochs=1)
-    low, full = (Run(spec, CPU, amp) for amp in (True, False))
+    low, full = (ImageRun(spec, CPU, amp) for amp in (True, False))
     (batch, *_) = epoch_batches(low.problem, 0, 0, CPU)
-    losses = [float(run.step(batch)) for run in (low, full)]
+    losses = [float(next(run.steps([batch]))) for run in (low, full)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
     assert {p.dtype for p in low.model.parameters()} == {torch.float32}
@@ -234,3 +234,33 @@ def test_a_watch_hears_everything(kit):
     assert heard[0] == ("start", 0, 5)
     assert [kind for kind, *_ in heard[1:]] == [*["step"] * 5, "epoch"] * 2
     assert heard[-1] == ("epoch", result.extra["val_accuracy"][-1])
+
+
+def schedule_free(params, run):
+    return pytest.importorskip("schedulefree").AdamWScheduleFree(params, lr=run.lr)
+
+
+def test_optimizers_with_two_kinds_of_weights_are_measured_saved_and_continued_with_the_right_ones(kit, tmp_path):
+    """Schedule-free: y is trained, x is measured and saved. A run that is resumed is bitwise the one that was not."""
+    spec = kit.spec(method="prox-sps", epochs=2)
+    spec = dataclasses.replace(spec, method=Method("free", schedule_free), schedule="constant", lr=0.01)
+    file, seen = tmp_path / "run.pt", []
+
+    class Modes(Watch):
+        def step(self, epoch, loss, optimizer):
+            seen.append(optimizer.param_groups[0]["train_mode"])
+
+    train(spec, file, watch=Modes())
+    assert seen == [True] * 10
+    saved = torch.load(file, weights_only=True)
+    assert not saved["optimizer"]["param_groups"][0]["train_mode"]
+    run = ImageRun(spec, CPU)
+    run.resume(file)
+    row, (images, labels) = run.row(), run.problem.train_data()
+    assert run.evaluate((images, labels))[0] == row["train_loss"]
+    run.optimizer.train()
+    assert run.evaluate((images, labels))[0] != row["train_loss"]
+    longer = dataclasses.replace(spec, epochs=3)
+    resumed, whole = train(longer, file), train(longer)
+    assert np.array_equal(resumed.metrics, whole.metrics, equal_nan=True)
+    assert run_single(longer).diverged_at is None

@@ -89,3 +89,11 @@ def test_training_depends_on_seed_and_epochs_alone(kit):
 def test_unknown_names():
     with pytest.raises(ValueError, match="Or 'digits-mlp'"):
         task_named("mnist")
+
+
+def test_an_optimizer_with_two_kinds_of_weights_leaves_those_for_use(kit):
+    task = Images(kit.tiny(), TrainingRanks(torch.device("cpu")))
+    model = task.network(0)
+    optimizer = pytest.importorskip("schedulefree").AdamWScheduleFree(model.parameters(), lr=0.01)
+    fit(task, model, optimizer, 1, seed=0)
+    assert not optimizer.param_groups[0]["train_mode"]

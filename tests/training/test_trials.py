@@ -17,8 +17,8 @@ from proxsps.methods import METHODS, Method
 from proxsps.optim import ProxSPS
 from proxsps.regularizers import L1, Regularizer
 from proxsps.sweep.files import StoreError
+from proxsps.sweep.trials import Trial, TrialTask, run_trial, warm_cosine
 from proxsps.training.trial_store import TrialStore
-from proxsps.training.trials import Trial, TrialTask, run_trial, warm_cosine
 
 
 @dataclass(frozen=True)

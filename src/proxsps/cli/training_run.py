@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from proxsps.cli.checks import check_steps
 from proxsps.cli.console import show
 from proxsps.optim.optimizer import PolyakOptimizer
+from proxsps.sweep.loop import Watch
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store
 from proxsps.training.identity import identify
-from proxsps.training.loop import Watch
 from proxsps.training.loop import train as train_run
 from proxsps.training.ranks import joined
 

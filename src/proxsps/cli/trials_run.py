@@ -14,8 +14,8 @@ from proxsps.cli.checks import check_folder
 from proxsps.cli.console import duration, printable, progress, say
 from proxsps.experiments.base import Experiment
 from proxsps.problems.datasets import DataError
+from proxsps.sweep.trials import Trial, Trials
 from proxsps.training.trial_store import TrialStore
-from proxsps.training.trials import Trial, Trials
 
 
 def run_trials(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from proxsps.sweep.engines import Engine
-    from proxsps.training.trials import Trial
+    from proxsps.sweep.trials import Trial
 
 Frames = dict[str, pd.DataFrame]
 RESERVED = {"all", "report.html", "sparsify", "theory", "train"}  # a word of commands, and what they write beside

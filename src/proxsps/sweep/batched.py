@@ -21,10 +21,10 @@ from proxsps.core.estimate import coupled_value
 from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, linear, start_memory
 from proxsps.core.step import prox_coefficients
 from proxsps.methods import load
+from proxsps.sweep.loop import finished
 from proxsps.sweep.penalties import Penalties
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.saved import SavedBatch, State
-from proxsps.sweep.single import extra_columns, finished
 from proxsps.sweep.spec import RunSpec, method_digest
 
 SAMPLES = 32_768  # samples of all runs that are evaluated at a time: intermediate arrays stay in the cache
@@ -227,9 +227,14 @@ class _Program:
         self.metrics[epoch] = rows
 
     def results(self) -> list[RunResult]:
-        """One result for each run, in order."""
+        """One result for each run, in order; the share of nonzeros is kept for regularisers that make zeros."""
         return [
-            RunResult(spec, self.metrics[:, i, :-1], self.zetas[:, :, i], extra_columns(spec, self.metrics[:, i, -1]))
+            RunResult(
+                spec,
+                self.metrics[:, i, :-1],
+                self.zetas[:, :, i],
+                {} if spec.regularizer is None else {"nonzeros": self.metrics[:, i, -1]},
+            )
             for i, spec in enumerate(self.specs)
         ]
 

@@ -18,12 +18,12 @@ from typing import Protocol
 import torch
 
 from proxsps.sweep.batched import is_large, run_batched
+from proxsps.sweep.loop import run_single
 from proxsps.sweep.penalties import is_uniform
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
 from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.saved import EVERY, SavedBatch
-from proxsps.sweep.single import run_single
 from proxsps.sweep.spec import RunSpec
 
 Results = Generator[list["RunResult"], None, None]  # as they are finished; closing it ends its processes

@@ -27,8 +27,8 @@ from proxsps.problems.base import Problem
 from proxsps.problems.fingerprint import is_installed
 from proxsps.sweep.batched import batched_epochs, is_large
 from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, Results, is_batched
+from proxsps.sweep.loop import single_epochs
 from proxsps.sweep.result import RunResult
-from proxsps.sweep.single import single_epochs
 from proxsps.sweep.spec import RunSpec
 
 RETRIES = 3  # of a batch whose worker was lost

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxsps import methods
 from proxsps.methods import Method
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 METHODS = methods.RUNNABLE
 SCHEDULES = ("constant", "sqrt", "adaptive")
+
+
+class Constants(NamedTuple):
+    """What an optimizer is made with."""
+
+    lr: float | None
+    weight_decay: float
+    regularizer: Regularizer | None  # in place of weight decay
+    lower_bound: float
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,20 @@ class RunSpec:
     def definition(self) -> Method:
         """The method, from the table of methods."""
         return self.own or methods.METHODS[self.method]
+
+    @property
+    def constants(self) -> Constants:
+        """What the optimizer is made with. AdamW's decay is not multiplied by its lr, as in the paper's comparison."""
+        lr, bound = None if self.definition.rateless else self.lr, self.problem.lower_bound
+        if self.regularizer is not None:
+            return Constants(lr, 0.0, self.phi, bound)
+        return Constants(lr, self.weight_decay / (self.lr if self.method == "adamw" else 1.0), None, bound)
+
+    @property
+    def outside(self) -> Regularizer | None:
+        """The regulariser, if it has to be added to the loss because the optimizer does not apply it."""
+        theirs = self.regularizer is not None and not self.definition.optimizer.startswith("proxsps.")
+        return self.phi if self.definition.coupled and (self.own is not None or theirs) else None
 
     @cached_property
     def phi(self) -> Regularizer:

@@ -4,8 +4,9 @@ from proxsps._install import require as _require
 
 _require("proxsps.training", "experiments", "filelock", "pandas", "pyarrow")
 
+from proxsps.sweep.loop import Watch  # noqa: E402
 from proxsps.training.checkpoint import CheckpointError  # noqa: E402
 from proxsps.training.engine import Training  # noqa: E402
-from proxsps.training.loop import Watch, train  # noqa: E402
+from proxsps.training.loop import train  # noqa: E402
 
 __all__ = ["CheckpointError", "Training", "Watch", "train"]

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from proxsps.sweep.engines import Advance, Results, run_name
+from proxsps.sweep.loop import Watch
 from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.spec import RunSpec
 from proxsps.training.identity import identify
-from proxsps.training.loop import Watch, train
+from proxsps.training.loop import train
 from proxsps.training.ranks import TrainingRanks
 
 

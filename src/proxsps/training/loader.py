@@ -12,6 +12,7 @@ from proxsps.sweep.result import batches
 from proxsps.training.ranks import TrainingRanks
 
 Batch = tuple[Tensor, Tensor]  # normalised images (B, 3, S, S), channels last in memory, and labels (B,)
+EVALUATED = 500  # images in a batch of an evaluation
 
 
 def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: TrainingRanks) -> Iterator[Batch]:
@@ -33,7 +34,7 @@ def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: Tr
         yield prepared(pixels), to_device(labels[chosen], ranks.device)
 
 
-def plain_batches(data: Batch, size: int, ranks: TrainingRanks) -> Iterator[Batch]:
+def plain_batches(data: Batch, ranks: TrainingRanks, size: int = EVALUATED) -> Iterator[Batch]:
     """This process's part of a data set, without augmentation, in batches of at most `size`."""
     images, labels = data
     for first in range(ranks.rank * size, len(labels), ranks.size * size):

@@ -14,16 +14,15 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from proxsps import _install
-from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.base import BASE_SEED, seeded
 from proxsps.problems.datasets import DataError
 from proxsps.problems.vision import ImageClassification, image_problem
+from proxsps.sweep.loop import set_mode, take_steps
 from proxsps.training.loader import epoch_batches, plain_batches, prepared
 from proxsps.training.ranks import TrainingRanks
 
 DIGITS = "digits-mlp"
 PARTS = (1047, 300, 450)  # of 1797 digits: for training, for choosing a network, and for scoring the chosen one
-EVALUATED = 500  # samples in a batch of an evaluation
 
 
 class Task(Protocol):
@@ -127,7 +126,7 @@ class Images:
 
     def _every_second(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         images, labels = self.problem.validation_data(0)
-        return plain_batches((images[first::2], labels[first::2]), EVALUATED, self.ranks)
+        return plain_batches((images[first::2], labels[first::2]), self.ranks)
 
 
 def task_named(name: str, device: torch.device | None = None, **options: Any) -> Task:
@@ -165,21 +164,24 @@ def fit(
         after_backward: called before each step, for penalties that are added to gradients.
     """
     caps = [group["lr"] for group in optimizer.param_groups]
-    model.train()
+
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1])
+
+    def after(loss: Tensor) -> Tensor:
+        after_backward(model)
+        return loss
+
+    set_mode(model, optimizer, training=True)
     for epoch in range(epochs):
         for group, cap in zip(optimizer.param_groups, caps, strict=True):
             group["lr"] = cap * (1 - epoch / epochs)
-        for x, labels in task.batches(seed, first_epoch + epoch):
-            optimizer.zero_grad()
-            loss = cross_entropy(model(x), labels)
-            loss.backward()
-            after_backward(model)
-            if isinstance(optimizer, PolyakOptimizer):
-                optimizer.step(loss=loss)
-            else:
-                optimizer.step()
+        for _ in take_steps(optimizer, task.batches(seed, first_epoch + epoch), loss, after):
+            pass
     for group, cap in zip(optimizer.param_groups, caps, strict=True):
         group["lr"] = cap
+    set_mode(model, optimizer, training=False)
+    model.train()
 
 
 @torch.no_grad()

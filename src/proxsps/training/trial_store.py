@@ -23,7 +23,7 @@ import pandas as pd
 
 from proxsps.sweep.lock import locked
 from proxsps.sweep.tables import StoreError, read_table, write_table
-from proxsps.training.trials import Trial
+from proxsps.sweep.trials import Trial
 
 SETTING = ["task", "method", "lr", "seed", "ending"]
 COLUMNS = ["trial", "experiment", *SETTING, "title", "metric", "steps", "value", "status"]

@@ -16,7 +16,7 @@ from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, LRS, METH
 from proxsps.experiments.no_lr.tables import endings_table, no_lr_table, task_table
 from proxsps.experiments.no_lr.tasks import DigitsTask, ImagesTask, MatrixTask, SparseTask
 from proxsps.experiments.no_lr.text import TextTask
-from proxsps.training.trials import Trial, TrialTask
+from proxsps.sweep.trials import Trial, TrialTask
 
 # From the quickest to the slowest.
 TASKS: tuple[TrialTask, ...] = (

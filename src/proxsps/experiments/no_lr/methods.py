@@ -19,7 +19,7 @@ from proxsps._install import extra
 from proxsps.methods import Method, load
 from proxsps.problems.errors import DataError
 from proxsps.regularizers import L2
-from proxsps.training.trials import Params, Trial
+from proxsps.sweep.trials import Params, Trial
 
 SGD_LRS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 MOMENTUM_LRS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0, 100.0)

@@ -19,9 +19,9 @@ from proxsps.problems.matrix import matrix_fac1
 from proxsps.problems.resnet import ResNet
 from proxsps.problems.vision import ImageClassification
 from proxsps.regularizers import L1, Regularizer
+from proxsps.sweep.trials import Batch, TrialTask
 from proxsps.training.loader import prepared
 from proxsps.training.tasks import Digits, digits
-from proxsps.training.trials import Batch, TrialTask
 
 HALF = 5  # classes of CIFAR-10 that a network is trained on before it is fine-tuned on the others
 EVALUATED = 500  # images in a batch of an evaluation

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from proxsps.problems.base import BASE_SEED, seeded
-from proxsps.training.trials import Batch, TrialTask
+from proxsps.sweep.trials import Batch, TrialTask
 
 LETTERS = "\n" + "".join(map(chr, range(32, 127)))  # all that is printed; anything else counts as a blank
 HELD_OUT = 0.1  # the last part of the text, for validation

@@ -12,12 +12,12 @@ import json
 import math
 import os
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -31,9 +31,9 @@ from proxsps.optim import CoolDown, polynomial_multi_avg_fn
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
+from proxsps.sweep.loop import coupling, make_optimizer, quietly, set_mode, take_steps
 from proxsps.sweep.pool import Tell, run_tasks
-from proxsps.sweep.single import StepBy, stepping
-from proxsps.sweep.spec import method_digest
+from proxsps.sweep.spec import Constants, method_digest
 
 ENDINGS = ("none", "cool-down", "average", "cosine")
 METRICS = ("accuracy", "loss", "gap")  # "gap": an objective over its smallest value, minus 1
@@ -112,6 +112,23 @@ class Trial:
         text = json.dumps([_settings(self.task), *self.setting(), method_digest(self.method)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def definition(self) -> Method:
+        """The method."""
+        return self.method
+
+    @property
+    def constants(self) -> Constants:
+        """What the optimizer is made with."""
+        return Constants(self.lr, self.task.weight_decay, self.task.regularizer(), self.task.lower_bound)
+
+    @property
+    def outside(self) -> Regularizer | None:
+        """The task's regulariser, if it has to be added to the loss because the optimizer does not apply it."""
+        named = self.method.optimizer
+        applied = issubclass(load(named), PolyakOptimizer) if named else not self.method.coupled
+        return None if applied else self.task.regularizer()
+
     def setting(self) -> tuple[str, str, float | None, int, str]:
         """What distinguishes trials of one experiment."""
         return self.task.name, self.method.name, self.lr, self.seed, self.ending
@@ -128,40 +145,19 @@ def _settings(task: TrialTask) -> dict[str, Any]:
     return {**task.settings(), "code": fingerprint(type(task))}
 
 
-def make_optimizer(model: nn.Module, trial: Trial) -> Optimizer:
-    """The optimizer of a trial. Optimizers of this package take the task's regulariser."""
-    method, task = trial.method, trial.task
-    params: Params = load(method.groups)(model) if method.groups else list(model.parameters())
-    if method.make is not None:
-        return method.make(params, trial)
-    kind, options = load(method.optimizer), dict(method.options)
-    if issubclass(kind, PolyakOptimizer):
-        options |= {"regularizer": task.regularizer()}
-        options |= {"lower_bound": task.lower_bound} if method.bounded else {}
-    return kind(params, lr=trial.lr, weight_decay=task.weight_decay, **options)
-
-
-def takes_regularizer(method: Method, optimizer: Optimizer) -> bool:
-    """Whether the optimizer has the task's regulariser; others get its subgradient with the gradient."""
-    return isinstance(optimizer, PolyakOptimizer) if method.optimizer else not method.coupled
-
-
 def run_trial(trial: Trial) -> dict[str, Any]:
     """Train and measure; one row of the store. A loss that is not finite ends the run: it has diverged."""
     began = time.process_time()
     task = trial.task
     model = task.model(trial.seed)
-    optimizer = make_optimizer(model, trial)
+    optimizer, params = make_optimizer(trial, model), list(model.parameters())
     scheduler = _scheduler(optimizer, trial)
-    step_by = stepping(optimizer)  # after the scheduler, which counts steps
     averaged = AveragedModel(model, multi_avg_fn=polynomial_multi_avg_fn()) if trial.ending == "average" else None
     caps: list[str] = []
-    _set_mode(model, optimizer, training=True)
-    done = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a run that diverges is a result, not a warning
-        for batch in _first(task.batches(trial.seed), task.steps):
-            loss = _step(trial, model, optimizer, step_by, batch)
+    set_mode(model, optimizer, training=True)
+    done, batches = 0, islice(task.batches(trial.seed), task.steps)
+    with quietly():
+        for loss in take_steps(optimizer, batches, partial(task.loss, model), coupling(trial.outside, params)):
             if not math.isfinite(loss):
                 break
             done += 1
@@ -203,23 +199,9 @@ def warm_cosine(steps: int, k: int) -> float:
     return (k + 1) / warm if k < warm else (1 + math.cos(math.pi * (k - warm) / max(1, steps - warm))) / 2
 
 
-def _step(trial: Trial, model: nn.Module, optimizer: Optimizer, step_by: StepBy, batch: Batch) -> float:
-    """One step; the loss before it."""
-    optimizer.zero_grad()
-    loss = trial.task.loss(model, batch)
-    loss.backward()
-    phi = trial.task.regularizer()
-    if phi is not None and not takes_regularizer(trial.method, optimizer):
-        with torch.no_grad():
-            for param in model.parameters():
-                param.grad += phi.subgradient(param)
-    step_by(lambda: loss)
-    return float(loss.detach())
-
-
 @torch.no_grad()
 def _measured(trial: Trial, model: nn.Module, optimizer: Optimizer) -> float:
-    _set_mode(model, optimizer, training=False)
+    set_mode(model, optimizer, training=False)
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
         # Running statistics belong to the weights of the last steps, not to an average of weights.
         model.train()
@@ -236,20 +218,8 @@ def _renew_statistics(model: nn.Module, task: TrialTask, seed: int) -> None:
         norm.reset_running_stats()
         norm.momentum = None  # torch's way to say "plain mean"
     inner = model.module if isinstance(model, AveragedModel) else model
-    for batch in _first(task.batches(seed), RENEWED):
+    for batch in islice(task.batches(seed), RENEWED):
         task.loss(inner, batch)
-
-
-def _set_mode(model: nn.Module, optimizer: Optimizer, training: bool) -> None:
-    """Set the mode of the model, and of optimizers that have different weights for training and evaluation."""
-    model.train(training)
-    switch = getattr(optimizer, "train" if training else "eval", None)
-    if callable(switch):
-        switch()
-
-
-def _first(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-    return (batch for batch, _ in zip(batches, range(count), strict=False))
 
 
 class Trials:

@@ -1,0 +1,307 @@
+"""The one loop: a step per batch, with any torch optimizer. Runs of a sweep, of images and trials all go through it.
+
+`take_steps` takes the steps, and `Run` adds what a run is: epochs, the schedule, and measurements after each epoch. It
+is the reference for the batched engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from proxsps.methods import Method, load
+from proxsps.optim import ProxSGD
+from proxsps.optim.optimizer import PolyakOptimizer
+from proxsps.problems.base import BASE_SEED, seeded
+from proxsps.regularizers import Regularizer
+from proxsps.regularizers.base import subgradient_all, value_all
+from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
+from proxsps.sweep.spec import Constants, RunSpec
+
+Result = TypeVar("Result")
+Batch = TypeVar("Batch")
+Closure = Callable[[], Tensor]  # computes gradients, and returns the loss
+
+
+class Settings(Protocol):
+    """What the loop has to know: a `RunSpec` or a `Trial`."""
+
+    @property
+    def definition(self) -> Method:
+        """The method."""
+
+    @property
+    def constants(self) -> Constants:
+        """What its optimizer is made with."""
+
+    @property
+    def outside(self) -> Regularizer | None:
+        """The regulariser, if the loop has to add it to the loss because the optimizer does not."""
+
+
+class Watch:
+    """Called during a run; the default does nothing. Tensors are on the run's device: reading them waits for it."""
+
+    def start(self, epochs: int, steps: int) -> None:
+        """Called when a run begins, or continues, after `epochs` epochs of `steps` steps each."""
+
+    def step(self, epoch: int, loss: Tensor, optimizer: Optimizer) -> None:
+        """A step of an epoch, which counts from 0, was taken at this loss."""
+
+    def epoch(self, row: dict[str, float]) -> None:
+        """An epoch was finished and measured."""
+
+
+def make_optimizer(settings: Settings, model: nn.Module) -> Optimizer:
+    """The optimizer of a run or trial; those of this package take the regulariser."""
+    method, (lr, weight_decay, regularizer, lower_bound) = settings.definition, settings.constants
+    params = load(method.groups)(model) if method.groups else list(model.parameters())
+    optimizer: Optimizer
+    if method.make is not None:
+        optimizer = method.make(params, settings)
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(f"make of the method {method.name!r} must return a torch optimizer, got {optimizer!r}.")
+        return optimizer
+    kind, options = load(method.optimizer), dict(method.options)
+    if issubclass(kind, PolyakOptimizer):
+        options |= {"lower_bound": lower_bound} if method.bounded else {}
+        options |= {} if regularizer is None else {"regularizer": regularizer}
+    optimizer = kind(params, lr, weight_decay=weight_decay, **options)
+    return optimizer
+
+
+def set_mode(model: nn.Module, optimizer: Optimizer, training: bool) -> None:
+    """Set the mode of the model, and of optimizers that have different weights for training and evaluation."""
+    model.train(training)
+    switch = getattr(optimizer, "train" if training else "eval", None)
+    if callable(switch):
+        switch()
+
+
+def take_steps(
+    optimizer: Optimizer,
+    batches: Iterable[Batch],
+    loss: Callable[[Batch], Tensor],
+    after: Callable[[Tensor], Tensor] = lambda loss: loss,
+) -> Iterator[Tensor]:
+    """One step per batch; yields the loss before it, detached.
+
+    Args:
+        optimizer: any torch optimizer. `step(loss=loss)` is called if it takes a loss, else `step(closure)`.
+        batches: the batches.
+        loss: the mean loss of a batch.
+        after: called with the loss after the backward pass; may change gradients, and returns the loss for the step.
+    """
+    step_by = _stepping(optimizer)
+    for batch in batches:
+        seen: list[Tensor] = []
+
+        def closure(batch: Batch = batch, seen: list[Tensor] = seen) -> Tensor:
+            optimizer.zero_grad()
+            value = loss(batch)
+            value.backward()
+            seen.append(value.detach())
+            return after(value)
+
+        step_by(closure)
+        yield seen[0]
+
+
+def coupling(phi: Regularizer | None, params: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """For `take_steps`: add the subgradient of a regulariser to the gradients, and its value to the loss."""
+
+    def couple(loss: Tensor) -> Tensor:
+        if phi is None:
+            return loss
+        with torch.no_grad():
+            for param, extra in zip(params, subgradient_all(phi, params), strict=True):
+                param.grad = extra if param.grad is None else param.grad + extra
+            whole: Tensor = loss.detach() + value_all(phi, params)
+        return whole
+
+    return couple
+
+
+def _stepping(optimizer: Optimizer) -> Callable[[Closure], Any]:
+    """How an optimizer is stepped: by the parameters of its `step`."""
+    step: Callable[..., Any] = optimizer.step
+    known = inspect.signature(step).parameters
+    if "loss" in known:
+        return lambda closure: step(loss=closure())
+    if "closure" in known:
+        return functools.partial(_call, type(optimizer).__name__, step)
+
+    def plain(closure: Closure) -> None:
+        closure()
+        step()
+
+    return plain
+
+
+def _call(name: str, step: Callable[..., Any], closure: Closure) -> None:
+    """A step that has to call its closure, which computes the gradients."""
+    called = False
+
+    def counted() -> Tensor:
+        nonlocal called
+        called = True
+        return closure()
+
+    cause = None
+    try:
+        step(counted)
+    except Exception as error:
+        if called:
+            raise
+        cause = error
+    if not called:
+        end = f" (It raised {type(cause).__name__}: {cause}.)" if cause else ""
+        raise ValueError(
+            f"{name}.step(closure) did not call its closure, which computes the loss and the gradients. Call it at "
+            "the start of step, as `with torch.enable_grad(): loss = closure()`, or define step(self) without a "
+            f"closure: the gradients are then there before.{end}"
+        ) from cause
+
+
+class Run:
+    """A model in training: its optimizer, and what was measured so far."""
+
+    extra: ClassVar[tuple[str, ...]] = ()  # columns besides METRICS
+    device = torch.device("cpu")
+
+    def __init__(self, spec: RunSpec, model: nn.Module | None = None) -> None:
+        self.spec, self.problem = spec, spec.problem
+        self.model = self.problem.module() if model is None else model
+        self.params = list(self.model.parameters())
+        self.optimizer = make_optimizer(spec, self.model)
+        self.columns = (*METRICS, *self.extra, *(() if spec.regularizer is None else ("nonzeros",)))
+        self.rows = np.full((spec.epochs, len(self.columns)), np.nan)
+        self.zetas = np.full((spec.epochs, self.problem.steps_per_epoch), np.nan, dtype=np.float32)
+        self.done = 0
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the last objective was not finite."""
+        return self.done > 0 and not math.isfinite(self.rows[self.done - 1, 0])
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.done == self.spec.epochs or self.diverged
+
+    def epoch(self, watch: Watch | None = None) -> None:
+        """Train for one epoch, and measure."""
+        alpha, watch = alpha_of_epoch(self.spec, self.done, self.zetas), watch or Watch()
+        for group in self.optimizer.param_groups:
+            group["lr"] = alpha
+        set_mode(self.model, self.optimizer, training=True)
+        # On the device: a step must not wait for a number that is only read later.
+        zetas = torch.full(self.zetas.shape[1:], math.nan, device=self.device)
+        for step, loss in enumerate(self.steps(self.batches())):
+            zeta = self._last_zeta()
+            if zeta is not None:
+                zetas[step] = zeta
+            watch.step(self.done, loss, self.optimizer)
+        self.zetas[self.done] = zetas.cpu().numpy()
+        set_mode(self.model, self.optimizer, training=False)
+        with torch.no_grad():
+            found = self.measure(self.zetas[self.done])
+            if self.spec.regularizer is not None:
+                nonzeros = sum(int(torch.count_nonzero(param)) for param in self.params)
+                found.append(nonzeros / sum(param.numel() for param in self.params))
+        self.rows[self.done] = found
+        self.done += 1
+
+    def steps(self, batches: Iterable[Any]) -> Iterator[Tensor]:
+        """Steps on these batches; yields their losses."""
+        return take_steps(self.optimizer, batches, self.loss, coupling(self.spec.outside, self.params))
+
+    def _last_zeta(self) -> Any:
+        """The adaptive step of the last step, for methods that have one."""
+        if not isinstance(self.optimizer, PolyakOptimizer) or isinstance(self.optimizer, ProxSGD):
+            return None
+        last = self.optimizer.last_step
+        return None if last is None else last.zeta[0]
+
+    def batches(self) -> Iterator[Any]:
+        """The batches of the next epoch."""
+        data = self.problem.train_data()
+        for index in batches(self.problem, self.spec.seed, self.done):
+            yield [array[torch.from_numpy(index)] for array in data]
+
+    def loss(self, batch: Any) -> Tensor:
+        """The loss of a batch, without regulariser."""
+        loss: Tensor = self.model(*batch)
+        return loss
+
+    def measure(self, zetas: np.ndarray) -> list[float]:
+        """Metrics and extra columns after an epoch with these adaptive steps."""
+        params = {name: param.detach() for name, param in self.model.named_parameters()}
+        train = self.problem.loss(params, *self.problem.train_data())
+        error = self.problem.validation_error(params, *self.problem.validation_data(self.spec.seed))
+        square = functools.reduce(torch.add, [param.square().sum() for param in params.values()])
+        objective = train + self.penalty(square)
+        return [float(objective), float(train), float(error), float(square.sqrt()), float(median_zeta(zetas))]
+
+    def penalty(self, square: Any) -> Any:
+        """The value of the regulariser, where `square` is ||x||^2."""
+        if self.spec.regularizer is None:
+            return self.spec.weight_decay / 2 * square
+        return value_all(self.spec.phi, [param.detach() for param in self.params])
+
+    def row(self) -> dict[str, float]:
+        """What was measured after the last epoch, by name."""
+        return dict(zip(self.columns, map(float, self.rows[self.done - 1]), strict=True))
+
+    def result(self) -> RunResult:
+        """What goes into the store; from a divergence on, all numbers are NaN."""
+        if self.diverged:
+            self.rows[self.done - 1 :] = np.nan
+        metrics, extra = np.split(self.rows, [len(METRICS)], axis=1)
+        return RunResult(self.spec, metrics, self.zetas, dict(zip(self.columns[len(METRICS) :], extra.T, strict=True)))
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without warnings about numbers: a run that diverges is a result."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+def run_single(spec: RunSpec, advance: Callable[[int], None] = lambda runs: None) -> RunResult:
+    """Run one spec; `advance` is called with the number of epochs that were finished."""
+    return finished(single_epochs(spec), advance)
+
+
+def single_epochs(spec: RunSpec) -> Generator[int, None, RunResult]:
+    """The same, epoch by epoch: yields the number of epochs that were finished, and returns the result."""
+    with seeded(BASE_SEED + spec.seed), quietly():  # a seed for optimizers that draw random numbers
+        run = Run(spec)
+        while not run.ended:
+            run.epoch()
+            yield spec.epochs - run.done + 1 if run.diverged else 1
+    return run.result()
+
+
+def finished(epochs: Generator[int, None, Result], advance: Callable[[int], None]) -> Result:
+    """The return value of a generator of epochs; `advance` is called with what it yields."""
+
+    def outcome() -> Generator[int, None, None]:
+        found.append((yield from epochs))
+
+    found: list[Result] = []
+    with closing(outcome()) as counts:
+        for count in counts:
+            advance(count)
+    return found[0]
