@@ -15,6 +15,7 @@ _HOME = {
     **dict.fromkeys(["LastStep", "LossCheck", "check_loss"], "optim"),
     **dict.fromkeys(["AdaptiveLR", "CoolDown", "HorizonLR", "SqrtLR", "StronglyConvexLR"], "optim"),
     **dict.fromkeys(["polynomial_avg_fn", "polynomial_multi_avg_fn"], "optim"),
+    **dict.fromkeys(["ScheduleFreeSPS", "model_groups", "renew_statistics", "roles"], "optim"),
     **dict.fromkeys(
         [
             "Box",

@@ -3,9 +3,12 @@
 from proxsps.optim.averaging import polynomial_avg_fn, polynomial_multi_avg_fn
 from proxsps.optim.consistency import LossCheck, check_loss
 from proxsps.optim.last_step import LastStep
+from proxsps.optim.model_groups import model_groups, roles
+from proxsps.optim.modes import renew_statistics
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.prox_sps import ProxSGD, ProxSPS
 from proxsps.optim.prox_sps_adam import ProxSPSAdam
+from proxsps.optim.schedule_free import ScheduleFreeSPS
 from proxsps.optim.schedulers import AdaptiveLR, CoolDown, HorizonLR, SqrtLR, StronglyConvexLR
 from proxsps.optim.sps import SPS, DecSPS
 
@@ -21,9 +24,13 @@ __all__ = [
     "ProxSGD",
     "ProxSPS",
     "ProxSPSAdam",
+    "ScheduleFreeSPS",
     "SqrtLR",
     "StronglyConvexLR",
     "check_loss",
+    "model_groups",
     "polynomial_avg_fn",
     "polynomial_multi_avg_fn",
+    "renew_statistics",
+    "roles",
 ]

@@ -22,6 +22,7 @@ FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 LINES, ROWS, UNITS, ENTRIES, PROXES = "lines", "rows", "units", "entries", "proxes"
+SPECTRAL = "spectral"  # affine blocks whose directions are orthogonalised slopes
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Block:
     in_metric: bool = False  # whether distances are measured in Adam's metric
     directions: list[Tensor] | None = None  # D^-1 d in a diagonal metric
     metrics: list[Tensor] = field(default_factory=list)  # D of every entry, if the prox needs it
+    ys: list[Tensor] = field(default_factory=list)  # in the schedule-free form the parameters; `params` are z then
 
     # Plain properties, although used more than once: torch.compile cannot trace cached ones.
 
@@ -114,6 +116,11 @@ class Block:
         if isinstance(first, Rows):
             return ROWS if self._alike or all([isinstance(own, Rows) for own in self.structures]) else PROXES
         return PROXES
+
+    @property
+    def spectral(self) -> bool:
+        """Whether directions are orthogonalised slopes."""
+        return self.group.get("metric") == SPECTRAL
 
     @property
     def empty(self) -> bool:

@@ -13,9 +13,10 @@ import numpy as np
 
 from proxsps.core import plain
 from proxsps.core.caps import Matched, l2_matched_height, matched_decision
-from proxsps.core.distance import FORGETTING, LARGEST, SCALE, START
+from proxsps.core.distance import FORGETTING, LARGEST, START
 from proxsps.core.dual import geometric
 from proxsps.core.rules import Decision
+from proxsps.core.schedule_free import POWER
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
 from proxsps.optim.last_step import Chosen, Taken
 from proxsps.optim.plan import Plan
@@ -86,6 +87,8 @@ def estimate(
     """The value m of the linear model at x, and the numbers of averages after the step (`proxsps.core.estimate`)."""
     if plan.rule.coupled:
         return f + plan.penalty + sum([b * e for b, e in zip(lam, table.x_sq, strict=True)]) / 2, {}
+    if plan.rule.mix is not None:
+        return f + sum(table.g_dot_x), {"k": float(options["k"]) + 1}
     if plan.rule.beta is None:
         return f, {}
     new = plan.weight
@@ -122,23 +125,61 @@ def _admissible(table: Table, gap: float, above: float, bounded: bool) -> bool:
     return finite and not (bounded and above < 0)
 
 
+class Travelled(NamedTuple):
+    """The distance cap of a set of blocks, and its numbers after the step."""
+
+    cap: float
+    after: dict[str, float]
+
+
+def _distances(
+    plan: Plan, travelled: Sequence[tuple[float, float]], table: Table, share: Floats, factor: float
+) -> list[Travelled]:
+    """The distance cap of each set (`proxsps.core.distance`)."""
+    squares = table.d_sq if plan.rule.beta is None and plan.rule.mix is None else table.g_sq
+    # Where all shares are 0, the average goes on while nothing moves.
+    moving = [w * w * e for w, e in zip(share, squares, strict=True)] if max(share) > 0 else squares
+    sets = zip(plan.sets.members, plan.sets.groups, travelled, strict=True)
+    return [
+        _distance(groups[0], *squared, sum([moving[j] for j in own]), factor, plan.rule.scale)
+        for own, groups, squared in sets
+    ]
+
+
 def _distance(
-    plan: Plan, options: dict[str, Any], moved_sq: float, start_sq: float, table: Table, share: Floats, factor: float
-) -> tuple[float, dict[str, float]]:
-    """The distance cap, and its numbers after the step (`proxsps.core.distance`)."""
+    options: dict[str, Any], moved_sq: float, start_sq: float, moving: float, factor: float, scale: float
+) -> Travelled:
     k = float(options["k"])
     first = START * (1 + math.sqrt(start_sq)) if k <= 0 else float(options["first_reach"])
     reach = max(float(options["reach"]), math.sqrt(moved_sq), factor * first)
-    squares = table.d_sq if plan.rule.beta is None else table.g_sq
-    # Where all shares are 0, the average goes on while nothing moves.
-    moving = [w * w * e for w, e in zip(share, squares, strict=True)] if max(share) > 0 else squares
     new = plain.corrected_weight(k, FORGETTING)
-    g_sq = (1 - new) * float(options["g_sq"]) + new * sum(moving)
+    g_sq = (1 - new) * float(options["g_sq"]) + new * moving
     factors_sq = float(options["factors_sq"]) + factor * factor
     total = math.sqrt(factors_sq * g_sq)
-    cap = min(SCALE * reach / total, LARGEST) if total > 0 else 0.0
+    cap = min(scale * reach / total, LARGEST) if total > 0 else 0.0
     after = {"reach": reach, "g_sq": g_sq, "k": k + 1, "first_reach": first, "factors_sq": factors_sq}
-    return cap, after
+    return Travelled(cap, after)
+
+
+def _shared(plan: Plan, alpha: list[float], found: Sequence[Travelled], limit: float) -> tuple[float, list[float]]:
+    """The largest distance cap, and the shares of the blocks with the cap of their set divided by it; up to a limit."""
+    longest = max([own.cap for own in found])
+    if len(found) == 1 or not longest > 0:
+        return longest, alpha
+    longest = min(longest, limit)
+    shares = list(alpha)
+    for members, own in zip(plan.sets.members, found, strict=True):
+        for j in members:
+            shares[j] *= min(own.cap, limit) / longest
+    return longest, shares
+
+
+def next_share(options: dict[str, Any], k: float, tau: float) -> tuple[float, dict[str, float]]:
+    """The share of the new point in the average, and the numbers after the step (`proxsps.core.schedule_free`)."""
+    longest = max(float(options["longest"]), tau)
+    weight = (k + 1) ** POWER * longest * longest
+    total = float(options["total"]) + weight
+    return weight / total if total > 0 else 1.0, {"total": total, "longest": longest}
 
 
 def _is_finite(plan: Plan, model: Model, chosen: Chosen) -> bool:
@@ -155,7 +196,8 @@ def _notice_rest(opt: Any, k: float, moved_sq: float, model: Model, chosen: Chos
     decision, length, table = chosen.decision, 0.0, model.table
     decision = decision if isinstance(decision, Decision) else decision.decision()
     if decision.u >= 1 and chosen.distance <= chosen.longest:
-        d_sq, g_sq = sum(table.d_sq), sum(table.d_sq if rule.beta is None else table.g_sq)
+        plain_slope = rule.beta is None and rule.mix is None
+        d_sq, g_sq = sum(table.d_sq), sum(table.d_sq if plain_slope else table.g_sq)
         length = limited_length(model.gap, float(decision.height), d_sq, g_sq, chosen.longest, chosen.caps)
     opt._notice_rest(k, math.sqrt(moved_sq), length)
 
@@ -224,15 +266,17 @@ def _join(
     C: float,
     weight: float,
     table: Table,
-    moved_sq: float,
-    start_sq: float,
+    travelled: Sequence[tuple[float, float]],
     resting: Floats,
-) -> tuple[float, float, Table, float, float, Floats]:
+) -> tuple[float, float, Table, Sequence[tuple[float, float]], Floats]:
     """The same numbers over all ranks, in one all-reduce."""
     rows = {name: np.array(row) for name, row in table._asdict().items()}
     sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
     extras: list[Any] = []
-    if plan.rule.beta is not None:
+    if plan.rule.mix is not None:
+        names = ["g_dot_x", "g_sq", *["p_sq", "p_dot_x"] * (plan.rule.max_move is not None)]
+        extras = [rows[name] for name in names]
+    elif plan.rule.beta is not None:
         # <d, center> and <d, x> of resting tensors, which are in one product and in both.
         at_rest = np.array(resting)
         center = np.array(table.d_dot_c or [0.0] * len(plan.blocks))
@@ -241,21 +285,22 @@ def _join(
             extras += [rows["p_sq"], rows["p_dot_x"]]
     elif plan.rule.coupled:
         extras = [np.array(plan.penalties)]
-    travelled = [np.array([moved_sq, start_sq])] if plan.rule.distance else []
-    found = join(opt._ranks, np.array, plan.blocks, f, C, weight, sums, extras, travelled, active=True)
+    squared = [np.array(travelled)] if plan.rule.distance else []
+    found = join(opt._ranks, np.array, plan.blocks, f, C, weight, sums, extras, squared, active=True)
     plan.active = int(found.active)
     rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
-    if plan.rule.beta is not None:
+    if plan.rule.mix is not None:
+        rows |= dict(zip(names, found.extras, strict=True))
+    elif plan.rule.beta is not None:
         rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))
         rows["d_dot_c"], resting = found.extras[2], ()
         if plan.rule.max_move is not None:
             rows |= dict(zip(("p_sq", "p_dot_x"), found.extras[3:], strict=True))
     elif plan.rule.coupled:
         plan.penalty = float(found.extras[0].sum())
-    if plan.rule.distance:
-        moved_sq, start_sq = found.travelled[0].tolist()
     joined = Table(**{name: row.tolist() for name, row in rows.items()})
-    return float(found.m), float(found.C), joined, moved_sq, start_sq, resting
+    travelled = found.travelled[0].tolist() if plan.rule.distance else ()
+    return float(found.m), float(found.C), joined, travelled, resting
 
 
 def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float) -> Taken | None:
@@ -282,19 +327,19 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     table, heights = plan.sums(alpha, ahead, rule.coupled or rule.max_move is not None)
     if not plan.ordinary(table):
         return None
-    moved_sq, start_sq = plan.distance_sq(opt, table) if rule.distance else (0.0, 0.0)
+    travelled: Sequence[tuple[float, float]] = plan.distance_sq(opt, table) if rule.distance else ()
     if plan.ranks > 1:
-        f, C, table, moved_sq, start_sq, resting = _join(opt, plan, f, C, weight, table, moved_sq, start_sq, resting)
+        f, C, table, travelled, resting = _join(opt, plan, f, C, weight, table, travelled, resting)
     m, after = estimate(plan, options, f, table, lam, resting)
-    gap, above = m - C, (f if rule.beta is not None else m) - C
+    elsewhere = rule.beta is not None or rule.mix is not None  # the model may be below the bound, even if no loss is
+    gap, above = m - C, (f if elsewhere else m) - C
     if not _admissible(table, gap, above, bounded):
         opt._explain_skip(m if rule.coupled else f, C, bounded)
         return Taken(alpha, False, gap)
-    distance = math.nan
+    distance, found = math.nan, []
     if rule.distance:
-        factor = largest if rule.factor else 1.0
-        distance, numbers = _distance(plan, options, moved_sq, start_sq, table, alpha, factor)
-        after |= numbers
+        found = _distances(plan, travelled, table, alpha, largest if rule.factor else 1.0)
+        distance, alpha = _shared(plan, alpha, found, math.inf if rule.factor else largest)
     model = Model(gap, table, alpha, lam)
     if rule.name in _RULES:
         chosen = _RULES[rule.name](plan, model)
@@ -306,12 +351,21 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         return Taken(alpha, False, gap)
     opt._skips = 0
     if rule.distance and rule.max_move is None:
-        _notice_rest(opt, k, moved_sq, model, chosen, rule)
+        _notice_rest(opt, k, sum([moved for moved, _ in travelled]), model, chosen, rule)
+    if rule.mix is not None:
+        plan.share, weights = next_share(options, k, chosen.u * chosen.reach)
+        after |= weights | {"squares": plan.momentum[1]}
     s = _write(plan, model, chosen)
     for block, memory in zip(plan.blocks, chosen.memory, strict=False):
         block.group |= {"memory": memory, "k": k + 1}
     for group in opt.param_groups:
         group.update(after)
-    if bounded and rule.beta is not None:
+    for groups, own in zip(plan.sets.groups, found, strict=False):
+        for group in groups:
+            group.update(own.after)
+    if rule.mix is not None and chosen.reach * chosen.u > 0:
+        for block, share in zip(plan.blocks, alpha, strict=True):
+            block.group["tau"] = chosen.u * chosen.reach * share
+    if bounded and elsewhere:
         opt._notice_low(gap, C)
     return Taken(alpha, True, gap, chosen, s)

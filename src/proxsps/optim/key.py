@@ -13,10 +13,11 @@ from torch import Tensor
 
 from proxsps.optim.blocks import PLAIN, same_order
 from proxsps.optim.distance import KEYS
+from proxsps.optim.second_point import AVERAGING
 from proxsps.regularizers._identity import constants
 
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
-NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", *KEYS}
+NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", *KEYS, *AVERAGING}
 
 _address, _contiguous, _negated = Tensor.data_ptr, Tensor.is_contiguous, Tensor.is_neg
 _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
@@ -28,12 +29,12 @@ class Key:
     Args:
         opt: the optimizer.
         owners: the parameters of the plan, in its order.
-        names: of their state tensors.
+        names: of the state tensors of each parameter.
     """
 
-    def __init__(self, opt: Any, owners: list[Tensor], names: Sequence[str]) -> None:
+    def __init__(self, opt: Any, owners: list[Tensor], names: Sequence[Sequence[str]]) -> None:
         self._state, self._groups, self._options = opt.state, opt.param_groups, _options(opt)
-        self._owners, self._names = owners, names
+        self._owners, self._pairs = owners, [(i, name) for i, own in enumerate(names) for name in own]
         self._is_contiguous = all(map(_contiguous, owners))
         self._shapes, self._strides = list(map(_shape, owners)), [p.stride() for p in owners]
         self._dtypes, self._at = set(map(_dtype, owners)), list(map(_address, owners))
@@ -43,10 +44,11 @@ class Key:
 
     def note_state(self) -> None:
         """Note the state tensors, which the first step makes."""
-        self._owns = [self._state.get(p, {}) for p in self._owners] if self._names else []
-        self._held = [own.get(name) for own in self._owns for name in self._names]
+        owns = [self._state.get(p, {}) for p in self._owners] if self._pairs else []
+        self._places_of = [(owns[i], name) for i, name in self._pairs]
+        self._held = [own.get(name) for own, name in self._places_of]
         self._held_at = [0 if t is None else t.data_ptr() for t in self._held]
-        self._entries = list(map(id, self._state.values())) if self._names else []
+        self._entries = list(map(id, self._state.values())) if self._pairs else []
 
     def gradients_at(self, opt: Any) -> list[int] | None:
         """The addresses of the gradients; None if anything else has changed."""
@@ -63,9 +65,9 @@ class Key:
             return None
 
     def _same_state(self) -> bool:
-        if not self._names:
+        if not self._pairs:
             return True
-        held = [own.get(name) for own in self._owns for name in self._names]
+        held = [own.get(name) for own, name in self._places_of]
         return (
             list(map(id, self._state.values())) == self._entries
             and all(map(operator.is_, held, self._held))
@@ -90,7 +92,7 @@ class Key:
         return None if unstored else at
 
 
-def key_of(opt: Any, owners: list[Tensor], names: Sequence[str]) -> Key | None:
+def key_of(opt: Any, owners: list[Tensor], names: Sequence[Sequence[str]]) -> Key | None:
     """The key of a plan, or None for odd tensors, whose plan is made anew for every step."""
     plain = all([type(p) in PLAIN and not p.is_complex() for p in owners])
     return Key(opt, owners, names) if plain else None

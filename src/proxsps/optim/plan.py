@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +17,19 @@ import torch
 from torch import Tensor
 
 from proxsps.core.plain import corrected_weight
-from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, UNITS, Block, couple, plain
+from proxsps.core.schedule_free import LATEST, WINDOW, average
+from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
 from proxsps.optim.distance import ORIGIN, sampled
 from proxsps.optim.key import key_of, lasting, parameters
-from proxsps.optim.memory import blank, entries, replace
+from proxsps.optim.memory import blank, entries, memory_dtype, replace
 from proxsps.optim.rule import Heights, Rule, Table
+from proxsps.optim.second_point import Y, Z, dots, to_averages, to_next_points
+from proxsps.optim.spectral import SpectralPart
 
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
 LEAST, MOST = 1e-20, 1e30
+SPECTRAL_STATE = ["average", ORIGIN, Z]
+G_DOT_X = Table._fields.index("g_dot_x")
 FUSED = (
     "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with "
     "regularisers that have kernels and no centres. fused=None falls back to torch otherwise."
@@ -74,7 +79,10 @@ class Plan:
         self.fresh: dict[tuple[Tensor, str], Tensor] = {}  # state that is kept if the step is taken
         self._whole: dict[tuple[Tensor, str], Tensor] = {}  # state gathered from shards
         self.apart: list[Tensor] = []  # parameters that no pass compares with their start
-        self._opt_state = opt.state
+        self._opt_state, self.share = opt.state, 0.0  # of a new point in the average of the schedule-free form
+        self.sets = by_set(blocks)
+        if rule.mix is not None:
+            self._move_second_points()
         self._lam = [None if block.group["regularizer"] is None else block.lam for block in blocks]
         self._full = [i for i, block in enumerate(blocks) if not block.empty]
         self._sharded = any([b.sharded and not affine for b, affine in zip(blocks, self.affine, strict=True)])
@@ -92,7 +100,7 @@ class Plan:
             resting = [p for p in parameters(opt) if p.grad is None and ORIGIN in opt.state.get(p, ())]
             self.apart += [p for p in resting if id(p) not in measured]
         self.owners = [p for member in self.parts for p in member.owners]
-        names = [*self.averages, *["steps"] * (rule.beta2 is not None), *[ORIGIN] * rule.distance]
+        names = [SPECTRAL_STATE if isinstance(member.part, SpectralPart) else self._state_names for member in self.parts for _ in member.owners]
         # Plans by torch, and those of subgradients, are made anew for every step.
         compiled = all([member.compiled for member in self.parts])
         kept = (
@@ -100,19 +108,41 @@ class Plan:
         )
         self._key = key_of(opt, self.owners, names) if kept else None
 
+    @property
+    def _state_names(self) -> list[str]:
+        """The names of the state tensors of a parameter, of most kinds."""
+        rule = self.rule
+        found = [*self.averages, *["steps"] * (rule.beta2 is not None), *[ORIGIN] * rule.distance]
+        return [*found, *[Z] * (rule.mix is not None)]
+
+    def _move_second_points(self) -> None:
+        """In the schedule-free form, steps move z, and parameters follow; those of half precision are kept as f32."""
+        for block in self.blocks:
+            block.ys = list(block.params)
+            for i, owner in enumerate(block.owners):
+                if owner.dtype in (torch.float16, torch.bfloat16):
+                    shown, block.ys[i] = block.ys[i], self.entries_of(block, i, Y)
+                    changed = block.ys[i].to(shown.dtype) != shown  # by the user, since the last step
+                    block.ys[i].copy_(torch.where(changed, shown.to(block.ys[i].dtype), block.ys[i]))
+                    block.afterwards.insert(0, partial(shown.copy_, block.ys[i]))
+            block.params = [self.entries_of(block, i, Z) for i in range(len(block.ys))]
+
     def _kinds(self) -> list[tuple[str, list[int]]]:
         """The places of the blocks of each part, by kind; those of entries come last."""
         found: dict[tuple[str, float, int], list[int]] = {}
         for i, block in enumerate(self.blocks):
-            kind = ENTRIES if block.kind == LINES else block.kind
+            kind = SPECTRAL if block.spectral else ENTRIES if block.kind == LINES else block.kind
             found.setdefault((kind, block.share, i if kind == UNITS else 0), []).append(i)
-        order = (PROXES, UNITS, ROWS, ENTRIES)
+        order = (PROXES, UNITS, ROWS, SPECTRAL, ENTRIES)
         return [(key[0], places) for key, places in sorted(found.items(), key=lambda item: order.index(item[0][0]))]
 
     def _member(self, opt: Any, kind: str, places: list[int]) -> Member:
         """The part of these blocks: by kernels where they apply, else by torch."""
         blocks, fused = [self.blocks[i] for i in places], opt.param_groups[0]["fused"]
         owners = [p for block in blocks for p in block.owners]
+        if kind == SPECTRAL:
+            self.apart += owners
+            return Member(SpectralPart(self, opt, places), places, blocks[0].share, owners, True)
         make_part = None if fused is False or self.exact else load_kernels()
         part = None if make_part is None else make_part(self, opt, kind, places)
         compiled = part is not None
@@ -132,8 +162,16 @@ class Plan:
             found: Tensor = own[key]
             return found
         if (owner, key) not in self.fresh:
-            self.fresh[owner, key] = torch.zeros((), dtype=torch.float32) if key == "steps" else blank(owner)
+            self.fresh[owner, key] = self._new_state(owner, key)
         return self.fresh[owner, key]
+
+    @staticmethod
+    def _new_state(owner: Tensor, key: str) -> Tensor:
+        if key == "steps":
+            return torch.zeros((), dtype=torch.float32)
+        if key in (Y, Z):
+            return owner.detach().clone().to(memory_dtype(key, owner))
+        return blank(owner)
 
     def entries_of(self, block: Block, i: int, key: str) -> Tensor:
         """A state tensor of the i-th tensor of a block, in the form of `block.params`."""
@@ -182,7 +220,7 @@ class Plan:
             return False
         first = 0
         for member in self.parts:
-            member.part.at.g_at[:] = at[first : first + len(member.owners)]
+            member.part.bind(at[first : first + len(member.owners)])
             first += len(member.owners)
         return True
 
@@ -191,17 +229,26 @@ class Plan:
     def prepare(self, k: float, lam: Sequence[float]) -> None:
         """Set the weights of averages for step number k, and how much of x is in the slopes of coupled methods."""
         beta, beta2 = self.rule.beta, self.rule.beta2
+        if self.rule.mix is not None:
+            mu = min(k / (k + WINDOW), LATEST)
+            self.momentum = mu, mu * mu * float(self.blocks[0].group["squares"]) + (1 - mu) ** 2
         if beta is not None:
             self.weight = 1 - beta * min(k, 1.0) if beta2 is None else corrected_weight(k, beta)
         for member in self.parts:
-            if member.compiled and beta is not None:
+            if member.compiled and self.averages:
                 member.part.set_weights(self.weight, beta2)
+            if self.rule.mix is not None and member.part.mixes:
+                member.part.set_mix(self.rule.mix, 0.0)
             if self.rule.coupled:
                 member.part.set_coupling([lam[j] for j in member.places])
 
     def sums(self, alpha: Sequence[float], ahead: Sequence[float], moving: bool) -> tuple[Table, Heights]:
         """The sums of all blocks, and the heights of the others at the points `ahead`, from the same pass."""
         found = [member.part.sums([alpha[j] for j in member.places], ahead, moving) for member in self.parts]
+        for member, (sums, _) in zip(self.parts, found, strict=True) if self.rule.mix is not None else ():
+            if not member.part.mixes:
+                own = [self.blocks[j] for j in member.places]
+                sums[G_DOT_X] = [dots(block.slopes, block.params, block.ys, self.exact) for block in own]
         if len(found) == 1:
             return Table(*found[0][0]), found[0][1]
         rows = [[0.0] * len(self.blocks) for _ in Table._fields]
@@ -250,7 +297,8 @@ class Plan:
     ) -> None:
         """Move all blocks, and store new averages."""
         for member in self.parts:
-            member.part.write(*[[numbers[j] for j in member.places] for numbers in (keep, move, alpha)], u, relax)
+            own = [[numbers[j] for j in member.places] for numbers in (keep, move, alpha)]
+            self._write_member(member, own, u, relax)
             if self.rule.beta2 is not None:
                 self._count(member)
         for block in self.blocks:
@@ -266,6 +314,20 @@ class Plan:
                 self._key.note_state()
         for (owner, key), tensor in self._whole.items():
             replace(owner, self._opt_state[owner], key, tensor, True)
+
+    def _write_member(self, member: Member, numbers: list[list[float]], u: float, relax: float) -> None:
+        b = self.rule.mix
+        if b is None:
+            member.part.write(*numbers, u, relax)
+        elif member.part.mixes:
+            member.part.set_mix(b, self.share)
+            member.part.write(*numbers, u, relax)
+        else:
+            blocks = [self.blocks[j] for j in member.places]
+            ys, zs = ([t for block in blocks for t in tensors(block)] for tensors in (_ys, _zs))
+            to_averages(ys, zs, b)
+            member.part.write(*numbers, u, relax)
+            to_next_points(ys, zs, b, self.share)
 
     def _count(self, member: Member) -> None:
         """Count one more gradient of each tensor."""
@@ -286,17 +348,31 @@ class Plan:
         pairs = zip(self.blocks, self._lam, strict=True)
         return [float(block.group["weight_decay"]) if lam is None else lam for block, lam in pairs]
 
-    def distance_sq(self, opt: Any, table: Table) -> tuple[float, float]:
-        """||x - x_0||^2, and at the first step ||x_0||^2, of the entries on this rank, estimated from samples."""
-        moved = sum([b.share * own for b, own in zip(self.blocks, table.moved_sq, strict=True)])
-        length = 0.0
-        for found in sampled(self.apart, opt._ranks, opt._places) if self.apart else ():
+    def distance_sq(self, opt: Any, table: Table) -> list[tuple[float, float]]:
+        """||x - x_0||^2, and at the first step ||x_0||^2, of the entries on this rank, estimated from samples.
+
+        One pair per set of blocks that share a distance cap.
+        """
+        blocks, sets = self.blocks, self.sets.members
+        moved = [sum([blocks[j].share * table.moved_sq[j] for j in own]) for own in sets]
+        length = [0.0] * len(sets)
+        for found in self._averages_of(self.apart, opt) if self.apart else ():
             move = found.entries.double() - found.read(self.start(found.owner, opt)).double()
-            moved += found.factor * float(move.square().sum())
+            moved[self.sets.of[id(found.owner)]] += found.factor * float(move.square().sum())
         if opt.param_groups[0]["k"] == 0:
             for found in sampled(self.owners, opt._ranks, opt._places):
-                length += found.factor * float(found.entries.double().square().sum())
-        return moved, length
+                length[self.sets.of[id(found.owner)]] += found.factor * float(found.entries.double().square().sum())
+        return list(zip(moved, length, strict=True))
+
+    def _averages_of(self, owners: list[Tensor], opt: Any) -> list[Any]:
+        """The sampled entries of the points whose distance is measured: x in the schedule-free form."""
+        found = sampled(owners, opt._ranks, opt._places)
+        if self.rule.mix is None:
+            return found
+        zs = sampled([self.held(p, Z) for p in owners], opt._ranks, opt._places)
+        ys = sampled([opt.state.get(p, {}).get(Y, p) for p in owners], opt._ranks, opt._places)
+        points = [average(y.entries, z.entries, self.rule.mix) for y, z in zip(ys, zs, strict=True)]
+        return [own._replace(entries=point) for own, point in zip(found, points, strict=True)]
 
     def sampled_sums(self, every: int) -> Table:
         """The sums of a plan with one part, estimated from a sample."""
@@ -322,6 +398,38 @@ def _total(found: Sequence[Heights]) -> Heights:
     if len(found) < 2:
         return found[0] if found else Heights([], [])
     return Heights(*([sum(column) for column in zip(*rows, strict=True)] for rows in zip(*found, strict=True)))
+
+
+def _ys(block: Block) -> list[Tensor]:
+    return block.ys
+
+
+def _zs(block: Block) -> list[Tensor]:
+    return block.params
+
+
+class Sets(NamedTuple):
+    """Blocks that share a distance cap."""
+
+    members: list[list[int]]  # places of blocks
+    groups: list[list[dict[str, Any]]]
+    of: dict[int, int]  # the set of each parameter, by its id
+
+
+def by_set(blocks: Sequence[Block]) -> Sets:
+    """The blocks by the set of their group; all are one set if groups name none."""
+    names: dict[Any, int] = {}
+    members: list[list[int]] = []
+    groups: list[dict[int, dict[str, Any]]] = []
+    for j, block in enumerate(blocks):
+        place = names.setdefault(block.group.get("set"), len(names))
+        if place == len(members):
+            members.append([])
+            groups.append({})
+        members[place].append(j)
+        groups[place][id(block.group)] = block.group
+    of = {id(p): i for i, own in enumerate(groups) for group in own.values() for p in group["params"]}
+    return Sets(members, [list(own.values()) for own in groups], of)
 
 
 def make_vectors(plan: Plan, kind: str, places: Sequence[int]) -> Any:

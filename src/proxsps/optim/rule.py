@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from proxsps.core.distance import SCALE
+
 
 class Rule(NamedTuple):
     """What sets methods apart: the model of the loss, and how a step is chosen from it."""
@@ -18,6 +20,8 @@ class Rule(NamedTuple):
     matched: bool = False  # whether step and prox have the same size
     distance: bool = False  # whether there is a distance cap
     factor: bool = False  # whether learning rates are factors on the step
+    scale: float = SCALE  # c of the distance cap
+    mix: float | None = None  # b of the schedule-free form, None for all other methods
     max_move: float | None = None
 
 
@@ -28,7 +32,7 @@ class Table(NamedTuple):
     d_dot_x: list[float]
     noise_sq: list[float]  # sum of (d x)^2 over entries with a prox
     x_sq: list[float]  # with lengths of moves, and in coupled methods
-    g_dot_x: list[float]  # with averages, like the next one
+    g_dot_x: list[float]  # with averages, like the next one; <g, z - y> in the schedule-free form
     g_sq: list[float]  # ||D^-1 g||^2
     p_sq: list[float]  # with lengths of moves, like the next one
     p_dot_x: list[float]

@@ -90,6 +90,76 @@ def write_in_metric(x, g, d, v, own, keep, move):
 
 
 @numba.njit
+def typed_mix(like, weights, j):
+    """b and the share of the new point in the average, in the type of the entries."""
+    of = like.dtype.type
+    return of(weights[j, 4]), of(weights[j, 5])
+
+
+@numba.njit(fastmath=REORDER, error_model="numpy")
+def second_sums(z, g, y, r, one):
+    """<g, r g>, <g, z>, <g, z - y>, ||r g||^2 and ||g||^2 of a run of the schedule-free form."""
+    dp, dx, gx, gg, size = one - one, one - one, one - one, one - one, one - one
+    for k in range(len(z)):
+        scaled = r[k] * g[k]
+        dp += g[k] * scaled
+        dx += g[k] * z[k]
+        gx += g[k] * (z[k] - y[k])
+        gg += scaled * scaled
+        size += g[k] * g[k]
+    return dp, dx, gx, gg, size
+
+
+@numba.njit(fastmath=REORDER, error_model="numpy")
+def second_metric_sums(z, g, y, v, own):
+    """The same in one loop without memory in between."""
+    _, _, old_v, new_v, eps, least, one = own
+    dp, dx, gx, gg, size = one - one, one - one, one - one, one - one, one - one
+    for k in range(len(z)):
+        scaled = g[k] / max(np.sqrt(_square(old_v, v[k], new_v, g[k])) + eps, least)
+        dp += g[k] * scaled
+        dx += g[k] * z[k]
+        gx += g[k] * (z[k] - y[k])
+        gg += scaled * scaled
+        size += g[k] * g[k]
+    return dp, dx, gx, gg, size
+
+
+# No operation of these two may be fused with another one: torch computes the same numbers when modes are switched.
+
+
+@numba.njit(error_model="numpy")
+def averaged_points(y, z, b, out):
+    """x of a run (`proxsps.core.schedule_free.average`)."""
+    for k in range(len(y)):
+        out[k] = z[k] + (y[k] - z[k]) / b
+    return out[: len(y)]
+
+
+@numba.njit
+def gradient_points(x, z, b, share, lower, upper, y):
+    """y <- the next point of gradients, from the last x and the new z; x stays between its bounds, also in rounding."""
+    for k in range(len(x)):
+        mean = min(max(x[k], lower), upper)
+        mean = mean + share * (z[k] - mean)
+        y[k] = min(max(z[k] + (mean - z[k]) * b, lower), upper)
+
+
+@numba.njit(error_model="numpy")
+def write_second_in_metric(z, g, y, v, own, keep, move, b, share):
+    """v <- v', z <- keep z + move r g, and the next y, in one loop."""
+    _, _, old_v, new_v, eps, least, one = own
+    for k in range(len(z)):
+        square = _square(old_v, v[k], new_v, g[k])
+        v[k] = square
+        mean = z[k] + (y[k] - z[k]) / b
+        new = keep * z[k] + move * (g[k] / max(np.sqrt(square) + eps, least))
+        mean = mean + share * (new - mean)
+        z[k] = new
+        y[k] = new + (mean - new) * b
+
+
+@numba.njit
 def overflows(g):
     """Whether the square of an entry leaves the range of its type: v may too, and infinity does not show in sums."""
     return not np.isfinite(g * g).all()

@@ -28,14 +28,20 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.averages import (
+    averaged_points,
+    gradient_points,
     metric_sums,
     new_metric,
     new_slopes,
     overflows,
+    second_metric_sums,
+    second_sums,
     store_metric,
     store_slopes,
+    typed_mix,
     typed_weights,
     write_in_metric,
+    write_second_in_metric,
 )
 from proxsps.optim.kernels.caching import compiled
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
@@ -54,12 +60,12 @@ class Sources(NamedTuple):
 
     x_at: np.ndarray
     g_at: np.ndarray
-    d_at: np.ndarray  # averages; empty without
+    d_at: np.ndarray  # averages; empty without. In the schedule-free form x is z, and d are the parameters y
     v_at: np.ndarray  # averages of squares; empty in the identity metric
     start_at: np.ndarray  # see `sampling.Start`
     start_scale: np.ndarray
     coupling: np.ndarray  # lam of each block whose slope is g + lam x
-    weights: np.ndarray  # old, new, old_v, new_v of each tensor, one row per tensor
+    weights: np.ndarray  # old, new, old_v, new_v of each tensor, b and the share of a new point; one row per tensor
     eps: float
     least: float
 
@@ -229,10 +235,10 @@ def _write_prox(x, d, r, s, psi, relax):
         x[k] = y if relax == one else x[k] + relax * (y - x[k])
 
 
-def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
-    """The three passes for slopes that are gradients, averages, or averages in Adam's metric.
+def _kernels(average: bool, metric: bool, second: bool = False) -> tuple[Any, Any, Any]:
+    """The three passes for slopes that are gradients, averages, averages in Adam's metric, or gradients at y in it.
 
-    These two constants are all that the functions close over: the cache on disk is keyed by it, and functions would
+    These three constants are all that the functions close over: the cache on disk is keyed by them, and functions would
     have a new key in every process.
     """
 
@@ -252,9 +258,10 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
             x = numba.carray(pointer(x_at[j], like), low + n)[low:]
             g = numba.carray(pointer(g_at[j], like), low + n)[low:]
-            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
+            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average or second else g
             v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
-            own, lam, out = typed_weights(like, weights, eps, least, j), of(coupling[b]), partial[i]
+            own, mix = typed_weights(like, weights, eps, least, j), typed_mix(like, weights, j)
+            lam, out = of(coupling[b]), partial[i]
             out[:] = 0
             for at in range(0, n, RUN):
                 end = at + RUN
@@ -263,12 +270,16 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
                 ds = gs
                 if average and not alone:
                     ds = new_slopes(gs, d[at:end], own, fresh)
-                elif not average:
+                elif not (average or second):
                     ds = _coupled_slopes(xs, gs, lam, fresh)
                 if metric and not alone:
                     new_metric(gs, v[at:end], own, inverse)
                 if summing:
-                    if alone:
+                    if second and alone:
+                        found = second_metric_sums(xs, gs, d[at:end], v[at:end], own)
+                    elif second:
+                        found = second_sums(xs, gs, d[at:end], inverse, one)
+                    elif alone:
                         found = metric_sums(xs, gs, d[at:end], v[at:end], own)
                     else:
                         found = _sums(xs, gs if average else None, ds, inverse, zero, one)
@@ -281,7 +292,8 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
                     if kinds[b] != LINE:
                         out[NOISE] += _noise(xs, ds, zero)
                     if len(start_at):
-                        out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at)
+                        ys = d[at:end] if second else None
+                        out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at, ys, mix[0])
                 if moving:
                     squares = _lengths(xs, ds, inverse, zero, one)
                     out[X_SQ] += squares[0]
@@ -315,7 +327,7 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
             x = numba.carray(pointer(x_at[j], like), low + n)[low:]
             g = numba.carray(pointer(g_at[j], like), low + n)[low:]
-            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
+            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average or second else g
             v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
             own, typed = typed_weights(like, weights, eps, least, j), _typed(like, psi, b, caps[b])
             partial[i, 0] = 0
@@ -335,15 +347,27 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
         """Store new averages, and x <- keep x + move p, or x + relax (y - x) with y itself where relax is 1."""
         of = like.dtype.type
         one, inverse = of(1), np.empty(RUN, like.dtype) if metric else None
+        fresh = np.empty(RUN, like.dtype) if second else None
         for i in range(first, last):
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
             x = numba.carray(pointer(x_at[j], like), low + n)[low:]
             g = numba.carray(pointer(g_at[j], like), low + n)[low:]
-            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average else g
+            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average or second else g
             v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
             own, typed = typed_weights(like, weights, eps, least, j), _typed(like, psi, b, caps[b])
+            mix, share = typed_mix(like, weights, j)
             for at in range(0, n, RUN):
                 xs, ds = x[at : at + RUN], d[at : at + RUN]
+                if second:
+                    gs, vs = g[at : at + RUN], v[at : at + RUN]
+                    if kinds[b] == LINE:
+                        write_second_in_metric(xs, gs, ds, vs, own, of(keep[b]), of(move[b]), mix, share)
+                        continue
+                    averaged_points(ds, xs, mix, fresh)
+                    store_metric(gs, vs, own, inverse)
+                    _write_prox(xs, gs, inverse, of(u * caps[b]), typed, of(relax))
+                    gradient_points(fresh[: len(xs)], xs, mix, share, typed[3], typed[4], ds)
+                    continue
                 if metric and kinds[b] == LINE:
                     write_in_metric(xs, g[at : at + RUN], ds, v[at : at + RUN], own, of(keep[b]), of(move[b]))
                     continue
@@ -359,4 +383,9 @@ def _kernels(average: bool, metric: bool) -> tuple[Any, Any, Any]:
     return reduce, move_sq, write
 
 
-PLAIN, AVERAGED, ADAM = _kernels(False, False), _kernels(True, False), _kernels(True, True)
+PLAIN, AVERAGED, ADAM, SECOND = (
+    _kernels(False, False),
+    _kernels(True, False),
+    _kernels(True, True),
+    _kernels(False, True, True),
+)

@@ -54,6 +54,8 @@ def _look_up(plan: Any, blocks: Sequence[Block]) -> tuple[Addresses, np.ndarray]
     grads = [g for block in blocks for g in block.slopes]
     pairs = [(block, i) for block in blocks for i in range(len(block.params))]
     states = [[plan.entries_of(block, i, name) for block, i in pairs] for name in plan.averages]
+    if plan.rule.mix is not None:
+        states.insert(0, [y for block in blocks for y in block.ys])
     found = addresses(xs, grads, *states)
     if found is None or any([t.shape != x.shape for ts in states for t, x in zip(ts, xs, strict=True)]):
         return None
@@ -72,16 +74,19 @@ def _part(
     memory = _row_memory(kind, blocks, like)
     if kind != ENTRIES and memory is None:
         return None
+    mixes = plan.rule.mix is not None
     start = _start(plan, opt, kind, blocks, like) if plan.rule.distance else NO_START
     d_at, v_at = [*averages, NOWHERE, NOWHERE][:2]
+    if mixes and kind != ENTRIES:
+        d_at = g_at  # averages with the weights 0 and 1
     least = 0.0 if plan.rule.beta2 is None else math.sqrt(np.finfo(like.dtype).tiny)
-    weights = np.zeros((len(x_at), 4))
+    weights = np.zeros((len(x_at), 6))
     at = Sources(x_at, g_at, d_at, v_at, *start, np.zeros(len(blocks)), weights, float(plan.rule.eps), least)
     tensors = np.repeat(np.arange(len(blocks)), [len(block.params) for block in blocks])
     if kind == ENTRIES:
         sizes = tuple([tuple([x.numel() for x in block.params]) for block in blocks])
         functions: list[Any] = [None if block.kind == LINES else block.entries.psi for block in blocks]
-        return EntryPart(at, counts_at, like, layout(sizes, torch.get_num_threads()), functions)
+        return EntryPart(at, counts_at, like, layout(sizes, torch.get_num_threads()), functions, mixes)
     if kind == UNITS:
         return _units(at, memory, blocks[0], tensors)
     psi, owners = _row_constants(blocks)
@@ -105,7 +110,8 @@ def _start(plan: Any, opt: Any, kind: str, blocks: Sequence[Block], like: np.nda
     """Where the start of the parameters lies; those that the part cannot compare are measured apart."""
     owners = [p for block in blocks for p in block.owners]
     starts = [plan.start(p, opt) for p in owners]
-    if kind in (ENTRIES, PROXES) and not any([block.sharded for block in blocks]):
+    kinds = (ENTRIES,) if plan.rule.mix is not None else (ENTRIES, PROXES)
+    if kind in kinds and not any([block.sharded for block in blocks]):
         found = start_of([x for block in blocks for x in block.params], starts, like)
         if found is not None:
             return found

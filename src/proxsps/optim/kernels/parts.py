@@ -29,7 +29,16 @@ class Averaging:
     """What parts have in common: the numbers with which a step changes averages and slopes."""
 
     at: Sources
+    mixes = False  # whether a write moves the parameters of the schedule-free form too
     _counts_at: np.ndarray
+
+    def bind(self, gradients: Sequence[int]) -> None:
+        """Use gradients at other addresses."""
+        self.at.g_at[:] = gradients
+
+    def set_mix(self, b: float, share: float) -> None:
+        """The constants of the schedule-free form in this step."""
+        self.at.weights[:, 4], self.at.weights[:, 5] = b, share
 
     def set_weights(self, new: float, beta2: float | None) -> None:
         """The weight of new values in averages, and by the numbers of gradients in averages of squares."""
@@ -55,17 +64,25 @@ class EntryPart(Averaging):
         like: an array of the type of the entries.
         layout: of all blocks.
         psi: the function of each block; None for an affine one.
+        second: whether steps are schedule-free, with the parameters beside the points that move.
     """
 
     points = 3
 
     def __init__(
-        self, at: Sources, counts_at: np.ndarray, like: np.ndarray, layout: Layout, psi: Sequence[Scalar | None]
+        self,
+        at: Sources,
+        counts_at: np.ndarray,
+        like: np.ndarray,
+        layout: Layout,
+        psi: Sequence[Scalar | None],
+        second: bool,
     ) -> None:
-        self._counts_at = counts_at
+        self._counts_at, self.mixes = counts_at, second
         self.at, self._like, self._layout, self._turns = at, like, layout, turns()
         kind = (len(at.d_at) > 0) + (len(at.v_at) > 0)
-        self._reduce, self._move_sq, self._write = (entrywise.PLAIN, entrywise.AVERAGED, entrywise.ADAM)[kind]
+        kernels = (entrywise.PLAIN, entrywise.AVERAGED, entrywise.ADAM)[kind]
+        self._reduce, self._move_sq, self._write = entrywise.SECOND if second else kernels
         self._kinds = np.array([_kind(one) for one in psi])
         self._psi = np.array([one or Scalar() for one in psi], np.float64).reshape(-1, 4).T.copy()
         self._weight = (1.0, 1.5, 3.0)[kind]

@@ -63,15 +63,18 @@ def _samples(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], 
 
 
 @numba.njit(fastmath=REORDER)
-def moved_sq(like, start_at, j, x, origin):
-    """||x - x_0||^2 over the sampled entries among x, the first of which is entry `origin` of tensor j."""
+def moved_sq(like, start_at, j, x, origin, y=None, b=None):
+    """||x - x_0||^2 over the sampled entries among x, the first of which is entry `origin` of tensor j.
+
+    In the schedule-free form x is z, and the average of y and z (`proxsps.core.schedule_free`) is compared.
+    """
     bits, count, n = start_at[1, j], start_at[2, j], len(x)
     start = numba.carray(pointer(start_at[0, j], like), count)
     total = 0.0
     if bits == 0:
         begin = start[origin : origin + n]
         for k in range(n):
-            moved = np.float64(x[k] - begin[k])
+            moved = np.float64((x[k] if y is None else x[k] + (y[k] - x[k]) / b) - begin[k])
             total += moved * moved
         return total
     first, last = origin >> BLOCK_BITS, min(count, ((origin + n - 1) >> BLOCK_BITS) + 1)
@@ -80,6 +83,7 @@ def moved_sq(like, start_at, j, x, origin):
     if first < last and _at(last - 1) >= origin + n:
         last -= 1
     for block in range(first, last):
-        moved = np.float64(x[np.uint64(_at(block) - origin)] - start[block])
+        k = np.uint64(_at(block) - origin)
+        moved = np.float64((x[k] if y is None else x[k] + (y[k] - x[k]) / b) - start[block])
         total += moved * moved
     return total

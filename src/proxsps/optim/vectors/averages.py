@@ -16,7 +16,7 @@ from proxsps.optim.memory import least_metric
 class Averages(NamedTuple):
     """State tensors of a piece, which follow from one number of gradients so far."""
 
-    held: list[list[Tensor]]  # averages, then averages of squares
+    held: list[list[Tensor]]  # averages, then averages of squares; in the schedule-free form only these
     gradients: Tensor | None  # how many squares were averaged
 
     def slopes(
@@ -25,29 +25,29 @@ class Averages(NamedTuple):
         """The new d, and the inverse metric, None for the identity."""
         if not self.held:
             return g, None
-        d = g if plan.weight == 1 else torch.lerp(vector(self.held[0]), g, plan.weight)
-        if len(self.held) == 1:
+        d = g if plan.weight == 1 or plan.rule.beta is None else torch.lerp(vector(self.held[0]), g, plan.weight)
+        if plan.rule.beta2 is None:
             return d, None
-        least = least_metric(self.held[1][0].dtype)
+        least = least_metric(self.held[-1][0].dtype)
         D = self._squares(plan, g, vector).sqrt_().add_(plan.rule.eps)
         return d, (D if plan.rule.eps >= least else D.clamp_min_(least)).reciprocal_()
 
     def _squares(self, plan: Any, g: Tensor, vector: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
         """The new v."""
         new = corrected_weight(float(cast(Tensor, self.gradients)), plan.rule.beta2)
-        return torch.addcmul((1 - new) * vector(self.held[1]), g, g, value=new)
+        return torch.addcmul((1 - new) * vector(self.held[-1]), g, g, value=new)
 
     def overflows(self, g: Tensor) -> bool:
         """Whether the square of a gradient leaves the range of the state's type: v would stay infinite."""
-        if len(self.held) < 2 or not g.numel():
+        if self.gradients is None or not g.numel():
             return False
         largest = float(g.abs().amax())
-        return not largest * largest <= torch.finfo(self.held[1][0].dtype).max
+        return not largest * largest <= torch.finfo(self.held[-1][0].dtype).max
 
     def store(self, plan: Any, g: Tensor, d: Tensor) -> None:
         """Store the new averages."""
-        if self.held:
+        if plan.rule.beta is not None:
             spread(d.reshape(-1).to(self.held[0][0].dtype), self.held[0])
-        if len(self.held) > 1:
-            dtype = self.held[1][0].dtype
-            spread(self._squares(plan, g.reshape(-1).to(dtype), join), self.held[1])
+        if self.gradients is not None:
+            dtype = self.held[-1][0].dtype
+            spread(self._squares(plan, g.reshape(-1).to(dtype), join), self.held[-1])

@@ -41,7 +41,7 @@ class EntryPart:
         places: the positions of the blocks in it.
     """
 
-    points = 3
+    points, mixes = 3, False
 
     def __init__(self, plan: Any, places: Sequence[int]) -> None:
         self._plan, self._exact = plan, plan.exact
@@ -96,7 +96,7 @@ class EntryPart:
 
     def _sums(self, piece: Piece, x: Tensor, g: Tensor, d: Tensor, r: Tensor | None, moving: bool) -> tuple[float, ...]:
         """The row of a table for one piece."""
-        p, averaged = d if r is None else d * r, self._plan.rule.beta is not None
+        p, averaged = d if r is None else d * r, bool(self._plan.averages)
         center = widened(join(piece.centers)).to(x.dtype) if piece.centers else None
         near = x if center is None else x - center
         d_sq, noise = float(torch.dot(d, p)), 0.0

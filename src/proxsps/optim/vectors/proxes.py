@@ -86,7 +86,7 @@ class ProxPart:
         places: the positions of the blocks in it.
     """
 
-    curved, points, entries = True, 1, 0
+    curved, mixes, points, entries = True, False, 1, 0
 
     def __init__(self, plan: Any, places: Sequence[int]) -> None:
         self._plan, self._blocks = plan, [plan.blocks[i] for i in places]

@@ -83,7 +83,7 @@ class RowPart:
         places: the positions of the blocks in it.
     """
 
-    curved, points, entries = True, 3, 0
+    curved, mixes, points, entries = True, False, 3, 0
 
     def __init__(self, plan: Any, places: Sequence[int]) -> None:
         self._plan, self._exact, self._blocks = plan, plan.exact, [plan.blocks[i] for i in places]

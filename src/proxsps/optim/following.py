@@ -1,0 +1,45 @@
+"""A model whose train() and eval() switch optimizers too: what users of schedule-free optimizers forget to call."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+
+
+class Switch:
+    """The `train` of a model that switches optimizers, as long as these exist; an attribute of the model.
+
+    A copy of the model has no optimizer. It gets its copy of this object, which then only calls the model's own method.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._opts: list[weakref.ref[Any]] = []
+
+    def __call__(self, mode: bool = True) -> Any:
+        """Switch the model, and the optimizers."""
+        model = self._model()
+        found = type(model).train(model, mode)  # type: ignore[arg-type]
+        for opt in [ref() for ref in self._opts]:
+            if opt is not None:
+                opt.train(mode)
+        return found
+
+    def add(self, opt: Any) -> None:
+        """Switch one more optimizer."""
+        self._opts = [ref for ref in self._opts if ref() not in (None, opt)] + [weakref.ref(opt)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Switch, (self._model(),)
+
+
+def follow(opt: Any, model: nn.Module) -> None:
+    """Let `model.train()` and `model.eval()` switch an optimizer."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"follow() needs the model, an nn.Module, got {type(model).__name__}.")
+    known = vars(model).get("train")
+    switch = known if isinstance(known, Switch) else Switch(model)
+    switch.add(opt)
+    model.train = switch  # type: ignore[method-assign]

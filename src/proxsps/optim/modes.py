@@ -1,0 +1,145 @@
+"""Training and evaluation mode of a schedule-free optimizer: what the parameters hold.
+
+While a model is trained they hold y, the points of gradients, and while it is evaluated the average x. Both are
+computed in place from z, without copies, so that y comes back bitwise. A regulariser makes an exception: its zeros in x
+are those that a longer proximal step would set, and y cannot be computed from zeros, so y is kept as state meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxsps.core.estimate import metric
+from proxsps.core.schedule_free import CLEANING, average, average_exactly, cleaned, gradient_point
+from proxsps.optim.blocks import PLAIN
+from proxsps.optim.lists import widened
+from proxsps.optim.memory import entries, least_metric
+from proxsps.optim.second_point import HELD, PIECE, Y, Z
+from proxsps.regularizers import Regularizer
+from proxsps.regularizers.base import flatten, unflatten
+from proxsps.regularizers.structure import Entries, Scalar
+
+
+
+@torch.no_grad()
+def show_averages(opt: Any) -> None:
+    """Let the parameters hold x."""
+    for group in opt.param_groups:
+        moved = [p for p in group["params"] if Z in opt.state.get(p, ())]
+        b = group["betas"][0]
+        if group["regularizer"] is not None and moved:
+            _show_cleaned(opt, group, moved, b)
+            continue
+        for param in moved:
+            own = opt.state[param]
+            shown, z = _local(param), _local(own[Z])
+            if Y in own:
+                shown.copy_(average(_local(own[Y]), z, b))
+            else:
+                for y, other in _pieces(shown, z):
+                    y.copy_(average_exactly(y, other, b))
+
+
+@torch.no_grad()
+def show_gradient_points(opt: Any) -> None:
+    """Let the parameters hold y again."""
+    for group in opt.param_groups:
+        for param in group["params"]:
+            own = opt.state.get(param, {})
+            if HELD in own:
+                _local(param).copy_(_local(own.pop(HELD)))
+            elif Y in own:
+                _local(param).copy_(_local(own[Y]))
+            elif Z in own:
+                for x, z in _pieces(_local(param), _local(own[Z])):
+                    x.copy_(gradient_point(x, z, group["betas"][0]))
+
+
+def _show_cleaned(opt: Any, group: dict[str, Any], params: list[Tensor], b: float) -> None:
+    """Let parameters with a regulariser hold x with zeros; y is kept."""
+    phi: Regularizer = group["regularizer"]
+    places = {id(p): i for i, p in enumerate(group["params"])}
+    points, steps = [], []
+    for param in params:
+        own = opt.state[param]
+        own[HELD] = param.detach().clone()
+        y, z = (widened(entries(own.get(key, param), True)) for key in (Y, Z))
+        points.append(average(y, z, b))
+        D = metric(entries(own["square"], True), group["eps"]).clamp_min(least_metric(own["square"].dtype))
+        steps.append(CLEANING * float(group["tau"]) / D)
+    if phi.joint:
+        found = unflatten(cleaned(flatten(points), phi.prox_diagonal(flatten(points), flatten(steps))), points)
+    else:
+        regularizers = [phi.at(places[id(p)]) for p in params]
+        found = [
+            _within(own, cleaned(x, own.prox_diagonal(x, step)))
+            for own, x, step in zip(regularizers, points, steps, strict=True)
+        ]
+    for param, x in zip(params, found, strict=True):
+        _write(param, x)
+
+
+def _within(phi: Regularizer, x: Tensor) -> Tensor:
+    """x inside of the bounds of a constraint on entries, which rounding may have left."""
+    found = phi.structure(tuple(x.shape))
+    psi = found.psi if isinstance(found, Entries) else None
+    return x.clamp(psi.lower, psi.upper) if isinstance(psi, Scalar) and psi.bounded else x
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The entries of this rank, as real numbers; writes to it are writes to the tensor."""
+    return entries(tensor.detach(), False)
+
+
+def _write(param: Tensor, new: Tensor) -> None:
+    """Store new entries of a whole tensor in a parameter, which may be sharded."""
+    if type(param) not in PLAIN and "torch.distributed.tensor" in sys.modules:
+        from proxsps.optim.shards import cut, is_sharded
+
+        if is_sharded(param):
+            new = cut(new, param)
+    _local(param).copy_(new)
+
+
+def _pieces(y: Tensor, z: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Two tensors, cut in the same way into pieces that fit into the cache."""
+    if y.is_contiguous() and z.is_contiguous():
+        return zip(y.view(-1).split(PIECE), z.view(-1).split(PIECE), strict=True)
+    return [(y, z)]
+
+
+@torch.no_grad()
+def renew_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
+    """Compute the running statistics of batch normalisation again, for the parameters that the model is evaluated with.
+
+    They were collected at other parameters than the average. The model is switched to evaluation mode and stays there;
+    switch the optimizer before, unless it follows the model.
+
+    Args:
+        model: the model.
+        batches: inputs, or lists or tuples that begin with them, as in `torch.optim.swa_utils.update_bn`; about 20.
+    """
+    model.eval()
+    norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    norms = [part for part in norms if part.track_running_stats]
+    if not norms:
+        return
+    momenta, seen, device = [part.momentum for part in norms], 0, next(model.parameters()).device
+    try:
+        for part in norms:
+            part.reset_running_stats()
+            part.momentum, part.training = None, True  # None: the mean over all batches
+        for batch in batches:
+            first = batch[0] if isinstance(batch, Sequence) else batch
+            model(first.to(device))
+            seen += 1
+    finally:
+        for part, momentum in zip(norms, momenta, strict=True):
+            part.momentum, part.training = momentum, False
+    if not seen:
+        raise ValueError("renew_statistics needs at least one batch to compute statistics from, got none.")

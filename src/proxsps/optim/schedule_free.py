@@ -1,0 +1,253 @@
+"""ScheduleFreeSPS: the step of ProxSPS in the schedule-free form, in Adam's metric or with spectral directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from proxsps.core.schedule_free import SCALE
+from proxsps.optim.blocks import SPECTRAL
+from proxsps.optim.capped import MATCHED, CappedPolyak
+from proxsps.optim.checks import check_betas, check_diagonal, check_nonnegative
+from proxsps.optim.following import follow
+from proxsps.optim.model_groups import MATRICES, REST, model_groups
+from proxsps.optim.modes import show_averages, show_gradient_points
+from proxsps.optim.reduce import ProcessGroup
+from proxsps.optim.rule import Rule
+from proxsps.optim.second_point import AVERAGING
+from proxsps.regularizers import Regularizer
+
+ADAM = "adam"
+
+
+class ScheduleFreeSPS(CappedPolyak):
+    r"""Stochastic proximal Polyak steps without a learning rate and without a schedule.
+
+    Gradients are taken at $y$, which the parameters hold while you train; proximal steps move $z$; and what you
+    evaluate is $x$, the average of all $z$ (Defazio et al., 2024):
+
+    $$z^{k+1} = \mathrm{prox}^{D_k}_{\tau_k\varphi}(z^k - \tau_k p_k), \qquad
+    x^{k+1} = x^k + w_k (z^{k+1} - x^k), \qquad y^{k+1} = \beta_1 x^{k+1} + (1 - \beta_1) z^{k+1}.$$
+
+    In Adam's metric, $p_k = D_k^{-1} g_k$ with $D_k = \sqrt{v_k} + \epsilon$. With `metric="spectral"`, hidden matrices
+    move along orthogonalised averages of their gradients, as in Muon (Jordan et al., 2024). $\tau_k$ is the first step
+    at which the linear model of the loss, seen from $z^k$, reaches $C$, or the distance cap
+    $2\,\bar r_k / \sqrt{\hat G_k}$. Hidden matrices and other tensors have a distance cap each.
+
+    Two words more than with other optimizers: call `opt.eval()` before you evaluate or save the model, and
+    `opt.train()` before you train on. If you pass the model itself, `model.eval()` and `model.train()` do it for you.
+
+    The state is two tensors per parameter, and a sample of the starting parameters, as in `ProxSPSAdam`; three tensors
+    for parameters of half precision.
+
+    Args:
+        params: the model, whose hidden matrices and other tensors become groups (see `model_groups`), and whose
+            `train()` and `eval()` switch the optimizer too; or parameters, or groups. In groups, `"metric"` may differ,
+            and `"set"` names the groups that share a distance cap; tensors with two or more dims are apart from others.
+        lr: a further cap on the step; None for no learning rate.
+        betas: $\beta_1$, the part of $x$ in $y$, and the weight of the old $v$ in each step.
+        eps: $\epsilon$ of the metric.
+        weight_decay: $\lambda$: decay by $1/(1 + \tau\lambda)$, decoupled from the metric as in AdamW.
+        regularizer: another regulariser, instead of `weight_decay`, in groups with Adam's metric. It needs an exact
+            prox in a diagonal metric. Evaluated models have its exact zeros.
+        lower_bound: as in `ProxSPS`.
+        metric: "adam", or "spectral" for matrices: those of a model, or all tensors of a group.
+        factor: as in `ProxSPS`.
+        max_move: limit on the Euclidean length of the move of all $z$ together.
+        process_group: as in `ProxSPS`.
+        check_replicas: as in `ProxSPS`.
+        fused: as in `ProxSPS`.
+        capturable: as in `ProxSPS`.
+    """
+
+    _decay_is_l2 = False
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[Any],
+        lr: float | Tensor | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        regularizer: Regularizer | None = None,
+        lower_bound: float | None = 0.0,
+        *,
+        metric: Literal["adam", "spectral"] = "adam",
+        factor: float | Tensor | None = None,
+        max_move: float | None = None,
+        process_group: ProcessGroup | Literal[False] | None = None,
+        check_replicas: bool = False,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "factor": factor,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "regularizer": regularizer,
+            "lower_bound": lower_bound,
+            "metric": metric,
+            "set": None,
+            "packed": 1,
+            "cap": MATCHED,
+            "distance_cap": True,
+            "max_move": max_move,
+            "fused": fused,
+            "capturable": capturable,
+            "evaluating": False,
+            **dict.fromkeys(AVERAGING, 0.0),
+        }
+        model = params if isinstance(params, nn.Module) else None
+        if model is not None:
+            _check_metric(metric)
+            params = model_groups(model, metric)
+            defaults["metric"] = ADAM
+        super().__init__(params, defaults, process_group, check_replicas)
+        if model is not None:
+            self.follow(model)
+
+    # Groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as in `ProxSPSAdam`; matrices and other tensors of one group become two groups."""
+        for group in _by_set(param_group, self.defaults):
+            super().add_param_group(group)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        _check_metric(group["metric"])
+        if group["metric"] == SPECTRAL:
+            _check_spectral(group)
+        else:
+            check_diagonal(type(self).__name__, group["regularizer"])
+        if self._complete:  # groups of one set have the same numbers
+            for other in self.param_groups[:-1]:
+                shared = {"k", "factors_sq", *AVERAGING, *(["reach", "g_sq", "first_reach"] * _alike(group, other))}
+                group.update({key: other[key] for key in shared})
+                group["evaluating"] = other["evaluating"]
+
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        super()._check_numbers(group)
+        check_betas(group["betas"])
+        check_nonnegative("eps", group["eps"])
+        if not group["betas"][0] > 0:
+            raise ValueError(
+                f"betas[0] must be above 0, got {group['betas'][0]!r}: it is the part of the average in the point of "
+                "the gradients, from which the average is computed."
+            )
+
+    @staticmethod
+    def _averages(options: dict[str, Any]) -> bool:
+        return False
+
+    def _rule(self) -> Rule:
+        options = self.param_groups[0]
+        mix, beta2 = options["betas"]
+        return super()._rule()._replace(mix=mix, beta2=beta2, eps=options["eps"], scale=SCALE)
+
+    # Modes
+
+    def train(self, mode: bool = True) -> None:
+        """Let the parameters hold y, the point of gradients; in evaluation mode with `mode=False`."""
+        if not mode:
+            self.eval()
+        elif self._evaluating:
+            show_gradient_points(self)
+            self._set_evaluating(False)
+
+    def eval(self) -> None:
+        """Let the parameters hold the average x, with the exact zeros of a regulariser; `train` brings back y bitwise.
+
+        A second call, without `train` in between, does nothing.
+        """
+        if not self._evaluating:
+            show_averages(self)
+            self._set_evaluating(True)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """A context in which the parameters hold the average; afterwards they hold what they held before."""
+        before = self._evaluating
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(not before)
+
+    def follow(self, model: nn.Module) -> None:
+        """Let `model.train()` and `model.eval()` switch this optimizer too, as long as it exists."""
+        follow(self, model)
+
+    @property
+    def _evaluating(self) -> bool:
+        return bool(self.param_groups[0]["evaluating"])
+
+    def _set_evaluating(self, evaluating: bool) -> None:
+        for group in self.param_groups:
+            group["evaluating"] = evaluating
+
+    def _check_options(self) -> None:
+        if self._evaluating:
+            raise RuntimeError(
+                "ScheduleFreeSPS.step() was called in evaluation mode, in which the parameters hold the average and "
+                "not the point at which gradients are needed. Call opt.train() before the forward pass (or "
+                "model.train(), if the optimizer was given the model). Nothing was changed."
+            )
+        super()._check_options()
+
+
+def _check_metric(metric: Any) -> None:
+    if metric not in (ADAM, SPECTRAL):
+        raise ValueError(f'metric must be "adam" or "spectral", got {metric!r}.')
+
+
+def _check_spectral(group: dict[str, Any]) -> None:
+    """Raise an error for a group whose directions cannot be orthogonalised."""
+    if group["regularizer"] is not None:
+        raise ValueError(
+            f"A group with metric=\"spectral\" has regularizer={group['regularizer']!r}, whose prox is not exact in this "
+            "metric. Use weight_decay there, or metric=\"adam\" for the group that is to be sparse or constrained."
+        )
+    for i, param in enumerate(group["params"]):
+        if param.dim() < 2 or param.is_complex():
+            raise ValueError(
+                f"metric=\"spectral\" is for real matrices and filters, got parameter {i} of a group with shape "
+                f"{tuple(param.shape)} and {param.dtype}. Put it into a group with metric=\"adam\"; "
+                "proxsps.model_groups(model) makes such groups, and ScheduleFreeSPS(model, metric=\"spectral\") uses it."
+            )
+
+
+def _alike(group: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bool(group["set"] == other["set"])
+
+
+def _by_set(given: Any, defaults: dict[str, Any]) -> list[Any]:
+    """A group, or two: tensors with two or more dims, and others; unless it names its set, or must stay whole."""
+    if not isinstance(given, dict) or given.get("set") is not None:
+        return [given]
+    params = given.get("params")
+    if isinstance(params, Tensor):
+        params = [params]
+    elif not isinstance(params, set):  # for which torch has an error
+        params = list(params or ())
+    given = {**given, "params": params}
+    tensors = [one[1] if isinstance(one, tuple) else one for one in params]
+    kinds = [MATRICES if isinstance(t, Tensor) and t.dim() > 1 else REST for t in tensors]
+    phi = given.get("regularizer", defaults["regularizer"])
+    whole = isinstance(params, set) or (phi is not None and (phi.joint or type(phi).at is not Regularizer.at))
+    spectral = given.get("metric", defaults["metric"]) == SPECTRAL
+    if whole or spectral or len(set(kinds)) < 2:
+        return [{**given, "set": MATRICES if spectral or not kinds or MATRICES in kinds else REST}]
+    names = given.get("param_names")
+    found = []
+    for kind in (MATRICES, REST):
+        own = [i for i, one in enumerate(kinds) if one == kind]
+        group = {**given, "params": [params[i] for i in own], "set": kind}
+        found.append(group if names is None else {**group, "param_names": [names[i] for i in own]})
+    return found
