@@ -128,7 +128,7 @@ def planned(dtype, seed=1):
     plan = opt._plan
     assert plan.holds(opt)
     plan.prepare(1.0, plan.lam)
-    old, new, old_v, new_v = plan.parts[0].part.at.weights[0]
+    old, new, old_v, new_v = plan.parts[0].part.at.weights[0, :4]
     for p in params:
         x, g, own = p.detach().double(), p.grad.double(), opt.state[p]
         d, v = old * own["average"].double() + new * g, old_v * own["square"].double() + new_v * g**2

@@ -7,7 +7,9 @@ Schedule-free optimizers (Defazio et al., 2024) take gradients at a point betwee
 so that a run needs no schedule: x is what a schedule would end at. Here z takes the proximal Polyak step. Its linear
 model is that of the loss at y, seen from z:
 
-    gap = f(y) + <g, z - y> - C,    z+ = prox^D_{tau phi}(z - tau p),    tau = min{first zero of the model, distance cap}.
+    gap = f(y) + <g, z - y> - C,    z+ = prox^D_{tau phi}(z - tau p),
+
+where tau is the first step at which the model reaches C, or the distance cap.
 
 Only y and z are kept, because x = z + (y - z)/b. Both functions below return z where x, y and z are equal, so that
 entries without gradients stay as they are; and `gradient_point` does not decrease if x grows, also with rounding, so

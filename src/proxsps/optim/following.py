@@ -20,8 +20,8 @@ class Switch:
 
     def __call__(self, mode: bool = True) -> Any:
         """Switch the model, and the optimizers."""
-        model = self._model()
-        found = type(model).train(model, mode)  # type: ignore[arg-type]
+        model: Any = self._model()
+        found = type(model).train(model, mode)
         for opt in [ref() for ref in self._opts]:
             if opt is not None:
                 opt.train(mode)

@@ -37,7 +37,7 @@ class Role(NamedTuple):
 
 
 def roles(model: nn.Module, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Role]:
-    """Which parameters of a model are hidden matrices, and why; `print(*roles(model), sep="\\n")` shows a table.
+    r"""Which parameters of a model are hidden matrices, and why; `print(*roles(model), sep="\n")` shows a table.
 
     Args:
         model: the model. Parameters that need no gradient are left out.

@@ -25,7 +25,6 @@ from proxsps.regularizers.base import flatten, unflatten
 from proxsps.regularizers.structure import Entries, Scalar
 
 
-
 @torch.no_grad()
 def show_averages(opt: Any) -> None:
     """Let the parameters hold x."""

@@ -24,6 +24,7 @@ from proxsps.optim.key import key_of, lasting, parameters
 from proxsps.optim.memory import blank, entries, memory_dtype, replace
 from proxsps.optim.rule import Heights, Rule, Table
 from proxsps.optim.second_point import Y, Z, dots, to_averages, to_next_points
+from proxsps.optim.sets import by_set
 from proxsps.optim.spectral import SpectralPart
 
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
@@ -100,7 +101,7 @@ class Plan:
             resting = [p for p in parameters(opt) if p.grad is None and ORIGIN in opt.state.get(p, ())]
             self.apart += [p for p in resting if id(p) not in measured]
         self.owners = [p for member in self.parts for p in member.owners]
-        names = [SPECTRAL_STATE if isinstance(member.part, SpectralPart) else self._state_names for member in self.parts for _ in member.owners]
+        names = [self._state_names(member) for member in self.parts for _ in member.owners]
         # Plans by torch, and those of subgradients, are made anew for every step.
         compiled = all([member.compiled for member in self.parts])
         kept = (
@@ -108,10 +109,11 @@ class Plan:
         )
         self._key = key_of(opt, self.owners, names) if kept else None
 
-    @property
-    def _state_names(self) -> list[str]:
-        """The names of the state tensors of a parameter, of most kinds."""
+    def _state_names(self, member: Member) -> list[str]:
+        """The names of the state tensors of each parameter of a part."""
         rule = self.rule
+        if isinstance(member.part, SpectralPart):
+            return SPECTRAL_STATE
         found = [*self.averages, *["steps"] * (rule.beta2 is not None), *[ORIGIN] * rule.distance]
         return [*found, *[Z] * (rule.mix is not None)]
 
@@ -406,30 +408,6 @@ def _ys(block: Block) -> list[Tensor]:
 
 def _zs(block: Block) -> list[Tensor]:
     return block.params
-
-
-class Sets(NamedTuple):
-    """Blocks that share a distance cap."""
-
-    members: list[list[int]]  # places of blocks
-    groups: list[list[dict[str, Any]]]
-    of: dict[int, int]  # the set of each parameter, by its id
-
-
-def by_set(blocks: Sequence[Block]) -> Sets:
-    """The blocks by the set of their group; all are one set if groups name none."""
-    names: dict[Any, int] = {}
-    members: list[list[int]] = []
-    groups: list[dict[int, dict[str, Any]]] = []
-    for j, block in enumerate(blocks):
-        place = names.setdefault(block.group.get("set"), len(names))
-        if place == len(members):
-            members.append([])
-            groups.append({})
-        members[place].append(j)
-        groups[place][id(block.group)] = block.group
-    of = {id(p): i for i, own in enumerate(groups) for group in own.values() for p in group["params"]}
-    return Sets(members, [list(own.values()) for own in groups], of)
 
 
 def make_vectors(plan: Plan, kind: str, places: Sequence[int]) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from proxsps.core.schedule_free import SCALE
@@ -103,14 +102,15 @@ class ScheduleFreeSPS(CappedPolyak):
             "evaluating": False,
             **dict.fromkeys(AVERAGING, 0.0),
         }
-        model = params if isinstance(params, nn.Module) else None
-        if model is not None:
+        groups: Iterable[Any]
+        if isinstance(params, nn.Module):
             _check_metric(metric)
-            params = model_groups(model, metric)
-            defaults["metric"] = ADAM
-        super().__init__(params, defaults, process_group, check_replicas)
-        if model is not None:
-            self.follow(model)
+            groups, defaults["metric"] = model_groups(params, metric), ADAM
+        else:
+            groups = params
+        super().__init__(groups, defaults, process_group, check_replicas)
+        if isinstance(params, nn.Module):
+            self.follow(params)
 
     # Groups
 
@@ -211,15 +211,15 @@ def _check_spectral(group: dict[str, Any]) -> None:
     """Raise an error for a group whose directions cannot be orthogonalised."""
     if group["regularizer"] is not None:
         raise ValueError(
-            f"A group with metric=\"spectral\" has regularizer={group['regularizer']!r}, whose prox is not exact in this "
-            "metric. Use weight_decay there, or metric=\"adam\" for the group that is to be sparse or constrained."
+            f'A group with metric="spectral" has regularizer={group["regularizer"]!r}, whose prox is not exact in this '
+            'metric. Use weight_decay there, or metric="adam" for the group that is to be sparse or constrained.'
         )
     for i, param in enumerate(group["params"]):
         if param.dim() < 2 or param.is_complex():
             raise ValueError(
-                f"metric=\"spectral\" is for real matrices and filters, got parameter {i} of a group with shape "
-                f"{tuple(param.shape)} and {param.dtype}. Put it into a group with metric=\"adam\"; "
-                "proxsps.model_groups(model) makes such groups, and ScheduleFreeSPS(model, metric=\"spectral\") uses it."
+                f'metric="spectral" is for real matrices and filters, got parameter {i} of a group with shape '
+                f'{tuple(param.shape)} and {param.dtype}. Put it into a group with metric="adam": '
+                'ScheduleFreeSPS(model, metric="spectral") does that, by the groups of proxsps.model_groups(model).'
             )
 
 
@@ -231,16 +231,15 @@ def _by_set(given: Any, defaults: dict[str, Any]) -> list[Any]:
     """A group, or two: tensors with two or more dims, and others; unless it names its set, or must stay whole."""
     if not isinstance(given, dict) or given.get("set") is not None:
         return [given]
-    params = given.get("params")
-    if isinstance(params, Tensor):
-        params = [params]
-    elif not isinstance(params, set):  # for which torch has an error
-        params = list(params or ())
+    if isinstance(given.get("params"), set):  # for which torch has an error
+        return [given]
+    params = given.get("params") or ()
+    params = [params] if isinstance(params, Tensor) else list(params)
     given = {**given, "params": params}
     tensors = [one[1] if isinstance(one, tuple) else one for one in params]
     kinds = [MATRICES if isinstance(t, Tensor) and t.dim() > 1 else REST for t in tensors]
     phi = given.get("regularizer", defaults["regularizer"])
-    whole = isinstance(params, set) or (phi is not None and (phi.joint or type(phi).at is not Regularizer.at))
+    whole = phi is not None and (phi.joint or type(phi).at is not Regularizer.at)
     spectral = given.get("metric", defaults["metric"]) == SPECTRAL
     if whole or spectral or len(set(kinds)) < 2:
         return [{**given, "set": MATRICES if spectral or not kinds or MATRICES in kinds else REST}]

@@ -19,14 +19,14 @@ AVERAGING = ("total", "longest", "tau", "squares")  # W, taumax, the last step a
 PIECE = 1 << 18  # entries that are processed at a time
 
 
-def to_averages(ys: Sequence[Tensor], zs: Sequence[Tensor], b: float) -> None:
+def to_averages(ys: list[Tensor], zs: list[Tensor], b: float) -> None:
     """y <- x."""
     torch._foreach_sub_(ys, zs)
     torch._foreach_div_(ys, b)
     torch._foreach_add_(ys, zs)
 
 
-def to_next_points(xs: Sequence[Tensor], zs: Sequence[Tensor], b: float, share: float) -> None:
+def to_next_points(xs: list[Tensor], zs: list[Tensor], b: float, share: float) -> None:
     """x <- the next y, from the last average and the new z."""
     steps = torch._foreach_sub(zs, xs)
     torch._foreach_mul_(steps, share)

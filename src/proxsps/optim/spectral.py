@@ -41,7 +41,8 @@ def stacks(shapes: Sequence[torch.Size], packed: int, block: int = 0) -> list[St
 def directions(slopes: Tensor, rho: Any) -> Tensor:
     """p of a batch of matrices."""
     wide = slopes if slopes.is_cpu else slopes.bfloat16()
-    return orthogonalized(wide).to(slopes.dtype) * (rho * math.sqrt(max(slopes.shape[-2:])))
+    found: Tensor = orthogonalized(wide).to(slopes.dtype) * (rho * math.sqrt(max(slopes.shape[-2:])))
+    return found
 
 
 class SpectralPart:

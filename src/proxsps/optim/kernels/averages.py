@@ -148,7 +148,7 @@ def gradient_points(x, z, b, share, lower, upper, y):
 @numba.njit(error_model="numpy")
 def write_second_in_metric(z, g, y, v, own, keep, move, b, share):
     """v <- v', z <- keep z + move r g, and the next y, in one loop."""
-    _, _, old_v, new_v, eps, least, one = own
+    _, _, old_v, new_v, eps, least, _ = own
     for k in range(len(z)):
         square = _square(old_v, v[k], new_v, g[k])
         v[k] = square

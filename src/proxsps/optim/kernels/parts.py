@@ -76,7 +76,7 @@ class EntryPart(Averaging):
         like: np.ndarray,
         layout: Layout,
         psi: Sequence[Scalar | None],
-        second: bool,
+        second: bool = False,
     ) -> None:
         self._counts_at, self.mixes = counts_at, second
         self.at, self._like, self._layout, self._turns = at, like, layout, turns()
