@@ -6,13 +6,14 @@ import re
 import shlex
 import traceback
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from proxsps.experiments.published import Published, recorded
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store, StoreError
 
@@ -37,6 +38,9 @@ def check_name(name: str, what: str, reserved: Collection[str] = ()) -> None:
         raise ValueError(f"{what} is named {name!r}, which means something else in commands. Choose another name.")
 
 
+HOLDS, IN_PART, FAILS = VERDICTS = ("holds", "holds in part", "does not hold")
+
+
 @dataclass(frozen=True)
 class Claim:
     """A sentence of the paper's discussion, the number that tests it, and the verdict."""
@@ -46,7 +50,16 @@ class Claim:
     quantity: str
     rule: str
     measured: str
-    holds: bool
+    holds: bool  # as a whole
+    part: str = ""  # if not as a whole: the part that holds, and why not all of it
+    strict: str = ""  # what a stricter rule would have measured, where the rule was chosen with data in sight
+    checked: bool = True  # False if numbers are missing
+    published: Published | None = None  # the same rule on the paper's own curves
+
+    @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        return HOLDS if self.holds else IN_PART if self.part else FAILS
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,7 @@ class Experiment:
     hardware: str = "two cores"
     engine: Callable[[Path], Engine] | None = None  # from a folder for checkpoints; else one of the sweep's engines
     words: tuple[str, ...] = ()  # its name on the command line, if that is not `name` alone
+    caution: str = ""  # what its verdicts do not say
 
     def __post_init__(self) -> None:
         check_name(self.name, "An experiment", RESERVED)
@@ -146,18 +160,19 @@ class Experiment:
 
     def judge(self, frames: Frames) -> list[Claim]:
         """All claims, checked on these results. One that cannot be checked does not hold, and says why."""
-        judged = (_checked(claim, frames) for claim in self.claims)
-        return [claim for claim in judged if claim is not None]
+        judged, published = (_checked(claim, frames) for claim in self.claims), recorded(self.name)
+        return [replace(claim, published=published.get(claim.name)) for claim in judged if claim is not None]
 
     def shortened(self, frames: Frames) -> str:
-        """A line for results of fewer seeds or epochs than the experiment has; empty for all of them."""
+        """A line on what verdicts do not say, and on fewer seeds or epochs than the experiment has; mostly empty."""
         rows = frames.get("runs", frames.get("trials"))
         if rows is None or rows.empty:
-            return ""
+            return self.caution
         seeds, epochs = rows["seed"].nunique(), int(rows["epoch"].max()) if "epoch" in rows else self.epochs
         parts = [f"{seeds} of {self.seeds} seeds"] if seeds < self.seeds else []
         parts += [f"{epochs} of {self.epochs} epochs"] if epochs < self.epochs else []
-        return f"{', '.join(parts)}: not the full experiment." if parts else ""
+        fewer = f"{', '.join(parts)}: not the full experiment." if parts else ""
+        return " ".join(text for text in (fewer, self.caution) if text)
 
 
 def _checked(claim: Callable[[Frames], Claim | None], frames: Frames) -> Claim | None:
@@ -169,7 +184,7 @@ def _checked(claim: Callable[[Frames], Claim | None], frames: Frames) -> Claim |
             inner = inner.func
         name = getattr(inner, "__name__", type(inner).__name__).replace("_", "-")
         gist = (getattr(inner, "__doc__", None) or name).strip().splitlines()[0]
-        return Claim(name, gist, "", "", cannot_be_checked(error), False)
+        return Claim(name, gist, "", "", cannot_be_checked(error), False, checked=False)
 
 
 def cannot_be_checked(error: Exception) -> str:

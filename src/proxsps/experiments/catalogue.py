@@ -30,10 +30,11 @@ class Entry:
 
 ENTRIES = (
     Entry("matrix-fac1", "matrix_fac", "ProxSPS and SPS over lambda, alpha_0", 300, 50, 7),
-    Entry("matrix-fac1-stability", "matrix_fac", "ProxSPS, SPS and SGD over alpha_0", 300, 50, 7),
+    Entry("matrix-fac1-stability", "matrix_fac", "ProxSPS, SPS and SGD over alpha_0", 320, 50, 7),
     Entry("matrix-fac2", "matrix_fac", "the same with noise, rank 10", 300, 50, 7),
-    Entry("matrix-fac2-stability", "matrix_fac", "the same with noise, rank 10", 300, 50, 7),
+    Entry("matrix-fac2-stability", "matrix_fac", "the same with noise, rank 10", 320, 50, 7),
     Entry("sensor", "sensor", "gaps in air-quality measurements", 63, 100, 220),
+    Entry("conditioning", "illustrations", "condition numbers of matrix-fac"),
     Entry("interpolation", "illustrations", "sigma^2 of ridge regression"),
     Entry("model-compare", "illustrations", "Figure 1a: both models of a loss"),
     Entry("flow", "illustrations", "Figure 1b: flow of both methods"),
@@ -43,6 +44,7 @@ ENTRIES = (
     Entry("cifar10-resnet56", "deep", "ResNet56 on CIFAR-10", 27, 100, 6 * HOUR, GPU),
     Entry("cifar10-resnet110", "deep", "ResNet110 on CIFAR-10", 27, 100, 12 * HOUR, GPU),
     Entry("imagenet32-resnet110", "deep", "ResNet110 on ImageNet32", 12, 50, 65 * HOUR, GPU),
+    Entry("cifar10-resnet110-epoch", "deep", "ResNet110 at full size, one epoch", 2, 1, 480),
     Entry("cifar10-resnet56-twin", "deep", "ResNet56, small enough for a CPU", 9, 12, 1570),
     Entry("cifar10-resnet110-twin", "deep", "ResNet110, small enough for a CPU", 3, 14, 1420),
     Entry("cifar10-resnet56-adaptive", "deep", "a cap that follows the adaptive step", 2, 24, 1470),

@@ -8,17 +8,30 @@ by seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from proxsps.experiments.base import Claim, Frames, cannot_be_checked
+from proxsps.experiments.base import FAILS, IN_PART, Claim, Frames, cannot_be_checked, setting
 from proxsps.methods import METHODS
 
-Check = Callable[[Frames], tuple[str, bool]]  # what was measured, and whether the rule holds
-SURE = "95 % sure over the seeds"  # in rules; with one seed the values are compared as they are, and that is said
+
+class Found(NamedTuple):
+    """What a check found."""
+
+    measured: str
+    holds: bool
+    part: str = ""  # if it does not hold as a whole: the part that does, and why not all of it
+    strict: str = ""  # what a stricter rule would have found
+
+
+Check = Callable[[Frames], Found | tuple[str, bool]]
+SURE = "with 95 % confidence over the seeds"  # in rules; with one seed the values are compared as they are
+BOUND = r"(, | \()95 % (lower|upper) bound [^\s,;:)]+( at alpha_0 = \S+ lambda = [^\s,;:)]+)?\)?"
 # Student's t, one-sided 95 %, for 1, 2, ... degrees of freedom. Most rules need several such comparisons at once, so
 # that they hold by chance far more rarely than in one of twenty cases.
 T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
@@ -57,18 +70,43 @@ def states(
                 require_methods(frames["runs"], compared)
                 if finite:
                     require_finite(frames["runs"], finite, stable)
-                measured, holds = check(frames)
-                if SURE in rule and frames["runs"]["seed"].nunique() == 1:
-                    measured += "; one seed, so that nothing is sure"
+                found, checked = Found(*check(frames)), True
             except DivergedError as error:
-                measured, holds = str(error), False
+                found, checked = Found(str(error), False), True
             except (LookupError, ValueError, ArithmeticError, TypeError, AttributeError) as error:
-                measured, holds = cannot_be_checked(error), False
-            return Claim(name, gist, quantity, rule, measured, bool(holds))
+                found, checked = Found(cannot_be_checked(error), False), False
+            measured, holds, part, strict = found
+            if checked and SURE in rule and frames["runs"]["seed"].nunique() == 1:
+                measured = re.sub(BOUND, "", measured) + "; one curve per setting, so there are no confidence bounds"
+            return Claim(name, gist, quantity, rule, measured, bool(holds), "" if holds else part, strict, checked)
 
         return claim
 
     return decorate
+
+
+def similar(sentences: Sequence[Callable[[Frames], Claim]], needs: Iterable[str]) -> Callable[[Frames], Claim]:
+    """What the paper says of the second data set: what it says of the first one is true here as well."""
+
+    @states(
+        "qualitatively-similar",
+        "The results on matrix-fac2 are qualitatively very similar to those on matrix-fac1.",
+        "verdicts of the sentences on matrix-fac1, on these results",
+        "all hold at least in part. In part: three of four",
+        needs=needs,
+    )
+    def check(frames: Frames) -> Found:
+        judged = [sentence(frames) for sentence in sentences]
+        kept = [claim for claim in judged if claim.verdict != FAILS]
+        lost = "; ".join(f"{claim.name}: {claim.measured}" for claim in judged if claim.verdict == FAILS)
+        partly = "; ".join(f"{claim.name}: {claim.part}" for claim in judged if claim.verdict == IN_PART)
+        text = f"{sum(claim.holds for claim in judged)} of {len(judged)} hold" + (
+            f", in part {partly}" if partly else ""
+        )
+        some = f"{len(kept)} of {len(judged)} sentences; not {lost}" if 4 * len(kept) >= 3 * len(judged) else ""
+        return Found(text, not lost, some)
+
+    return check
 
 
 def label(method: str) -> str:
@@ -101,8 +139,8 @@ def require_finite(runs: pd.DataFrame, metric: str, methods: Iterable[str]) -> N
         raise DivergedError("; ".join(found))
 
 
-def least(differences: pd.Series) -> float:
-    """Lower 95 % confidence limit of the mean of differences, one for each seed; the value itself for one seed."""
+def lower_bound(differences: pd.Series) -> float:
+    """Lower 95 % confidence bound of the mean of differences, one per seed; the value itself for one seed."""
     values = differences.to_numpy(dtype=float)
     if len(values) == 1:
         return float(values[0])
@@ -110,10 +148,30 @@ def least(differences: pd.Series) -> float:
     return float(values.mean() - T95[min(len(values) - 1, len(T95)) - 1] * error)
 
 
-def least_of(differences: pd.Series) -> pd.Series:
-    """`least` for each setting; the last level of the index is the seed."""
+def lower_bounds(differences: pd.Series) -> pd.Series:
+    """`lower_bound` for each setting; the last level of the index is the seed."""
     settings = list(differences.index.names[:-1])
-    return differences.groupby(settings).apply(least)
+    return differences.groupby(settings).apply(lower_bound)
+
+
+def mostly(good: pd.Series, share: float = 0.75) -> str:
+    """The part of a sentence about all settings that holds, if it holds in at least this share of them; else nothing.
+
+    `good` says for each alpha_0 and lambda, or each alpha_0, whether it holds there.
+    """
+    if not share * len(good) <= good.sum() < len(good):
+        return ""
+    places = "; ".join(setting(*np.atleast_1d(key)) for key in good.index[~good])
+    return f"in {int(good.sum())} of {len(good)} settings, not at {places}"
+
+
+def mean_curves(runs: pd.DataFrame, metric: str = "objective") -> pd.DataFrame:
+    """Means over runs, as the published figures show them; infinity where a run has diverged.
+
+    A row for each method, schedule, alpha_0 and lambda, a column for each epoch.
+    """
+    finite = runs.assign(value=runs[metric].fillna(math.inf))
+    return finite.groupby(["method", "schedule", "lr", "weight_decay", "epoch"])["value"].mean().unstack()
 
 
 def first_within(values: pd.Series, level: float) -> float:
