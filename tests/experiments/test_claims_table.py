@@ -21,7 +21,7 @@ import pandas as pd
 import pytest
 
 from proxsps.experiments import EXPERIMENTS
-from proxsps.experiments.base import Frames
+from proxsps.experiments.base import FAILS, HOLDS, IN_PART, Frames
 from proxsps.sweep.result import METRICS
 from proxsps.sweep.spec import RunSpec
 
@@ -64,6 +64,7 @@ def path(at: Setting, epochs: int) -> Metrics:
     """Both methods are alike with alpha_0 = 1; zeta_k of SPS is larger, and has more spread, with large lambda."""
     column = LAMBDAS.index(at.lam)
     objective = np.full(epochs, 11 * at.lam * PATH_OBJECTIVE[at.method][at.rank][column])
+    objective[0] = 33 * at.lam
     objective[epochs // 2] = 11 * at.lam if at.rank == 2 else objective[-1]  # the best one found
     middle, decades = (3.0, 0.3) if at.method == "prox-sps" else (4.0, 0.45) if at.lam >= 1e-3 else (3.3, 0.35)
     return {
@@ -75,30 +76,31 @@ def path(at: Setting, epochs: int) -> Metrics:
     }
 
 
-# Stability: objective above the best one found, and validation error, for five alpha_0.
+# Stability: objective above the best one found, and validation error, for five alpha_0. SPS also has two of SGD's, with
+# constant steps only.
 BEST = 0.0105
 NAN = float("nan")
 GAPS = {
     ("prox-sps", "constant"): (4e-5, 1e-5, 2e-5, 4e-5, 7e-5),
-    ("sps", "constant"): (4e-5, 2e-3, 3e-3, 5e-3, 4e-3),
+    ("sps", "constant"): (4e-4, 7e-5, 4e-5, 2e-3, 3e-3, 5e-3, 4e-3),
     ("sgd", "constant"): (4e-4, 2e-4, 7e-5, 2.5e-5, NAN),
     ("prox-sps", "sqrt"): (4.6e-4, 2.6e-4, 1.4e-4, 6e-5, 5e-5),
-    ("sps", "sqrt"): (4.6e-4, 2.6e-4, 1.5e-4, 8e-5, 7e-5),
+    ("sps", "sqrt"): (4e-3, 5e-4, 4.6e-4, 2.6e-4, 1.5e-4, 8e-5, 7e-5),
     ("sgd", "sqrt"): (4e-3, 7e-4, 5e-4, 4.4e-4, NAN),
 }
 STABILITY_ERRORS = {
     ("prox-sps", "constant"): (4e-5, 3e-5, 5e-5, 8e-5, 1.2e-4),
-    ("sps", "constant"): (4e-5, 2e-3, 3e-3, 4.5e-3, 4e-3),
+    ("sps", "constant"): (2e-4, 6e-5, 4e-5, 2e-3, 3e-3, 4.5e-3, 4e-3),
     ("sgd", "constant"): (2e-4, 1.4e-4, 6e-5, 2.5e-5, NAN),
     ("prox-sps", "sqrt"): (2e-4, 1.5e-4, 1e-4, 5e-5, 5e-5),
-    ("sps", "sqrt"): (2e-4, 1.5e-4, 1.1e-4, 6e-5, 6e-5),
+    ("sps", "sqrt"): (3.4e-3, 2.1e-4, 2e-4, 1.5e-4, 1.1e-4, 6e-5, 6e-5),
     ("sgd", "sqrt"): (3.4e-3, 3.4e-4, 2.1e-4, 2e-4, NAN),
 }
 
 
 SPEED = {  # with constant steps the gap after j epochs is proportional to j to minus this
     "prox-sps": (3.0, 3.0, 0.4, 0.1, 0.1),
-    "sps": (4.0, 0.1, 0.1, 0.1, 0.1),
+    "sps": (0.8, 3.6, 4.0, 0.1, 0.1, 0.1, 0.1),
     "sgd": (0.8, 1.1, 3.6, 3.6, 1.0),
 }
 
@@ -108,7 +110,7 @@ def stability(at: Setting, epochs: int) -> Metrics:
     gap, j = GAPS[at.method, at.schedule][at.rank], np.arange(1, epochs + 1)
     objective = BEST + gap * (epochs / j) ** (SPEED[at.method][at.rank] if at.schedule == "constant" else 0.9)
     if at.method == "sps" and at.schedule == "sqrt":
-        objective[4] *= 1 + 0.07 * at.rank
+        objective[4] *= 1 + 0.07 * (at.rank - 2)
     if at.method == "prox-sps" and at.rank == 1:
         objective[-1] = BEST
     return {"objective": objective, "val_error": STABILITY_ERRORS[at.method, at.schedule][at.rank]}
@@ -138,9 +140,9 @@ RESNET56 = {
     "adamw": ((0.79, 1, 12, 131), (0.85, 1, 12, 82), (0.81, 1, 20, 25)),
 }
 RESNET110 = {
-    "prox-sps": ((0.65, 55, 12, 91), (0.84, 12, 12, 69), (0.82, 3, 5, 11)),
+    "prox-sps": ((0.655, 55, 12, 91), (0.84, 12, 12, 69), (0.82, 3, 5, 11)),
     "sps": ((0.10, 99, 1, 90), (0.27, 78, 5, 89), (0.50, 75, 9, 60)),
-    "adamw": ((0.63, 5, 15, 107), (0.82, 5, 25, 66), (0.78, 5, 15, 21)),
+    "adamw": ((0.60, 5, 15, 107), (0.82, 5, 25, 66), (0.755, 5, 15, 21)),
 }
 IMAGENET32 = {
     "prox-sps": ((0.38, 0, 6, 60), (0.37, 0, 6, 50), (0.28, 0, 6, 30)),
@@ -171,6 +173,23 @@ def network(table: dict[str, Any], chance: float) -> Callable[[Setting, int], Me
         return {"val_error": 1 - accuracy, "model_norm": norm, "zeta_median": zeta, "zeta": steps[:, None]}
 
     return results
+
+
+def early(table: dict[str, Any]) -> dict[str, Any]:
+    """The same early in training, where the weights of AdamW are the smallest."""
+    return {**table, "adamw": tuple((*row[:3], 8) for row in table["adamw"])}
+
+
+def first_epoch(at: Setting, epochs: int) -> Metrics:
+    """ProxSPS shrinks the weights, SPS stands still."""
+    ours = at.method == "prox-sps"
+    zeta = 1e-7 if ours else 1e-9
+    return {
+        "val_error": 0.9,
+        "model_norm": 74.16 if ours else 90.12,
+        "zeta_median": zeta,
+        "train_loss": 5e1 if ours else 2e4,
+    }
 
 
 def adaptive(at: Setting, epochs: int) -> Metrics:
@@ -239,7 +258,7 @@ def store_of(made: Made, name: str, store: str) -> Frames:
     def value(metric: str) -> Callable[[RunSpec], Any]:
         return lambda spec: results(setting(spec, specs, exchanged(store, spec.method)), epochs).get(metric, 1.0)
 
-    metrics = ("objective", "val_error", "model_norm", "zeta_median")
+    metrics = ("objective", "train_loss", "val_error", "model_norm", "zeta_median")
     frames = made(name, zeta=value("zeta"), epochs=epochs, **{metric: value(metric) for metric in metrics})
     if name in (ADAPTIVE, LONG) and store in ("swap", "copy"):
         return by_schedule(frames, store)
@@ -276,15 +295,19 @@ def by_schedule(frames: Frames, store: str) -> Frames:
 # experiment: its right results, epochs, and the accuracy of guessing (0 where there is none)
 TWIN56, TWIN110 = "cifar10-resnet56-twin", "cifar10-resnet110-twin"
 ADAPTIVE, LONG = "cifar10-resnet56-adaptive", "cifar10-resnet56-long"
+FIRST, STABILITY2 = "cifar10-resnet110-epoch", "matrix-fac2-stability"
 SOURCES: dict[str, tuple[Callable[[Setting, int], Metrics], int, float]] = {
     "matrix-fac1": (path, 20, 0),
     "matrix-fac1-stability": (stability, 40, 0),
+    "matrix-fac2": (path, 20, 0),
+    STABILITY2: (stability, 40, 0),
     "sensor": (sensor, 20, 0),
     "cifar10-resnet56": (network(RESNET56, 0.1), 100, 0.1),
     "cifar10-resnet110": (network(RESNET110, 0.1), 100, 0.1),
     "imagenet32-resnet110": (network(IMAGENET32, 0.001), 50, 0.001),
-    TWIN56: (network(RESNET56, 0.1), 20, 0.1),
-    TWIN110: (network({**RESNET110, "sps": ((0.1, 99, 1, 60),) * 3}, 0.1), 20, 0.1),
+    FIRST: (first_epoch, 1, 0.1),
+    TWIN56: (network(early(RESNET56), 0.1), 20, 0.1),
+    TWIN110: (network({**early(RESNET110), "sps": ((0.1, 99, 1, 60),) * 3}, 0.1), 20, 0.1),
     ADAPTIVE: (adaptive, 20, 0.1),
     LONG: (long_twin, 60, 0.1),
 }
@@ -294,6 +317,7 @@ SWAPS = {
     "cifar10-resnet56": ("swap-sps", "swap-adamw", "copy-prox-sps", "copy-sps", "copy-adamw"),
     ADAPTIVE: ("swap", "copy"),
 }
+SWAPS |= {FIRST: SWAPS["matrix-fac1"], "matrix-fac2": SWAPS["matrix-fac1"], STABILITY2: SWAPS["matrix-fac1-stability"]}
 SWAPS[LONG] = (*SWAPS["cifar10-resnet56"], *SWAPS[ADAPTIVE])
 SWAPS |= dict.fromkeys(("cifar10-resnet110", TWIN56, TWIN110), SWAPS["cifar10-resnet56"])
 SWAPS |= dict.fromkeys(("sensor", "imagenet32-resnet110"), (*SWAPS["cifar10-resnet56"], "swap-sgd", "copy-sgd"))
@@ -318,28 +342,27 @@ STABILITY = {
     "sgd-diverges": "swap-sps",
     "like-sgd": "",
     "slow-for-small-alpha": "",
-    "more-robust": "",
-    "validation-alike": "",
     "sqrt-stabilises-sps": "swap-sgd copy-sps",
     "early-bumps": "",
-    "less-sensitive": "swap-sps",
     "exact-with-decay": "copy-sps",
+    "more-robust": "",
+    "less-sensitive": "swap-sps",
+    "validation-alike": "",
 }
 RESNET56_TABLE = {
     "both-work": "swap-sps copy-prox-sps copy-sps copy-adamw",
     "competitive": "swap-sps copy-prox-sps copy-sps copy-adamw",
-    "smaller-norm": "",
 }
 RESNET110_TABLE = {
     "leaves-chance": "swap-adamw",
     "tiny-steps": "",
     "faster-than-adamw": "",
     "competitive": "copy-prox-sps copy-adamw",
-    "smaller-norm": "",
 }
 TABLE: dict[str, dict[str, str]] = {
     "matrix-fac1": PATH,
     "matrix-fac1-stability": STABILITY,
+    **{name: {"qualitatively-similar": ""} for name in ("matrix-fac2", STABILITY2)},
     "sensor": {
         "best-for-small-lambda": "",
         "alike-for-large-lambda": "swap-sps swap-adamw copy-adamw",
@@ -349,17 +372,21 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "cifar10-resnet56": {
         **RESNET56_TABLE,
+        "good-with-c-1": "swap-adamw",
+        "smaller-norm": "",
         "less-sensitive": "swap-sps",
         "stagnates": "",
         "zeta-below-alpha": "copy-prox-sps",
     },
     LONG: {
         **{claim: f"{others} swap copy" for claim, others in RESNET56_TABLE.items()},  # the caps are not theirs
+        "smaller-norm": "swap copy",
         "stagnates": "copy",
         "zeta-below-alpha": "copy-prox-sps swap copy",
         "adaptive-helps": "copy-prox-sps",
     },
-    "cifar10-resnet110": RESNET110_TABLE,
+    "cifar10-resnet110": {**RESNET110_TABLE, "smaller-norm": "", "less-sensitive": ""},
+    FIRST: dict.fromkeys(("weights-shrink", "norms-as-published", "stands-still"), ""),
     "imagenet32-resnet110": {
         "equally-well": "swap-sps swap-sgd copy-prox-sps copy-sps copy-sgd copy-adamw",
         "similar-accuracies": "swap-sps swap-sgd swap-adamw copy-prox-sps copy-sps copy-sgd copy-adamw",
@@ -368,19 +395,28 @@ TABLE: dict[str, dict[str, str]] = {
         "adaptive-early": "swap-sps copy-prox-sps copy-sps",
         "faster-start": "swap-sps",
     },
-    TWIN56: RESNET56_TABLE,
-    TWIN110: RESNET110_TABLE,
+    TWIN56: {**RESNET56_TABLE, "norms-so-far": ""},
+    TWIN110: {**RESNET110_TABLE, "norms-so-far": ""},
     ADAPTIVE: {"adaptive-helps": ""},
 }
 ALIKE = {"same-at-1", "zeta-above-alpha-at-1", "similar-accuracies"}  # say the same of every method
+
+
+def verdict_on_right(claim: str, experiment: str) -> str:
+    """ResNet110 with the smallest lambda is slow with every method: there the sentence is true in part."""
+    return IN_PART if (claim, experiment) == ("less-sensitive", "cifar10-resnet110") else HOLDS
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_claims_hold_on_right_results_and_on_no_wrong_ones_but_those_named(made: Made, name: str) -> None:
     stores = ("right", *SWAPS[name], "chance", "chance1")
     verdicts = {store: EXPERIMENTS[name].judge(store_of(made, name, store)) for store in stores}
+    assert [claim.verdict for claim in verdicts["right"]] == [
+        verdict_on_right(claim.name, name) for claim in verdicts["right"]
+    ]
     found = {
-        claim.name: {store for store in stores if verdicts[store][i].holds} for i, claim in enumerate(verdicts["right"])
+        claim.name: {store for store in stores if verdicts[store][i].verdict != FAILS}
+        for i, claim in enumerate(verdicts["right"])
     }
     assert found == {claim: {"right", *others.split()} for claim, others in TABLE[name].items()}
     assert not any("nan" in claim.measured for claim in verdicts["right"])
@@ -409,8 +445,10 @@ RESNETS = {
     **dict.fromkeys(("competitive", "faster-than-adamw"), "sps"),
     **dict.fromkeys(("stagnates", "leaves-chance", "tiny-steps"), "adamw"),
     **dict.fromkeys(("zeta-below-alpha", "adaptive-helps"), "sps adamw"),
+    "good-with-c-1": "prox-sps",
 }
-SILENT |= dict.fromkeys(("cifar10-resnet56", "cifar10-resnet110", TWIN56, TWIN110, LONG), RESNETS)
+SILENT |= dict.fromkeys(("cifar10-resnet56", TWIN56, TWIN110, LONG), RESNETS)
+SILENT["cifar10-resnet110"] = {**RESNETS, "less-sensitive": "sps"}
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -425,7 +463,7 @@ def test_no_claim_holds_if_a_method_that_it_speaks_of_diverged_or_is_missing(mad
         allowed |= {
             f"{kind}-{method}" for method in MAY_DIVERGE.get(claim, "").split() for kind in ("diverged", "lost")
         }
-        assert {store for store in stores if verdicts[store][i].holds} == allowed, claim
+        assert {store for store in stores if verdicts[store][i].verdict != FAILS} == allowed, claim
         for store in set(stores) - allowed:
             assert store.startswith("missing") <= ("cannot be checked" in verdicts[store][i].measured), (claim, store)
 
@@ -461,9 +499,7 @@ def test_claims_on_nothing_cannot_be_checked(made: Made, name: str) -> None:
 
 
 def test_the_table_has_every_experiment_with_runs() -> None:
-    assert {"matrix-fac2", "matrix-fac2-stability", *TABLE} == {name for name, e in EXPERIMENTS.items() if e.specs}
-    for name in ("matrix-fac1", "matrix-fac1-stability"):  # both data sets have the same claims
-        assert EXPERIMENTS[name].claims == EXPERIMENTS[name.replace("1", "2")].claims
+    assert set(TABLE) == {name for name, e in EXPERIMENTS.items() if e.specs}
 
 
 @pytest.mark.parametrize("name", SOURCES)

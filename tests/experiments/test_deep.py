@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from proxsps.experiments import EXPERIMENTS, deep_claims, imagenet_claims
+from proxsps.experiments import EXPERIMENTS, adaptive_claims, deep_claims, first_epoch, imagenet_claims, norm_claims
 from proxsps.experiments.base import Claim, Frames
 from proxsps.problems.images import PUBLISHED as PUBLISHED_IMAGES
 from proxsps.sweep.spec import RunSpec
@@ -207,8 +207,8 @@ def test_seeds_that_disagree_are_no_lead(made: Made) -> None:
     def of(second: float) -> Frames:
         return made(name, val_error=lambda spec: 0.5 if spec.method != "prox-sps" else second if spec.seed else 0.49)
 
-    judged(claim, of(0.29), False, "least +11.0 points, surely -52.1")
-    judged(claim, of(0.485), True, "least +1.2 points, surely -0.3")
+    judged(claim, of(0.29), False, "minimum +11.0 points, 95 % lower bound -52.1")
+    judged(claim, of(0.485), True, "minimum +1.2 points, 95 % lower bound -0.3")
 
 
 def test_less_sensitive(made: Made) -> None:
@@ -232,7 +232,7 @@ def test_less_sensitive(made: Made) -> None:
 
 def test_smaller_norm(made: Made) -> None:
     name = "cifar10-resnet110"
-    claim, largest = deep_claims.smaller_norm(0.2), deep_claims.smaller_norm(0.2, largest_only=True)
+    claim, largest = norm_claims.smaller_norm(0.2), norm_claims.smaller_norm(0.2, largest_only=True)
 
     def norms(spec: RunSpec) -> float:
         large = spec.weight_decay == 5e-4
@@ -267,15 +267,74 @@ def test_stagnation_and_its_reason(made: Made) -> None:
 
 
 def test_adaptive_helps(made: Made) -> None:
-    name, claim = "cifar10-resnet56-adaptive", deep_claims.adaptive_helps
+    name, claim = "cifar10-resnet56-adaptive", adaptive_claims.adaptive_helps
 
     def with_cap(error: float, otherwise: float) -> Frames:
         return made(name, val_error=lambda spec: error if spec.schedule == "adaptive" else otherwise)
 
-    judged(claim, with_cap(0.25, 0.5), True, "+25.0 points, surely +25.0 (75.0% against 50.0%")
+    judged(claim, with_cap(0.25, 0.5), True, "+25.0 points, 95 % lower bound +25.0 (75.0% against 50.0%")
     judged(claim, with_cap(0.495, 0.5), False, "+0.5 points")
-    judged(claim, with_cap(0.85, 0.9), False, "+5.0 points, surely +5.0 (15.0%")  # neither has been trained
+    judged(claim, with_cap(0.85, 0.9), False, "+5.0 points, 95 % lower bound +5.0 (15.0%")  # neither has been trained
     judged(claim, with_cap(0.5, 0.5), False, "+0.0 points")
+
+
+def test_norms_so_far(made: Made) -> None:
+    name, claim = "cifar10-resnet56-twin", norm_claims.norms_so_far(5)
+
+    def norms(sps: float, ours: float = 30.0, adamw: float = 20.0, spread: float = 0.0) -> Frames:
+        values = {"sps": sps, "prox-sps": ours, "adamw": adamw}
+        return made(name, model_norm=lambda spec: values[spec.method] + spread * spec.seed * (spec.method == "sps"))
+
+    judged(claim, norms(40.0), True, "1.333 (95 % lower bound 1.333) and 1.500")
+    judged(claim, norms(40.0, ours=15.0), False, "2.667", "0.750")
+    judged(claim, norms(25.0), False, "0.833")
+    partly = claim(norms(30.1, spread=2.0))
+    assert partly.part == "the difference from SPS is within the spread of the runs"
+    assert "in the published epoch 5" in claim(norms(40.0)).gist.lower()
+
+
+def test_good_with_c_1(made: Made) -> None:
+    name, claim = "cifar10-resnet56", deep_claims.good_with_c_1()
+    judged(claim, made(name, val_error=errors(sps=0.2, adamw=0.3)), True, "+10.0 points", "SPS 80.0% at lambda = ")
+    judged(claim, made(name, val_error=errors(sps=0.3, adamw=0.3)), False, "+0.0 points")
+    judged(claim, made(name, val_error=errors(sps=0.6, adamw=0.7)), False, "SPS 40.0%")  # works badly
+    judged(claim, made(name, val_error=errors(sps=0.2, adamw=0.9)), False, "AdamW 10.0%")  # nothing to compare with
+    best = lambda spec: 0.1 if spec.method == "sps" and spec.weight_decay == 5e-5 else 0.2  # noqa: E731
+    judged(claim, made(name, val_error=best), True, "SPS 90.0% at lambda = 5e-05")
+
+
+def test_less_sensitive_in_part_without_the_smallest_lambda(made: Made) -> None:
+    name, claim = "cifar10-resnet110", deep_claims.less_sensitive(ours=("prox-sps",))
+
+    def error(spec: RunSpec) -> float:
+        slow = 0.3 * (spec.weight_decay == 5e-6)
+        return 0.2 + slow + 0.05 * (spec.method == "adamw" and spec.weight_decay == 5e-4) * (1 - slow)
+
+    found = claim(made(name, val_error=error))
+    assert not found.holds
+    assert found.part.startswith("without lambda = 5e-06: +5.0 points")
+    assert claim(made(name, val_error=lambda spec: 0.2 + 300 * spec.weight_decay)).part == ""
+
+
+# One epoch at full size
+
+
+def test_the_first_epoch(made: Made) -> None:
+    def epoch(ours: float, sps: float, **metrics: Callable[[RunSpec], object]) -> Frames:
+        norm = lambda spec: ours if spec.method == "prox-sps" else sps  # noqa: E731
+        return made("cifar10-resnet110-epoch", epochs=1, model_norm=norm, **metrics)
+
+    judged(first_epoch.weights_shrink, epoch(82.287, 100.0), True, "ratio 0.8229")
+    judged(first_epoch.weights_shrink, epoch(82.6, 100.0), False, "0.380%")
+    judged(first_epoch.norms_as_published, epoch(74.2, 90.1), True, "0.05%", "0.03%")
+    judged(first_epoch.norms_as_published, epoch(74.2, 89.0), False, "1.25%")
+    still = {
+        "zeta_median": lambda spec: 1e-9,
+        "train_loss": lambda spec: 10.0 if spec.method == "prox-sps" else 1e4,
+    }
+    judged(first_epoch.stands_still, epoch(1.0, 1.0, **still), True, "SPS: zeta_k 1.0e-09, loss 1e+04")
+    judged(first_epoch.stands_still, epoch(1.0, 1.0, **{**still, "train_loss": lambda spec: 1e4}), False)
+    judged(first_epoch.stands_still, epoch(1.0, 1.0, **{**still, "zeta_median": lambda spec: 1e-3}), False)
 
 
 # ImageNet32
@@ -320,11 +379,11 @@ def test_different_norm(made: Made) -> None:
 def test_active_early(made: Made) -> None:
     claim, early = imagenet_claims.active_early, np.where(np.arange(12) < 1, 0.5, 2.0)[:, None]
     trained = {"val_error": lambda spec: 0.6}
-    judged(claim, made(NAME, zeta=lambda spec: early, **trained), True, "least 100% in the first", "at most 0%")
+    judged(claim, made(NAME, zeta=lambda spec: early, **trained), True, "minimum 100% in the first", "at most 0%")
     judged(claim, made(NAME, zeta=lambda spec: 0.5, **trained), False, "at most 100%")
-    judged(claim, made(NAME, zeta=lambda spec: 2.0, **trained), False, "least 0%")
+    judged(claim, made(NAME, zeta=lambda spec: 2.0, **trained), False, "minimum 0%")
     one = made(NAME, zeta=lambda spec: 2.0 if spec.method == "sps" else early, **trained)
-    judged(claim, one, False, "least 0%")
+    judged(claim, one, False, "minimum 0%")
     judged(claim, made(NAME, zeta=lambda spec: early, val_error=lambda spec: 0.999), False)
 
 

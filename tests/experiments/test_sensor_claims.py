@@ -42,6 +42,7 @@ def test_best_for_small_strengths(errors: Callable[..., Frames]) -> None:
     judged(sensor.best_for_small_strengths, errors(best), True, "0.250", "0.500", "ProxSPS with alpha_0 = 10")
     beaten = {**best, ("adamw", 1e-3, 1e-4): 0.125}
     judged(sensor.best_for_small_strengths, errors(beaten), False, "0.250", "AdamW with alpha_0 = 0.001, 0.125")
+    assert sensor.best_for_small_strengths(errors(beaten)).part == "at lambda = 5e-05"
     elsewhere = {**best, ("sgd", 1.0, 5e-4): 0.125}
     judged(sensor.best_for_small_strengths, errors(elsewhere), True)
 
@@ -74,7 +75,7 @@ def test_best_overall(errors: Callable[..., Frames]) -> None:
 def test_methods_that_share_the_least_error_have_no_winner(errors: Callable[..., Frames]) -> None:
     tie = {("prox-sps", 5.0, lam): 0.25 for lam in sensor.LAMBDAS} | {("sgd", 1.0, lam): 0.25 for lam in sensor.LAMBDAS}
     for claim in (sensor.best_for_small_strengths, sensor.best_overall, sensor.sgd_best_at_large_strength):
-        judged(claim, errors(tie), False, "not surely less")
+        judged(claim, errors(tie), False, "not less with 95 % confidence")
         judged(claim, errors({}), False, "no better than the mean")
     two = {("prox-sps", lr, lam): 0.25 for lr in (5.0, 10.0) for lam in sensor.LAMBDAS}  # of one method: no matter
     judged(sensor.best_overall, errors(two), True, "ProxSPS", "0.250")
@@ -90,17 +91,17 @@ def test_a_lead_within_the_spread_of_the_seeds_does_not_count(made: Made) -> Non
         return made("sensor", val_error=error)
 
     for claim in (sensor.best_overall, sensor.best_for_small_strengths):
-        judged(claim, ours(0.5), False, "ProxSPS", "not surely less")
+        judged(claim, ours(0.5), False, "ProxSPS", "not less with 95 % confidence")
         judged(claim, ours(0.27), True, "ProxSPS")
     norms = lambda spec: 1 - 0.5 * spec.seed * (spec.method == "prox-sps")  # noqa: E731
     judged(sensor.smaller_norm, made("sensor", model_norm=norms), False, "largest 0.750")
 
 
-def test_with_one_seed_nothing_is_sure(errors: Callable[..., Frames]) -> None:
+def test_with_one_seed_there_are_no_bounds(errors: Callable[..., Frames]) -> None:
     frames = errors({("prox-sps", 5.0, 1e-4): 0.25})
     one = {name: frame[frame["seed"] == 0] for name, frame in frames.items()}
-    judged(sensor.best_overall, one, True, "; one seed, so that nothing is sure")
-    assert "one seed" not in sensor.best_overall(frames).measured
+    judged(sensor.best_overall, one, True, "; one curve per setting, so there are no confidence bounds")
+    assert "one curve" not in sensor.best_overall(frames).measured
 
 
 def test_no_verdict_with_runs_that_diverged(errors: Callable[..., Frames]) -> None:

@@ -48,6 +48,7 @@ def adaptive_helps(frames: Frames) -> tuple[str, bool]:
     gain = lower_bound(errors["prox-sps"] - errors[FOLLOWED])
     return (
         f"{100 * (table[FOLLOWED] - table['prox-sps']):+.1f} points, 95 % lower bound {100 * gain:+.1f} "
-        f"({table[FOLLOWED]:.1%} against {table['prox-sps']:.1%}; norm {norms[FOLLOWED]:.3g} against {norms['prox-sps']:.3g})",
+        f"({table[FOLLOWED]:.1%} against {table['prox-sps']:.1%}; norm {norms[FOLLOWED]:.3g} against "
+        f"{norms['prox-sps']:.3g})",
         gain >= APART - 1e-12 and table.min() > CHANCE,
     )

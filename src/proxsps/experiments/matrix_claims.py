@@ -239,7 +239,7 @@ def good_unless_both_large(frames: Frames) -> Found:
     ends = _ends(frames["runs"])
     larger = ends.drop(1.0, level="lr")
     base = ends.loc[1.0].loc[larger.index.get_level_values("weight_decay")].to_numpy()
-    worse = larger / base - 1
+    worse = (larger / base - 1).fillna(np.inf)  # with alpha_0 = 1 it has diverged as well
     both, rest, other = worse["prox-sps"][CORNER], worse["prox-sps"].drop(CORNER), worse["sps"].drop(CORNER)
     bad = rest.index[~(rest <= GOOD)]
     apart = both > GOOD and not (other <= GOOD).all()

@@ -125,14 +125,15 @@ def recorded(name: str) -> dict[str, Published]:
 def judged(name: str, folder: Path) -> dict[str, Published]:
     """As `recorded`, computed from the curves in a folder."""
     from proxsps.experiments.catalogue import EXPERIMENTS
+    from proxsps.experiments.sentences import NO_BOUNDS
 
-    frames = read(name, folder)
-    claims = EXPERIMENTS[name].judge(frames)
-    return {
-        claim.name: Published(claim.verdict, f"{claim.measured}. {claim.part}" if claim.part else claim.measured)
-        for claim in claims
-        if claim.checked
-    }
+    reached = f"epoch {SOURCES[name].epochs}: " if SOURCES[name].epochs else ""
+    found = {}
+    for claim in EXPERIMENTS[name].judge(read(name, folder)):
+        if claim.checked:
+            text = f"{reached}{claim.measured.removesuffix(NO_BOUNDS)}" + (f"; {claim.part}" if claim.part else "")
+            found[claim.name] = Published(claim.verdict, text)
+    return found
 
 
 def main(folder: str) -> None:

@@ -31,6 +31,7 @@ class Found(NamedTuple):
 
 Check = Callable[[Frames], Found | tuple[str, bool]]
 SURE = "with 95 % confidence over the seeds"  # in rules; with one seed the values are compared as they are
+NO_BOUNDS = "; one curve per setting, so there are no confidence bounds"
 BOUND = r"(, | \()95 % (lower|upper) bound [^\s,;:)]+( at alpha_0 = \S+ lambda = [^\s,;:)]+)?\)?"
 # Student's t, one-sided 95 %, for 1, 2, ... degrees of freedom. Most rules need several such comparisons at once, so
 # that they hold by chance far more rarely than in one of twenty cases.
@@ -77,7 +78,7 @@ def states(
                 found, checked = Found(cannot_be_checked(error), False), False
             measured, holds, part, strict = found
             if checked and SURE in rule and frames["runs"]["seed"].nunique() == 1:
-                measured = re.sub(BOUND, "", measured) + "; one curve per setting, so there are no confidence bounds"
+                measured = re.sub(BOUND, "", measured) + NO_BOUNDS
             return Claim(name, gist, quantity, rule, measured, bool(holds), "" if holds else part, strict, checked)
 
         return claim
