@@ -286,7 +286,7 @@ def test_errors_say_what_to_do(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "schedulefree", None)
     lacking = replace(TINY, trials=lambda seeds: [Trial(TASKS[0], METHODS["schedule-free"], 0.1, 0)])
     monkeypatch.setitem(EXPERIMENTS, TINY.name, lacking)
-    monkeypatch.setattr("proxsps.cli.trials_run.find_spec", lambda name: None)
+    monkeypatch.setattr("proxsps.cli.running.find_spec", lambda name: None)
     result = call("run", TINY.name)
     assert result.exit_code == 2
     assert "no-lr compares with schedulefree" in result.stderr

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from proxsps.sweep.engines import run_name
-
 TASKS = """
 import os, signal, sys
 from pathlib import Path
@@ -105,7 +103,7 @@ def test_a_sweep_goes_on_after_a_worker_was_killed(kit: Any, tmp_path: Path) -> 
 
 def test_a_run_is_named_by_its_id_and_constants(kit: Any) -> None:
     spec = kit.spec(seed=3)
-    assert run_name(spec) == f"run {spec.id} (prox-sps, sqrt, lr 2, weight decay 0.001, seed 3)"
+    assert spec.describe() == f"run {spec.id} (prox-sps, sqrt, lr 2, weight decay 0.001, seed 3)"
 
 
 def _output(process: subprocess.Popen[str]) -> list[str]:

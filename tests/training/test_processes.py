@@ -13,6 +13,7 @@ import torch
 
 import proxsps
 from proxsps.training import Training, Watch, train
+from proxsps.training.checkpoint import checkpoint_file
 from proxsps.training.ranks import TrainingRanks, joined
 
 
@@ -30,7 +31,7 @@ def test_runs_side_by_side_are_those_of_one_process(kit, tmp_path):
     specs = engine.identified(specs)
     cut, done = specs[1], specs[3]
     with pytest.raises(KeyboardInterrupt):
-        train(cut, engine._file(cut), watch=Stop())
+        train(cut, checkpoint_file(tmp_path, cut), watch=Stop())
     for batch in engine.run(specs, {done.id}, heard.append):
         results += batch
     assert sorted(result.spec.id for result in results) == sorted(spec.id for spec in specs[:3])

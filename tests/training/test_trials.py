@@ -17,8 +17,8 @@ from proxsps.methods import METHODS, Method
 from proxsps.optim import ProxSPS
 from proxsps.regularizers import L1, Regularizer
 from proxsps.sweep.files import StoreError
+from proxsps.sweep.trial_store import TrialStore
 from proxsps.sweep.trials import Trial, TrialTask, run_trial, warm_cosine
-from proxsps.training.trial_store import TrialStore
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def row(trial: Trial, value: float = 1.0) -> dict[str, Any]:
 def filled(folder, chosen) -> TrialStore:
     store = TrialStore(folder, "mine")
     for trial in chosen:
-        store.add(row(trial))
+        store.add([row(trial)])
     return store
 
 
@@ -255,9 +255,9 @@ def test_a_store_is_read_again_with_what_was_added(tmp_path):
 def test_two_writers_keep_what_the_other_added(tmp_path):
     first, second = TrialStore(tmp_path, "mine"), TrialStore(tmp_path, "mine")
     a, b, *_ = trials()
-    first.add(row(a))
-    second.add(row(b))
-    second.add(row(a, value=2.0))  # is there already, and stays as it is
+    first.add([row(a)])
+    second.add([row(b)])
+    second.add([row(a, value=2.0)])  # is there already, and stays as it is
     rows = TrialStore(tmp_path, "mine").rows
     assert set(rows["trial"]) == {a.id, b.id}
     assert rows["value"].tolist() == [1.0, 1.0]
@@ -279,13 +279,13 @@ def test_tasks_that_may_be_left_out_may_only_be_left_out_as_a_whole(tmp_path):
 
 def test_the_same_setting_of_two_versions_is_an_error(tmp_path):
     longer = [replace(trial, task=Line(steps=99)) for trial in trials()]
-    with pytest.raises(StoreError, match="more than one trial of 4 settings"):
+    with pytest.raises(StoreError, match="more than one run of 4 settings"):
         filled(tmp_path, [*trials(), *longer]).require(trials(), frozenset(), "run it")
 
 
 def test_a_store_of_another_experiment_or_damaged_is_not_opened(tmp_path):
     filled(tmp_path, trials())
-    with pytest.raises(StoreError, match="rows of another experiment than other"):
+    with pytest.raises(StoreError, match=r"rows of another experiment \(mine\), not only of other"):
         TrialStore(tmp_path, "other")
     file = tmp_path / "trials.parquet"
     content = bytearray(file.read_bytes())

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from proxsps._install import extra
 from proxsps.cli.checks import check_folder, check_steps
 from proxsps.cli.console import duration, printable, progress, say
 from proxsps.experiments.base import Experiment
+from proxsps.experiments.catalogue import CORES
 from proxsps.problems.datasets import DataError
-from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine
+from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine, Processes
 from proxsps.sweep.run import fill
 from proxsps.sweep.spec import RunSpec
-from proxsps.sweep.store import Store, StoreError
+from proxsps.sweep.store import StoreError, TableStore
+from proxsps.sweep.trials import Trial, run_trial
 from proxsps.training import Training
 
 
@@ -45,51 +49,77 @@ def run_if_possible(
 
 def run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: Engine) -> dict[str, Any]:
     """Compute the missing runs of an experiment; returns what was done, in numbers."""
-    if experiment.trials is not None:
-        from proxsps.cli.trials_run import run_trials
-
-        return run_trials(experiment, experiment.trials, folder, seeds, epochs, isinstance(engine, Batched))
-    if experiment.specs is None:
-        return {"experiment": experiment.name, "runs": 0, "ran": 0, "diverged": 0, "seconds": 0.0}
-    specs = experiment.specs(seeds or experiment.seeds, epochs or experiment.epochs)
+    found = {"experiment": experiment.name, "runs": 0, "ran": 0, "diverged": 0, "seconds": 0.0}
+    if experiment.specs is None and experiment.trials is None:
+        return found
+    runs, lengths = _planned(experiment, seeds or experiment.seeds, epochs)
     check_folder(folder / experiment.name)
-    store = Store(folder / experiment.name, experiment.name)
-    if experiment.engine is not None:
-        specs = _identified(experiment.engine(store.folder), specs, store)
-    missing = len(store.lacking(specs))
-    if missing:
-        check_steps(missing, specs[0].epochs, specs[0].problem.steps_per_epoch)
-    published = len(experiment.specs(experiment.seeds, 1)) * experiment.epochs
-    if experiment.engine is not None and not isinstance(engine, Batched):
-        say(f"{experiment.name} trains networks: --engine is not used.")
-    runner = engine.saving(store.folder) if isinstance(engine, Batched) else engine
-    runner = runner if experiment.engine is None else experiment.engine(store.folder)
-    seconds = experiment.seconds * missing * specs[0].epochs / published
-    known = seconds and isinstance(runner, Batched | Training)
-    guess = f", about {duration(seconds)} on {experiment.hardware}" if known else ""
-    say(f"{experiment.name}: {len(specs)} runs, {len(specs) - missing} already done{guess}")
+    store = experiment.store(folder)
+    runner, is_known = _runner(experiment, store.folder, engine)
+    if isinstance(runner, Training):
+        runs = _identified(runner, runs, store)
+    missing = len(store.lacking(runs))
+    if missing and experiment.specs is not None:
+        check_steps(missing, lengths[0], runs[0].problem.steps_per_epoch)
+    seconds = experiment.seconds * missing * lengths[0] / lengths[1]
+    hardware = experiment.hardware if experiment.trials is None else CORES
+    guess = f", about {duration(seconds)} on {hardware}" if seconds and is_known else ""
+    say(f"{experiment.name}: {len(runs)} runs, {len(runs) - missing} already done{guess}")
     started = time.perf_counter()
-    with progress(experiment.name, missing * specs[0].epochs) as advance:
-        fill(store, specs, runner, advance)
-    wanted = {spec.id for spec in specs}
-    final = store.runs[store.runs["run"].isin(wanted)].groupby("run")["status"].last()
-    return {
-        "experiment": experiment.name,
-        "runs": len(specs),
-        "ran": missing,
-        "diverged": int((final == "diverged").sum()),
-        "seconds": round(time.perf_counter() - started, 3),
-    }
+    with progress(experiment.name, missing * lengths[0], "epochs" if experiment.trials is None else "runs") as advance:
+        fill(store, runs, runner, advance)
+    elapsed = round(time.perf_counter() - started, 3)
+    diverged = store.diverged(run.id for run in runs)
+    return {**found, "runs": len(runs), "ran": missing, "diverged": diverged, "seconds": elapsed}
 
 
-def _identified(engine: Engine, specs: list[RunSpec], store: Store) -> list[RunSpec]:
+def _planned(experiment: Experiment, seeds: int, epochs: int | None) -> tuple[list[Any], tuple[int, int]]:
+    """The runs or trials; and the length of one, and of all that are published together, in epochs or trials."""
+    if experiment.trials is None:
+        published = len(experiment.specs(experiment.seeds, 1)) * experiment.epochs
+        length = epochs or experiment.epochs
+        return experiment.specs(seeds, length), (length, published)
+    if epochs is not None:
+        raise ValueError(f"The tasks of {experiment.name} have their own numbers of steps: leave --epochs out.")
+    return _possible(experiment, experiment.trials(seeds)), (1, len(experiment.trials(experiment.seeds)))
+
+
+def _runner(experiment: Experiment, folder: Path, engine: Engine) -> tuple[Engine, bool]:
+    """The engine for an experiment, given the one that was chosen; and whether it is known how long that takes."""
+    if experiment.trials is None and experiment.engine is None:
+        is_batched = isinstance(engine, Batched)
+        return (engine.saving(folder), True) if is_batched else (engine, False)
+    if not isinstance(engine, Batched):
+        say(f"{experiment.name} trains networks: --engine is not used.")
+    return (Processes(work=run_trial) if experiment.engine is None else experiment.engine(folder)), True
+
+
+def _possible(experiment: Experiment, trials: list[Trial]) -> list[Trial]:
+    """The trials whose data is available. Optional tasks without data are skipped with a message."""
+    packages = sorted({package for trial in trials for package in trial.method.needs if find_spec(package) is None})
+    if packages:
+        raise DataError(
+            f"{experiment.name} compares with {' and '.join(packages)}, which are not installed: {extra('baselines')}."
+        )
+    left_out: set[str] = set()
+    for task in {trial.task.name: trial.task for trial in trials}.values():
+        try:
+            next(iter(task.batches(0)))
+        except DataError as error:
+            if task.name not in experiment.optional:
+                raise
+            left_out.add(task.name)
+            say(f"Skipped: {task.name}. {printable(str(error))}")
+    return [trial for trial in trials if trial.task.name not in left_out]
+
+
+def _identified(engine: Training, specs: list[RunSpec], store: TableStore) -> list[RunSpec]:
     """Training runs with ids that depend on data and device. A store cannot hold the same settings for two of these."""
-    if not isinstance(engine, Training):
-        return specs
     specs = engine.identified(specs)
     ids, settings = {spec.id for spec in specs}, {(*spec.columns().values(), spec.epochs) for spec in specs}
-    if len(store.runs):
-        others = store.runs[~store.runs["run"].isin(ids)].groupby([*specs[0].columns(), "run"])["epoch"].max()
+    runs = store.tables["runs"]
+    if len(runs):
+        others = runs[~runs["run"].isin(ids)].groupby([*specs[0].columns(), "run"])["epoch"].max()
         if settings & {(*key[:-1], epochs) for key, epochs in others.items()}:
             raise StoreError(
                 f"{store.folder} holds runs with the same settings on other data, on another device or of another "

@@ -21,6 +21,7 @@ from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.sweep.loop import Watch
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store
+from proxsps.training.checkpoint import checkpoint_file
 from proxsps.training.identity import identify
 from proxsps.training.loop import train as train_run
 from proxsps.training.ranks import joined
@@ -36,7 +37,7 @@ def run(
         console = Console(stderr=True, quiet=not ranks.first, emoji=False)
         spec = identify(spec, ranks, amp)
         check_steps(1, spec.epochs, spec.problem.steps_per_epoch)
-        file = checkpoint or place / "checkpoints" / f"{spec.id}.pt"
+        file = checkpoint or checkpoint_file(place, spec)
         if spec.id not in Store(place, name).done:
             with _interrupts(console, file), _Bar(console, spec) as bar:
                 result = train_run(spec, file, ranks, amp, bar)

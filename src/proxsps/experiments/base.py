@@ -121,13 +121,14 @@ class Experiment:
 
     def frames(self, folder: Path) -> Frames:
         """The tables that drawings and claims are made from; an error if the store in `folder` is not a whole sweep."""
-        if self.trials is not None:
-            return {"trials": self._trial_rows(folder, self.trials)}
-        if self.specs is None:
+        if self.specs is None and self.trials is None:
             return {} if self.tables is None else self.tables()
-        store = Store(folder / self.name, self.name)
+        store = self.store(folder)
         if not store.done:
             raise StoreError(f"{store.folder} has no runs of {self.name}. Run it first: {self._command(folder)}")
+        if self.trials is not None:
+            seeds = int(store.rows["seed"].max()) + 1
+            return {"trials": store.require(self.trials(seeds), self.optional, self._command(folder, seeds))}
         lengths = store.runs.groupby("run")["epoch"].max()
         if lengths.nunique() > 1:
             raise StoreError(
@@ -142,14 +143,13 @@ class Experiment:
         store.require(self.specs(seeds, epochs), command, by_id=self.engine is None)
         return {"runs": store.runs, "steps": store.steps}
 
-    def _trial_rows(self, folder: Path, trials: Callable[[int], list[Trial]]) -> pd.DataFrame:
-        from proxsps.training.trial_store import TrialStore
+    def store(self, folder: Path) -> Any:
+        """The store of its runs or trials, in a folder of results."""
+        if self.trials is None:
+            return Store(folder / self.name, self.name)
+        from proxsps.sweep.trial_store import TrialStore  # loads torch
 
-        store = TrialStore(folder / self.name, self.name)
-        if not store.done:
-            raise StoreError(f"{store.folder} has no runs of {self.name}. Run it first: {self._command(folder)}")
-        seeds = int(store.rows["seed"].max()) + 1
-        return store.require(trials(seeds), self.optional, self._command(folder, seeds))
+        return TrialStore(folder / self.name, self.name)
 
     def _command(self, folder: Path, seeds: int | None = None, epochs: int | None = None) -> str:
         """The command that runs the experiment, with the options that are not the defaults."""

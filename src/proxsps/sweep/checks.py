@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,32 +23,37 @@ STEPS = ["run", *SETTING, "step", "epoch", "zeta", "alpha"]
 
 def check_runs(runs: pd.DataFrame, path: Path, experiment: str) -> None:
     """Check columns, types, that there is one experiment, and that each run has all epochs once and in order."""
-    _check_columns(runs, RUNS, path)
-    foreign = set(runs["experiment"]) - {experiment}
+    check_columns(runs, RUNS, path)
+    check_experiment(runs, path, experiment)
+    _check_numbering(runs, "epoch", 1, path)
+    ok = runs["status"] == "ok"
+    if not (ok | (runs["status"] == "diverged")).all() or (ok & ~np.isfinite(runs["objective"])).any():
+        raise unusable(path, "a status is unknown, or does not fit the objective")
+    _check_setting(runs, path)
+
+
+def check_experiment(table: pd.DataFrame, path: Path, experiment: str) -> None:
+    """Check that there are only rows of this experiment."""
+    foreign = set(table["experiment"]) - {experiment}
     if foreign:
         raise StoreError(
             f"{path} holds rows of another experiment ({', '.join(sorted(foreign))}), not only of {experiment}. "
             "Move them away, or choose another folder with --out."
         )
-    _check_numbering(runs, "epoch", 1, path)
-    ok = runs["status"] == "ok"
-    if not (ok | (runs["status"] == "diverged")).all() or (ok & ~np.isfinite(runs["objective"])).any():
-        raise _unusable(path, "a status is unknown, or does not fit the objective")
-    _check_setting(runs, path)
 
 
 def check_steps(steps: pd.DataFrame, runs: pd.DataFrame, path: Path) -> None:
     """Check columns and types, and that runs with seed 0 have all steps once and in order."""
     wanted = set(runs.loc[runs["seed"] == 0, "run"])
     if len(steps):
-        _check_columns(steps, STEPS, path)
+        check_columns(steps, STEPS, path)
         _check_numbering(steps, "step", 0, path)
         _check_setting(steps, path)
     epochs = runs.groupby("run")["epoch"].max().reindex(sorted(wanted))
     found = steps.groupby("run")["epoch"].max() if len(steps) else pd.Series(dtype="int64")
     lacking = int((found.reindex(epochs.index) != epochs).sum())
     if lacking:
-        raise _unusable(path, f"it lacks steps of {lacking} of the {len(wanted)} runs with seed 0")
+        raise unusable(path, f"it lacks steps of {lacking} of the {len(wanted)} runs with seed 0")
 
 
 def check_against(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path) -> None:
@@ -71,17 +77,8 @@ def check_against(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path) ->
 def check_whole(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path, command: str, by_id: bool) -> None:
     """Check for all settings of a grid once, and no others; if `by_id`, under the current ids of their specs."""
     names = [*SETTING, *(["regularizer"] if "regularizer" in runs.columns else [])]
-    settings = runs.drop_duplicates("run")[names]
-    twice = settings[settings.duplicated()]
-    if len(twice):
-        raise StoreError(
-            f"{folder} holds more than one run of {len(twice)} settings, of other data or of another version. Move the "
-            f"folder away and run `{command}`, or choose another with --out."
-        )
-    found = set(settings.itertuples(index=False, name=None))
     wanted = {tuple(spec.columns().get(name, DEFAULT) for name in names) for spec in specs}
-    if missing := len(wanted - found):
-        raise StoreError(f"{missing} of {len(wanted)} runs are missing in {folder}: run `{command}`.")
+    found = set(check_settings(runs.drop_duplicates("run")[names], wanted, folder, command))
     if others := len(found - wanted):
         raise StoreError(
             f"{folder} holds {others} runs with settings that the experiment does not have. Move the folder away and "
@@ -94,30 +91,49 @@ def check_whole(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path, comm
         )
 
 
-def _check_columns(table: pd.DataFrame, wanted: Sequence[str], path: Path) -> None:
+def check_settings(
+    settings: pd.DataFrame, wanted: set[tuple[Any, ...]], folder: Path, command: str
+) -> list[tuple[Any, ...]]:
+    """The settings of all runs, one row each; an error if there is one twice, or if a wanted one is missing."""
+    twice = int(settings.duplicated().sum())
+    if twice:
+        raise StoreError(
+            f"{folder} holds more than one run of {twice} settings, of other data or of another version. Move the "
+            f"folder away and run `{command}`, or choose another with --out."
+        )
+    # NaN, which is not equal to itself, becomes None.
+    found = [tuple(None if v != v else v for v in row) for row in settings.itertuples(index=False, name=None)]
+    if missing := len(wanted - set(found)):
+        raise StoreError(f"{missing} of {len(wanted)} runs are missing in {folder}: run `{command}`.")
+    return found
+
+
+def check_columns(table: pd.DataFrame, wanted: Sequence[str], path: Path) -> None:
+    """Check columns and their types, and that no constant is missing."""
     lacking = [name for name in wanted if name not in table.columns]
     if lacking:
-        raise _unusable(path, f"it has no column {', '.join(lacking)}")
+        raise unusable(path, f"it has no column {', '.join(lacking)}")
     for name in wanted:
         kinds = "OUT" if name in TEXTS else "iu" if name in WHOLE else "f"
         kind = "T" if isinstance(table[name].dtype, pd.StringDtype) else table[name].dtype.kind
         if kind not in kinds:
-            raise _unusable(path, f"the column {name} has the wrong type, {table[name].dtype}")
+            raise unusable(path, f"the column {name} has the wrong type, {table[name].dtype}")
     if table[[name for name in wanted if name in TEXTS | set(SETTING)]].isna().any(axis=None):
-        raise _unusable(path, "constants of runs are missing")
+        raise unusable(path, "constants of runs are missing")
 
 
 def _check_numbering(table: pd.DataFrame, name: str, first: int, path: Path) -> None:
     """Check that each run counts from `first` on without a gap, in order."""
     expected = table.groupby("run", sort=False).cumcount() + first
     if not np.array_equal(table[name], expected):
-        raise _unusable(path, f"a run has a {name} twice, out of order or not at all")
+        raise unusable(path, f"a run has a {name} twice, out of order or not at all")
 
 
 def _check_setting(table: pd.DataFrame, path: Path) -> None:
     if len(table[["run", *SETTING]].drop_duplicates()) != table["run"].nunique():
-        raise _unusable(path, "rows of one run have different constants")
+        raise unusable(path, "rows of one run have different constants")
 
 
-def _unusable(path: Path, reason: str) -> StoreError:
+def unusable(path: Path, reason: str) -> StoreError:
+    """The error for a table that something is wrong with."""
     return StoreError(f"{path} cannot be used: {reason}. Restore it, or move the folder away to start again.")

@@ -12,8 +12,9 @@ import os
 import pickle
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -26,7 +27,8 @@ from proxsps.sweep.result import RunResult
 from proxsps.sweep.saved import EVERY, SavedBatch
 from proxsps.sweep.spec import RunSpec
 
-Results = Generator[list["RunResult"], None, None]  # as they are finished; closing it ends its processes
+# Lists of `RunResult`, or of rows of trials, as they are finished; closing it ends its processes.
+Results = Generator[list[Any], None, None]
 Advance = Callable[[int], None]  # called with the number of epochs of single runs that were finished
 
 BATCH = 300  # runs; larger batches are hardly faster
@@ -84,7 +86,8 @@ class Batched:
     ) -> Results:
         missing = [batch for batch in batches if _is_missing(batch, done)]
         tasks = [((batch, self._saved(batch)), f"a batch of {len(batch)} runs") for batch in missing]
-        with closing(run_tasks(_run_batch, tasks, min(cores, len(tasks)), advance)) as finished:
+        work = partial(_with_one_thread, _run_batch)
+        with closing(run_tasks(work, tasks, min(cores, len(tasks)), advance)) as finished:
             for results in finished:
                 yield [result for result in results if result.spec.id not in done]
         for saved in map(self._saved, batches):
@@ -143,19 +146,30 @@ class Single:
 
 
 class Processes:
-    """Single runs in a pool of processes with one thread each."""
+    """Single runs in a pool of processes with one thread each.
 
-    def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or os.cpu_count() or 1
+    Args:
+        workers: the number of processes; default: one for each core.
+        work: what to do with a spec, or a trial: a function of it and of a function that counts finished epochs.
+    """
 
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
+    def __init__(self, workers: int | None = None, work: Callable[[Any, Tell], Any] = run_single) -> None:
+        self.workers, self.work = workers or os.cpu_count() or 1, work
+
+    def run(self, specs: Sequence[Any], done: Collection[str], advance: Advance) -> Results:
         """Runs in the order in which they finish; an interrupt keeps finished runs."""
-        tasks = [(spec, run_name(spec)) for spec in specs if spec.id not in done]
-        check_sendable([spec for spec, _ in tasks])
+        missing = [spec for spec in specs if spec.id not in done]
+        check_sendable([spec for spec in missing if isinstance(spec, RunSpec)])
+        tasks = [(spec, spec.describe()) for spec in missing]
         # Leaving the block, by an error or an interrupt too, ends the processes at once.
-        with closing(run_tasks(_run_single, tasks, self.workers, advance)) as results:
+        with closing(run_tasks(partial(_with_one_thread, self.work), tasks, self.workers, advance)) as results:
             for result in results:
                 yield [result]
+
+
+def _with_one_thread(work: Callable[[Any, Tell], Any], task: Any, tell: Tell) -> Any:
+    torch.set_num_threads(1)
+    return work(task, tell)
 
 
 def _is_missing(batch: Sequence[RunSpec], done: Collection[str]) -> bool:
@@ -190,22 +204,8 @@ def check_sendable(specs: Sequence[RunSpec]) -> None:
 
 
 def _run_batch(task: tuple[list[RunSpec], SavedBatch | None], tell: Tell) -> list[RunResult]:
-    torch.set_num_threads(1)
     batch, saved = task
     return run_batch(batch, tell, saved)
-
-
-def _run_single(spec: RunSpec, tell: Tell) -> RunResult:
-    torch.set_num_threads(1)
-    return run_single(spec, tell)
-
-
-def run_name(spec: RunSpec) -> str:
-    """A run in words, for messages."""
-    return (
-        f"run {spec.id} ({spec.method}, {spec.schedule}, lr {spec.lr:g}, weight decay {spec.weight_decay:g}, "
-        f"seed {spec.seed})"
-    )
 
 
 ENGINES: dict[str, type[Batched] | type[Single] | type[Processes]] = {

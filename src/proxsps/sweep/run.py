@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from proxsps.sweep.engines import Advance, Batched, Engine
 from proxsps.sweep.spec import RunSpec
-from proxsps.sweep.store import Store
+from proxsps.sweep.store import Store, TableStore
 
 
 class Tables(NamedTuple):
@@ -44,7 +44,7 @@ def run_sweep(
     return Tables(*(table[table["run"].isin(ids)].reset_index(drop=True) for table in (store.runs, store.steps)))
 
 
-def fill(store: Store, specs: Sequence[RunSpec], engine: Engine, advance: Advance) -> None:
+def fill(store: TableStore, specs: Sequence[Any], engine: Engine, advance: Advance) -> None:
     """Run what a store lacks, and store each part as soon as it is finished."""
     store.lacking(specs)  # raises an error if a stored run does not fit its spec
     with closing(engine.run(specs, store.done, advance)) as finished:  # processes end with the sweep

@@ -163,6 +163,13 @@ class RunSpec:
             **named,
         }
 
+    def describe(self) -> str:
+        """The run in words, for messages."""
+        return (
+            f"run {self.id} ({self.method}, {self.schedule}, lr {self.lr:g}, weight decay {self.weight_decay:g}, "
+            f"seed {self.seed})"
+        )
+
     def options(self) -> dict[str, Any]:
         """All fields except the problem, for a copy with another problem."""
         return {field.name: getattr(self, field.name) for field in fields(RunSpec) if field.name != "problem"}

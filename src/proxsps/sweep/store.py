@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -41,26 +42,106 @@ from proxsps.sweep.tables import StoreError as StoreError  # part of this module
 from proxsps.sweep.tables import read_table, write_table
 
 
-class Store:
-    """The results of one experiment in `folder`."""
+class TableStore:
+    """Tables of one experiment in `folder`, one file each. Subclasses say what is in them."""
+
+    names: ClassVar[tuple[str, ...]]  # of the tables; the last one is written last, and lists what is done
+    key: ClassVar[str]  # its column of ids
 
     def __init__(self, folder: Path, experiment: str) -> None:
         self.folder, self.experiment = folder, experiment
+        self.tables: dict[str, pd.DataFrame] = {}
         self._stamps: list[tuple[int, ...] | None] = []
-        self.runs = self.steps = pd.DataFrame()
         self._read()
 
     @property
     def done(self) -> set[str]:
         """Ids of the stored runs."""
-        return set(self.runs["run"]) if len(self.runs) else set()
+        return set(self._last[self.key]) if len(self._last) else set()
 
-    def lacking(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
-        """The specs without a stored run; an error if a stored run does not fit its spec."""
+    def lacking(self, runs: Sequence[Any]) -> list[Any]:
+        """Those without a stored result."""
         done = self.done
-        if done:
-            check_against(self.runs, specs, self.folder)
-        return [spec for spec in specs if spec.id not in done]
+        return [run for run in runs if run.id not in done]
+
+    def diverged(self, ids: Iterable[str]) -> int:
+        """How many of these runs have diverged."""
+        rows = self._last[self._last[self.key].isin(set(ids))]
+        return int((rows.groupby(self.key)["status"].last() == "diverged").sum())
+
+    def add(self, results: Iterable[Any]) -> None:
+        """Add finished runs to what other commands may have added in the meantime."""
+        results = {self._id(result): result for result in results}
+        if not results:
+            return
+        with locked(self.folder):
+            if self._stamps != self._look():
+                self._read()
+            done = self.done
+            fresh = [result for name, result in results.items() if name not in done]
+            if not fresh:
+                return
+            tables = {name: _joined(self.tables[name], self._rows(name, fresh)) for name in self.names}
+            for name in self.names:
+                write_table(self._path(name), tables[name])
+            self.tables, self._stamps = tables, self._look()
+
+    def _id(self, result: Any) -> str:
+        raise NotImplementedError
+
+    def _rows(self, name: str, results: list[Any]) -> list[pd.DataFrame]:
+        """Rows of results for one of the tables."""
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        """Raise an error if the tables cannot be used."""
+        raise NotImplementedError
+
+    @property
+    def _last(self) -> pd.DataFrame:
+        return self.tables[self.names[-1]]
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.parquet"
+
+    def _read(self) -> None:
+        self._stamps = self._look()
+        self.tables = {name: read_table(self._path(name)) for name in self.names}
+        self._check()
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        """Shows whether another command has replaced a file."""
+        stamps: list[tuple[int, ...] | None] = []
+        for name in self.names:
+            try:
+                found = os.stat(self._path(name))
+                stamps.append((found.st_ino, found.st_size, found.st_mtime_ns))
+            except OSError:
+                stamps.append(None)
+        return stamps
+
+
+class Store(TableStore):
+    """The results of the runs of one experiment in `folder`."""
+
+    names = ("steps", "runs")
+    key = "run"
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """One row for each run and epoch."""
+        return self.tables["runs"]
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """One row for each iteration of the runs with seed 0."""
+        return self.tables["steps"]
+
+    def lacking(self, runs: Sequence[RunSpec]) -> list[RunSpec]:
+        """The specs without a stored run; an error if a stored run does not fit its spec."""
+        if self.done:
+            check_against(self.runs, runs, self.folder)
+        return super().lacking(runs)
 
     def require(self, specs: Sequence[RunSpec], command: str, by_id: bool = True) -> None:
         """Raise an error unless exactly the runs of these specs are stored.
@@ -72,48 +153,22 @@ class Store:
         """
         check_whole(self.runs, specs, self.folder, command, by_id)
 
-    def add(self, results: Iterable[RunResult]) -> None:
-        """Add finished runs to what other commands may have added in the meantime."""
-        results = list(results)
-        if not results:
-            return
-        with locked(self.folder):
-            if self._stamps != self._look():
-                self._read()
-            done = self.done
-            fresh = list({result.spec.id: result for result in results if result.spec.id not in done}.values())
-            if not fresh:
-                return
-            steps = _joined(self.steps, [_step_rows(result) for result in fresh if result.spec.seed == 0])
-            runs = _joined(self.runs, [_epoch_rows(result, self.experiment) for result in fresh])
-            write_table(self._path("steps"), steps)
-            write_table(self._path("runs"), runs)
-            self.steps, self.runs, self._stamps = steps, runs, self._look()
+    def _id(self, result: RunResult) -> str:
+        return result.spec.id
 
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.parquet"
+    def _rows(self, name: str, results: list[RunResult]) -> list[pd.DataFrame]:
+        if name == "steps":
+            return [_step_rows(result) for result in results if result.spec.seed == 0]
+        return [_epoch_rows(result, self.experiment) for result in results]
 
-    def _read(self) -> None:
-        self._stamps = self._look()
-        self.runs = read_table(self._path("runs"))
-        steps = read_table(self._path("steps"))
+    def _check(self) -> None:
         if len(self.runs):
             check_runs(self.runs, self._path("runs"), self.experiment)
         # runs.parquet is written last: steps of a run that is not in it are from an interrupted write.
-        self.steps = steps[steps["run"].isin(self.done)] if "run" in steps.columns else steps
+        steps = self.steps
+        self.tables["steps"] = steps[steps["run"].isin(self.done)] if "run" in steps.columns else steps
         if len(self.runs):
             check_steps(self.steps, self.runs, self._path("steps"))
-
-    def _look(self) -> list[tuple[int, ...] | None]:
-        """Shows whether another command has replaced a file."""
-        stamps: list[tuple[int, ...] | None] = []
-        for name in ("runs", "steps"):
-            try:
-                found = os.stat(self._path(name))
-                stamps.append((found.st_ino, found.st_size, found.st_mtime_ns))
-            except OSError:
-                stamps.append(None)
-        return stamps
 
 
 def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:

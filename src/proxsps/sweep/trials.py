@@ -10,11 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import islice
@@ -32,7 +30,6 @@ from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
 from proxsps.sweep.loop import coupling, make_optimizer, quietly, set_mode, take_steps
-from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.spec import Constants, method_digest
 
 ENDINGS = ("none", "cool-down", "average", "cosine")
@@ -145,7 +142,7 @@ def _settings(task: TrialTask) -> dict[str, Any]:
     return {**task.settings(), "code": fingerprint(type(task))}
 
 
-def run_trial(trial: Trial) -> dict[str, Any]:
+def run_trial(trial: Trial, advance: Callable[[int], None] = lambda trials: None) -> dict[str, Any]:
     """Train and measure; one row of the store. A loss that is not finite ends the run: it has diverged."""
     began = time.process_time()
     task = trial.task
@@ -168,6 +165,7 @@ def run_trial(trial: Trial) -> dict[str, Any]:
             if done % LOOKS == 0 and isinstance(optimizer, PolyakOptimizer) and optimizer.last_step is not None:
                 caps.append(optimizer.last_step.cap_name)
     value = _measured(trial, averaged or model, optimizer) if done == task.steps else math.nan
+    advance(1)
     shares = {f"share_{cap}": caps.count(cap) / len(caps) if caps else math.nan for cap in ("polyak", "distance", "lr")}
     return {
         "trial": trial.id,
@@ -220,25 +218,3 @@ def _renew_statistics(model: nn.Module, task: TrialTask, seed: int) -> None:
     inner = model.module if isinstance(model, AveragedModel) else model
     for batch in islice(task.batches(seed), RENEWED):
         task.loss(inner, batch)
-
-
-class Trials:
-    """Runs trials in a pool of processes with one thread each; each process runs one trial after the other."""
-
-    def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or os.cpu_count() or 1
-
-    def run(
-        self, trials: Sequence[Trial], done: Collection[str], advance: Tell
-    ) -> Generator[dict[str, Any], None, None]:
-        """Rows of the trials whose id is not in `done`, as they are finished. Closing it ends the processes."""
-        missing = [trial for trial in trials if trial.id not in done]
-        with closing(run_tasks(_work, [(trial, trial.describe()) for trial in missing], self.workers, advance)) as rows:
-            yield from rows
-
-
-def _work(trial: Trial, tell: Tell) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    row = run_trial(trial)
-    tell(1)
-    return row

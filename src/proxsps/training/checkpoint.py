@@ -25,6 +25,11 @@ class CheckpointError(ValueError):
     """A checkpoint that this run cannot continue from. It was not changed."""
 
 
+def checkpoint_file(folder: Path, spec: TrainingSpec) -> Path:
+    """Where the checkpoint of a run is kept, beside the store in `folder`."""
+    return folder / "checkpoints" / f"{spec.id}.pt"
+
+
 def prepare(path: Path) -> None:
     """Create the folder of a checkpoint and write a file there, so that a run fails at once if this is not possible."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.test")

@@ -2,59 +2,48 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from proxsps.sweep.engines import Advance, Results, run_name
+from proxsps.sweep.engines import Advance, Processes, Results
 from proxsps.sweep.loop import Watch
-from proxsps.sweep.pool import Tell, run_tasks
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.spec import RunSpec
-from proxsps.training.identity import identify
+from proxsps.training.checkpoint import checkpoint_file
+from proxsps.training.identity import TrainingSpec, identify
 from proxsps.training.loop import train
 from proxsps.training.ranks import TrainingRanks
 
 
-class Training:
+class Training(Processes):
     """Runs specs through `train`, with one checkpoint per run in `folder` until the run is finished and stored.
 
     Small networks gain little from a second thread: on a CPU there is one process per core, with one thread each.
     """
 
     def __init__(self, folder: Path, workers: int | None = None) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        super().__init__(workers, partial(_train, folder, self.device))
         self.folder = folder
-        self.workers = workers or os.cpu_count() or 1
 
     def identified(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
         """The runs of this engine for some specs: their ids depend on the data, which is read, and on the device."""
-        ranks = TrainingRanks(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        return [identify(spec, ranks) for spec in specs]
+        return [identify(spec, TrainingRanks(self.device)) for spec in specs]
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """Results as they are finished. An interrupted run continues from its last epoch."""
         missing = [spec for spec in self.identified(specs) if spec.id not in done]
         for problem in {spec.problem for spec in missing}:
             problem.train_data()  # decoded once, and an error is raised here rather than in a process
-        results = self._on_gpu(missing, advance) if torch.cuda.is_available() else self._in_processes(missing, advance)
-        with closing(results):  # closing ends the processes
-            for result in results:
+        on_gpu = ([self.work(spec, advance)] for spec in missing)
+        with closing(super().run(missing, (), advance) if self.device.type == "cpu" else on_gpu) as results:
+            for (result,) in results:
                 yield [result]
-                self._file(result.spec).unlink(missing_ok=True)  # the consumer has kept it by now
-
-    def _file(self, spec: RunSpec) -> Path:
-        return self.folder / "checkpoints" / f"{spec.id}.pt"
-
-    def _on_gpu(self, missing: Sequence[RunSpec], advance: Advance) -> Generator[RunResult, None, None]:
-        ranks = TrainingRanks(torch.device("cuda"))
-        return (train(spec, self._file(spec), ranks, watch=_Count(advance)) for spec in missing)
-
-    def _in_processes(self, missing: Sequence[RunSpec], advance: Advance) -> Generator[RunResult, None, None]:
-        tasks = [((spec, self._file(spec)), run_name(spec)) for spec in missing]
-        return run_tasks(_train, tasks, self.workers, advance)
+                checkpoint_file(self.folder, result.spec).unlink(missing_ok=True)  # the consumer has kept it by now
 
 
 class _Count(Watch):
@@ -70,7 +59,5 @@ class _Count(Watch):
         self.advance(1)
 
 
-def _train(task: tuple[RunSpec, Path], tell: Tell) -> RunResult:
-    torch.set_num_threads(1)
-    spec, file = task
-    return train(spec, file, watch=_Count(tell))
+def _train(folder: Path, device: torch.device, spec: TrainingSpec, advance: Callable[[int], None]) -> RunResult:
+    return train(spec, checkpoint_file(folder, spec), TrainingRanks(device), watch=_Count(advance))
