@@ -1,22 +1,36 @@
-"""Training without a learning rate: the final metric against lr, over six decades, on nine tasks.
+"""Training without a learning rate and without a schedule: the final metric on eleven tasks.
 
-Not in the paper: ProxSPS with momentum, the matched cap and the distance cap has no number to choose. It is compared
-with optimizers whose lr is tuned.
+Not in the paper: our methods without a number to choose, compared with optimizers whose lr and schedule are tuned.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from proxsps import figures
-from proxsps.experiments.base import Drawing, Experiment
-from proxsps.experiments.no_lr.claims import CLAIMS, level_over_long_run
-from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, IDENTITY, LRS, METHODS
+from proxsps.experiments.base import Drawing, Experiment, Frames
+from proxsps.experiments.no_lr.claims import CLAIMS, SHORT, free_over_long_run, level_over_long_run
+from proxsps.experiments.no_lr.methods import (
+    ADAM,
+    COSINE_LRS,
+    EUCLIDEAN,
+    FEW_LRS,
+    FREE,
+    LRS,
+    METHODS,
+    OF_NETWORKS,
+    RIVALS,
+    SPECTRAL,
+)
 from proxsps.experiments.no_lr.tables import endings_table, no_lr_table, task_table
 from proxsps.experiments.no_lr.tasks import DigitsTask, ImagesTask, MatrixTask, SparseTask
-from proxsps.experiments.no_lr.text import TextTask
+from proxsps.experiments.no_lr.text import RecurrentTask, TextTask
 from proxsps.sweep.trials import Trial, TrialTask
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # From the quickest to the slowest.
 TASKS: tuple[TrialTask, ...] = (
@@ -29,24 +43,45 @@ TASKS: tuple[TrialTask, ...] = (
     TextTask("transformer", "transformer: validation loss"),
     ImagesTask("resnet", "ResNet8 without batch norm: accuracy"),
     ImagesTask("resnet-bn", "ResNet8 with batch norm: accuracy", batch_norm=True),
+    RecurrentTask("gru", "GRU: validation loss"),
+    TextTask("gpt", "GPT of 0.8 M parameters: validation loss", 400, width=128, layers=4, context=64, batch_size=8),
 )
+SLOW = ("gru", "gpt")
 OPTIONAL = frozenset(task.name for task in TASKS if isinstance(task, ImagesTask))  # where CIFAR-10 is there
 ENDINGS = ("none", "cool-down", "average")  # of the run of 10,000 steps
 LONGER = 4  # times the steps, in the long version
 LONG_TEXT = TextTask("transformer-10000", "transformer, 10,000 steps: validation loss", steps=10_000)
-LONG_LRS = (3e-4, 1e-3, 3e-3, 1e-2)  # AdamW's, for the run of 10,000 steps
+# Methods with lr and endings of the run of 10,000 steps.
+LONG: tuple[tuple[str, float | None, tuple[str, ...]], ...] = (
+    (FREE, None, ("none",)),
+    (SPECTRAL, None, ("none",)),
+    (ADAM, None, ENDINGS),
+    ("adamw", 1e-3, (*ENDINGS, "cosine")),
+    ("adamw", 3e-3, ("average", "cosine")),
+    ("schedule-free", 2.5e-3, ("none",)),
+    ("schedule-free", 1e-2, ("none",)),
+    ("muon", 3e-3, ("none", "average", "cosine")),
+    ("muon", 1e-2, ("cosine",)),
+)
 
 
 def trials(tasks: tuple[TrialTask, ...], seeds: int) -> list[Trial]:
-    """Every method with each lr and seed on every task; the endings for our methods without an lr."""
-    found = []
-    for task in tasks:
-        for method in METHODS.values():
-            if method.name != ADAM_L2 or task.weight_decay:
-                found += [Trial(task, method, lr, seed) for lr in LRS[method.name] for seed in range(seeds)]
-        for name in (IDENTITY, ADAM):
-            endings = [(ending, seed) for ending in ("cool-down", "average") for seed in range(seeds)]
-            found += [Trial(task, METHODS[name], None, seed, ending) for ending, seed in endings]
+    """Every method with each lr, schedule and seed on every task; the endings for our methods without an lr."""
+    settings = [setting for task in tasks for setting in _settings(task)]
+    return [
+        Trial(task, METHODS[name], lr, seed, ending) for task, name, lr, ending in settings for seed in range(seeds)
+    ]
+
+
+def _settings(task: TrialTask) -> list[tuple[TrialTask, str, float | None, str]]:
+    """Task, method, lr and ending of the runs on one task."""
+    left_out = {name for name in EUCLIDEAN if not task.weight_decay}
+    left_out |= set(OF_NETWORKS) if isinstance(task, (MatrixTask, SparseTask)) else set()
+    lrs = FEW_LRS if task.name in SLOW else LRS
+    found = [(task, name, lr, "none") for name in METHODS if name in lrs and name not in left_out for lr in lrs[name]]
+    found += [(task, name, lr, "cosine") for name in COSINE_LRS if name not in left_out for lr in COSINE_LRS[name]]
+    if task.name not in SLOW:
+        found += [(task, name, None, ending) for name in RIVALS for ending in ("cool-down", "average")]
     return found
 
 
@@ -56,25 +91,33 @@ def long_trials(seeds: int) -> list[Trial]:
 
 
 def text_trials(seeds: int) -> list[Trial]:
-    """A long run of the transformer: our method in Adam's metric and AdamW, with every ending."""
-    ours, theirs = [(METHODS[ADAM], None)], [(METHODS["adamw"], lr) for lr in LONG_LRS]
-    chosen = [(method, lr, ending) for method, lr in ours + theirs for ending in ENDINGS]
+    """A long run of the transformer by the methods that are best in short ones, with endings."""
+    chosen = [(METHODS[name], lr, ending) for name, lr, endings in LONG for ending in endings]
     return [Trial(LONG_TEXT, method, lr, seed, ending) for method, lr, ending in chosen for seed in range(seeds)]
+
+
+DRAWN = ("sgd-momentum", "adamw", "schedule-free", "muon", "prodigy", ADAM, FREE, SPECTRAL)
+
+
+def _drawn(frames: Frames) -> Figure:
+    """The baselines over lr, and the best of ours with lr not set."""
+    rows = frames["trials"]
+    return figures.over_lr(rows[rows["method"].isin(DRAWN) & (rows["lr"].isna() | (rows["method"] != ADAM))])
 
 
 DRAWING = Drawing(
     "over-lr",
-    "The metric after training over lr, mean and range of {runs}. Lines without a marker: our methods with lr not set. "
+    "The metric after training over lr, mean and range of {runs}. Dashed lines: our methods, which have no lr. "
     "Crosses on the edge: a run diverged, or the value is outside of the panel.",
-    lambda frames: figures.over_lr(frames["trials"]),
+    _drawn,
 )
 
 NO_LR = Experiment(
     "no-lr",
     "Training without a learning rate",
-    "Final metric against lr for SGD, SGD with momentum, AdamW, schedule-free AdamW, Prodigy, ProxSPS, and ProxSPS "
-    "with momentum, the matched cap and the distance cap, in the identity metric and in Adam's. Baselines have a finer "
-    "grid where their best lr is. Three seeds of weights and batches; short runs at constant lr.",
+    "Final metric against lr for SGD with momentum, AdamW, schedule-free AdamW, Muon and ProxSPS, and of optimizers "
+    "that need no lr: Prodigy, ScheduleFree+, and ours. AdamW and Muon also with warm-up and cosine. Baselines have a "
+    "finer grid where their best lr is. Three seeds of weights and batches; short runs.",
     (DRAWING,),
     CLAIMS,
     trials=partial(trials, TASKS),
@@ -82,7 +125,7 @@ NO_LR = Experiment(
     table=no_lr_table,
     summary=task_table,
     seeds=3,
-    seconds=1500,
+    seconds=3600,
 )
 
 NO_LR_LONG = replace(
@@ -99,16 +142,19 @@ NO_LR_TRANSFORMER = replace(
     NO_LR,
     name="no-lr-transformer",
     title="Training without a learning rate, a transformer over 10,000 steps",
-    description="ProxSPSAdam without lr, and AdamW with four learning rates, each with a constant step, with a "
-    "cool-down over the last quarter, and averaged. One seed.",
+    description="Our methods without lr, and AdamW, schedule-free AdamW and Muon with one or two learning rates, with "
+    "a constant step, with a cool-down over the last quarter, averaged, and with warm-up and a cosine. One seed.",
     drawings=(),
-    claims=tuple(partial(level_over_long_run, ending) for ending in ENDINGS),
+    claims=(
+        *(partial(level_over_long_run, ending) for ending in ENDINGS),
+        *(partial(free_over_long_run, method) for method in SHORT),
+    ),
     trials=text_trials,
     optional=frozenset(),
     table=endings_table,
     summary=None,
     seeds=1,
-    seconds=780,
+    seconds=600,
 )
 
 EXPERIMENTS = (NO_LR, NO_LR_LONG, NO_LR_TRANSFORMER)

@@ -14,7 +14,7 @@ from functools import partial
 import pandas as pd
 
 from proxsps.experiments.base import Claim, Frames
-from proxsps.experiments.no_lr.methods import ADAM, DEFAULTS, IDENTITY, RIVALS
+from proxsps.experiments.no_lr.methods import ADAM, DEFAULTS, FREE, IDENTITY, RIVALS, SPECTRAL
 from proxsps.experiments.no_lr.text import LETTERS
 from proxsps.experiments.sentences import label
 
@@ -29,8 +29,13 @@ TASK_NAMES = (
     "resnet",
     "resnet-bn",
 )
+NETWORKS = ("digits", "fine-tuning", "transformer", "resnet", "resnet-bn", "gru", "gpt")
+BASELINES = ("sgd-momentum", "adamw", "schedule-free", "muon", "prodigy", "schedule-free-plus")
+COSINE = "adamw, cosine"  # AdamW with warm-up and cosine
 POINTS, PERCENT = 0.015, 0.01
 FAR = 10  # times what counts as level
+FAR_OF_FEW = 2  # the same where the grid has only lr that are of use
+SHORT = {FREE: "free", SPECTRAL: "spectral"}
 GUESSING = math.log(len(LETTERS))  # the loss of a network that gives all letters the same probability
 LARGE = {IDENTITY: 10.0, ADAM: 0.1}  # from here on lr should not matter
 
@@ -38,6 +43,12 @@ LARGE = {IDENTITY: 10.0, ADAM: 0.1}  # from here on lr should not matter
 def plain(trials: pd.DataFrame) -> pd.DataFrame:
     """The trials over the whole grid of lr, without a cool-down or an average at the end."""
     return trials[(trials["ending"] == "none") & trials["task"].isin(TASK_NAMES)]
+
+
+def scheduled(trials: pd.DataFrame) -> pd.DataFrame:
+    """The trials with a constant lr, and those with warm-up and cosine as methods of their own, ", cosine" added."""
+    kept = trials[trials["ending"].isin(["none", "cosine"])]
+    return kept.assign(method=kept["method"].where(kept["ending"] == "none", kept["method"] + ", cosine"))
 
 
 def losses(trials: pd.DataFrame) -> pd.DataFrame:
@@ -99,6 +110,51 @@ def level_with_tuned(task: str, method: str, frames: Frames) -> Claim | None:
         f"{shown(metric, ours['loss'])}; {label(RIVALS[method])} {shown(metric, theirs['loss'])} at lr "
         f"{theirs['lr']:g}",
         bool(ours["loss"] <= limit) and _is_decisive(rows, method),
+    )
+
+
+def _against_all(rows: pd.DataFrame, method: str) -> tuple[pd.Series, pd.Series]:
+    """Our row on a task, and that of the best baseline: any family at its best constant lr, or AdamW with a cosine."""
+    return _without_lr(rows, method), best_of(rows[rows["method"].isin([*BASELINES, COSINE])])
+
+
+def level_with_all(task: str, method: str, frames: Frames) -> Claim | None:
+    """A schedule-free method without lr against the best of all baselines, on one network."""
+    table = losses(scheduled(frames["trials"]))
+    rows = table[table["task"] == task]
+    if rows.empty:
+        return None
+    ours, theirs = _against_all(rows, method)
+    metric = str(ours["metric"])
+    worst = float(rows.loc[(rows["method"] == "adamw") & rows["loss"].map(math.isfinite), "loss"].max())
+    decisive = ours["loss"] + FAR_OF_FEW * allowance(metric, float(ours["loss"])) < worst
+    name, _, cosine = str(theirs["method"]).partition(", ")
+    return Claim(
+        f"all-{SHORT[method]}-{task}",
+        f"{task}: {label(method)}, without lr and schedule, is level with every baseline at its best constant lr, and "
+        "with AdamW with warm-up and the best cosine.",
+        "metric at the end of training, mean over seeds",
+        "at most 1.5 points or 1 % worse than the best of all of them, and better than AdamW at its worst lr",
+        f"{shown(metric, ours['loss'])}; best: {label(name)}{', cosine,' if cosine else ''} "
+        f"{shown(metric, theirs['loss'])} at lr {theirs['lr']:g}",
+        bool(ours["loss"] <= theirs["loss"] + allowance(metric, theirs["loss"]) and decisive),
+    )
+
+
+def better_on_half(method: str, frames: Frames) -> Claim | None:
+    """On how many networks a schedule-free method is better than the best of all baselines."""
+    table = losses(scheduled(frames["trials"]))
+    pairs = {
+        str(task): _against_all(rows, method) for task, rows in table.groupby("task", sort=False) if task in NETWORKS
+    }
+    better = [task for task, (ours, theirs) in pairs.items() if ours["loss"] < theirs["loss"]]
+    return Claim(
+        f"half-{SHORT[method]}",
+        f"{label(method)}, without lr and schedule, is better than all of these baselines on half of the networks.",
+        "mean metric at the end of training, against the best of all baselines, each at its best lr",
+        "better on at least half of the networks",
+        f"on {len(better)} of {len(pairs)}: {', '.join(better) or 'none'}",
+        2 * len(better) >= len(pairs),
     )
 
 
@@ -197,13 +253,34 @@ def level_over_long_run(ending: str, frames: Frames) -> Claim:
         f"long-run-{ending}",
         f"Over 10,000 steps of the transformer {label(ADAM)}, without lr, is level with AdamW (ending: {ending}).",
         "validation loss, one seed, lr not set",
-        f"at most 1 % above AdamW at the best of four lr, and below half the loss of guessing, {GUESSING:.3g}",
+        f"at most 1 % above AdamW at its best lr, and below half the loss of guessing, {GUESSING:.3g}",
         f"{ours['loss']:.4g}; AdamW {theirs['loss']:.4g} at lr {theirs['lr']:g}",
         bool(ours["loss"] <= theirs["loss"] + allowance("loss", theirs["loss"]) and ours["loss"] < GUESSING / 2),
     )
 
 
+def free_over_long_run(method: str, frames: Frames) -> Claim:
+    """A schedule-free method over 10,000 steps against constant lr, and AdamW with a cosine."""
+    trials = frames["trials"]
+    rows = losses(scheduled(trials))
+    ours, theirs = _against_all(rows, method)
+    ended = losses(trials[trials["method"].isin(BASELINES)].assign(method=lambda t: t["method"] + ", " + t["ending"]))
+    best = best_of(ended)
+    limit = theirs["loss"] + allowance("loss", theirs["loss"])
+    return Claim(
+        f"long-run-{SHORT[method]}",
+        f"Over 10,000 steps of the transformer {label(method)}, without lr and schedule, is level with the others.",
+        "validation loss, one seed",
+        "at most 1 % above baselines with a constant lr and AdamW with a cosine, and below half the loss of guessing",
+        f"{ours['loss']:.4g}; best of these {theirs['loss']:.4g} ({theirs['method']}); with any ending "
+        f"{best['loss']:.4g} ({best['method']})",
+        bool(ours["loss"] <= limit and ours["loss"] < GUESSING / 2),
+    )
+
+
 CLAIMS: tuple[Callable[[Frames], Claim | None], ...] = (
+    *(partial(level_with_all, task, method) for method in SHORT for task in NETWORKS),
+    *(partial(better_on_half, method) for method in SHORT),
     *(partial(level_with_tuned, task, method) for method in RIVALS for task in TASK_NAMES),
     *(partial(same_for_large_lr, method) for method in RIVALS),
     *(partial(wider_range, method) for method in RIVALS),

@@ -12,41 +12,50 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from proxsps import methods
 from proxsps._install import extra
 from proxsps.methods import Method, load
+from proxsps.optim import model_groups
 from proxsps.problems.errors import DataError
 from proxsps.regularizers import L2
 from proxsps.sweep.trials import Params, Trial
 
-SGD_LRS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
-MOMENTUM_LRS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0, 100.0)
-ADAM_LRS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0, 10.0)
-FREE_LRS = (1e-5, 1e-4, 1e-3, 2.5e-3, 1e-2, 3e-2, 0.1, 1.0, 10.0)
-PRODIGY_LRS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3)
-CAPS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3)
-OUR_LRS = (None, 1e-2, 0.1, 1.0, 10.0, 1e4, 1e6)
-OUR_ADAM_LRS = (None, 1e-4, 1e-3, 1e-2, 0.1, 10.0, 1e6)
-
 IDENTITY, ADAM = "prox-sps-momentum", "prox-sps-adam"
 ADAM_L2 = "prox-sps-adam-l2"  # on tasks with weight decay: lam/2 ||x||^2 itself instead of decoupled decay
+FREE, SPECTRAL, FREE_L2 = "schedule-free-sps", "schedule-free-sps-spectral", "schedule-free-sps-l2"
 RIVALS = {IDENTITY: "sgd-momentum", ADAM: "adamw"}  # the baseline of the same family
+EUCLIDEAN = (ADAM_L2, FREE_L2)
+OF_NETWORKS = ("muon", SPECTRAL)  # for tasks with layers: their metric needs matrices
 
 LRS: dict[str, tuple[float | None, ...]] = {  # None: not set
-    "sgd": SGD_LRS,
-    "sgd-momentum": MOMENTUM_LRS,
-    "adamw": ADAM_LRS,
-    "schedule-free": FREE_LRS,
-    "prodigy": PRODIGY_LRS,
-    "prox-sps": CAPS,
-    IDENTITY: OUR_LRS,
-    ADAM: OUR_ADAM_LRS,
+    "sgd-momentum": (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0),
+    "adamw": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1),
+    "schedule-free": (3e-4, 1e-3, 2.5e-3, 1e-2, 3e-2, 0.1, 0.3),
+    "muon": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1),
+    "prodigy": (1.0,),
+    "schedule-free-plus": (1.0,),
+    "prox-sps": (1e-2, 0.1, 1.0, 10.0),
+    IDENTITY: (None, 0.1, 1.0, 10.0, 1e3, 1e6),
+    ADAM: (None, 1e-3, 1e-2, 0.1, 1e6),
     ADAM_L2: (None,),
+    FREE: (None,),
+    SPECTRAL: (None,),
+    FREE_L2: (None,),
 }
-# What counts as "lr not set" for methods that need one; sweeps have another default for SGD than torch.
-DEFAULTS = {name: methods.METHODS[name].lr for name, lrs in LRS.items() if None not in lrs} | {"sgd": 1e-3}
+# On the tasks that take longest, fewer methods, and a few lr around the best one.
+FEW_LRS: dict[str, tuple[float | None, ...]] = {
+    "adamw": (1e-3, 3e-3, 1e-2),
+    "schedule-free": (2.5e-3, 1e-2, 3e-2),
+    "muon": (3e-3, 1e-2, 3e-2),
+    **{name: LRS[name] for name in ("prodigy", "schedule-free-plus")},
+    **dict.fromkeys((ADAM, FREE, SPECTRAL), (None,)),
+}
+COSINE_LRS = {"adamw": (1e-3, 3e-3, 1e-2, 3e-2), "muon": (3e-3, 1e-2, 3e-2)}  # with warm-up and cosine
+# What counts as "lr not set" for methods that need one.
+DEFAULTS = {name: methods.METHODS[name].lr for name, lrs in LRS.items() if None not in lrs}
 
 
 def _schedule_free(params: Params, trial: Trial) -> Optimizer:
@@ -73,7 +82,12 @@ def _baseline(params: Params, trial: Trial, **options: Any) -> Optimizer:
 
 def _euclidean(params: Params, trial: Trial) -> Optimizer:
     phi, kind = L2(trial.task.weight_decay), load(trial.method.optimizer)
-    return kind(params, trial.lr, regularizer=phi, lower_bound=trial.task.lower_bound, **dict(trial.method.options))
+    return kind(params, regularizer=phi, lower_bound=trial.task.lower_bound, **dict(trial.method.options))
+
+
+def adam_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Hidden matrices and other tensors, which have a distance cap each, all in Adam's metric."""
+    return model_groups(model, "adam")
 
 
 def _method(name: str, make: Callable[[Params, Trial], Optimizer] | None = None, **options: Any) -> Method:
@@ -85,14 +99,18 @@ def _method(name: str, make: Callable[[Params, Trial], Optimizer] | None = None,
 METHODS = {
     method.name: method
     for method in (
-        _method("sgd"),
         _method("sgd-momentum"),
         _method("adamw"),
         _method("schedule-free", _schedule_free, steps_per_warmup_step=20),  # as its authors advise
+        _method("muon"),
         _method("prodigy", _prodigy),
+        _method("schedule-free-plus"),
         _method("prox-sps"),
         _method(IDENTITY, cap="matched", distance_cap=True),
         _method(ADAM, distance_cap=True),
         _method(ADAM_L2, _euclidean, distance_cap=True),
+        replace(_method(FREE), groups=f"{__name__}:adam_groups"),
+        _method(SPECTRAL),
+        replace(_method(FREE_L2, _euclidean), groups=f"{__name__}:adam_groups"),
     )
 }

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from proxsps.experiments.base import Frames
-from proxsps.experiments.no_lr.claims import best_of, good_range, losses, plain, shown
-from proxsps.experiments.no_lr.methods import ADAM, ADAM_L2, DEFAULTS, IDENTITY, RIVALS
+from proxsps.experiments.no_lr.claims import best_of, good_range, losses, scheduled, shown
+from proxsps.experiments.no_lr.methods import DEFAULTS, METHODS, RIVALS
 from proxsps.experiments.sentences import label
 
-SIDE_BY_SIDE = ("sgd-momentum", IDENTITY, "adamw", ADAM, ADAM_L2, "schedule-free", "prodigy", "prox-sps")
+
+def _label(method: str) -> str:
+    """The name of a method, with its schedule."""
+    name, _, schedule = method.partition(", ")
+    return f"{label(name)}, {schedule}" if schedule else label(name)
 
 
 def no_lr_table(frames: Frames) -> pd.DataFrame:
     """One row per task and method: best lr, its value, the width of the good range, and the value with lr not set."""
-    table = losses(plain(frames["trials"]))
+    table = losses(scheduled(frames["trials"]))
     lines = []
     for (task, method), rows in table.groupby(["task", "method"], sort=False):
         metric = str(rows["metric"].iloc[0])
@@ -24,11 +30,11 @@ def no_lr_table(frames: Frames) -> pd.DataFrame:
         lines.append(
             {
                 "task": task,
-                "method": label(str(method)),
+                "method": _label(str(method)),
                 "best": "" if best is None else shown(metric, float(best["loss"])),
                 "at lr": "" if best is None else f"{best['lr']:g}",
                 "good range, decades": "" if best is None else f"{good_range(tuned):.1f}",
-                "lr not set": shown(metric, float(default["loss"].iloc[0])),
+                "lr not set": shown(metric, float(default["loss"].iloc[0])) if len(default) else "",
                 **({} if method not in RIVALS else _endings(frames["trials"], str(task), str(method), metric)),
             }
         )
@@ -45,32 +51,34 @@ def _endings(trials: pd.DataFrame, task: str, method: str, metric: str) -> dict[
 
 
 def endings_table(frames: Frames) -> pd.DataFrame:
-    """One row per method and lr, and one column per ending."""
+    """One row per method and lr, and one column per ending; empty where there was no such run."""
     trials = frames["trials"]
     tables = {ending: losses(rows) for ending, rows in trials.groupby("ending", sort=False)}
-    settings = next(iter(tables.values()))[["method", "lr"]]
-    lines = {"method": settings["method"].map(label), "lr": settings["lr"].map("{:g}".format).replace("nan", "not set")}
-    cells = {ending: [shown("loss", loss) for loss in table["loss"]] for ending, table in tables.items()}
-    return pd.DataFrame({**lines, **cells})
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for ending, table in tables.items():
+        for row in table.itertuples():
+            lr = "not set" if math.isnan(row.lr) else f"{row.lr:g}"
+            lines.setdefault((label(row.method), lr), {})[str(ending)] = shown("loss", row.loss)
+    return pd.DataFrame([{"method": name, "lr": lr, **cells} for (name, lr), cells in lines.items()]).fillna("")
 
 
 def task_table(frames: Frames) -> pd.DataFrame:
     """One row per task. Ours without lr; others at their best lr, with the decades of lr that are level with it."""
-    table = losses(plain(frames["trials"]))
+    table = losses(scheduled(frames["trials"]))
+    columns = sorted(set(table["method"]), key=lambda method: (list(METHODS).index(method.partition(", ")[0]), method))
     lines = []
     for task, rows in table.groupby("task", sort=False):
-        line = {"task": str(task)}
-        for method in SIDE_BY_SIDE:
-            own = rows[rows["method"] == method]
-            line[label(str(method))] = _cell(own, method) if len(own) else ""
-        lines.append(line)
+        own = {method: rows[rows["method"] == method] for method in columns}
+        lines.append({"task": str(task)} | {_label(method): _cell(found) for method, found in own.items()})
     return pd.DataFrame(lines)
 
 
-def _cell(rows: pd.DataFrame, method: str) -> str:
-    metric = str(rows["metric"].iloc[0])
-    if method not in DEFAULTS:
-        unset = rows[rows["lr"].isna()]
-        return shown(metric, float(unset["loss"].iloc[0])) if len(unset) else ""
+def _cell(rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return ""
+    metric, unset = str(rows["metric"].iloc[0]), rows[rows["lr"].isna()]
+    if len(unset):
+        return shown(metric, float(unset["loss"].iloc[0]))
     best = best_of(rows)
-    return f"{shown(metric, float(best['loss']))} at {best['lr']:g} ({good_range(rows):.1f})"
+    spread = f" ({good_range(rows):.1f})" if len(rows) > 1 else ""
+    return f"{shown(metric, float(best['loss']))} at {best['lr']:g}{spread}"
