@@ -89,7 +89,7 @@ class SpectralPart:
             block, own = self._blocks[stack.block], stack.members
             d = torch.stack([widened(self._averages[stack.block][i]) for i in own])
             d.lerp_(torch.stack([widened(block.slopes[i]).to(d.dtype) for i in own]), 1 - mu)
-            p = directions(d.view(-1, *stack.shape[1:]), math.sqrt(squares)).view_as(d)
+            p = directions(d.reshape(-1, *stack.shape[1:]), math.sqrt(squares)).view_as(d)
             z = torch.stack([block.params[i] for i in own])
             self._new.append((d, p))
             pairs = [(d, p), (d, z), (), (z, z), (), (), (p, p), (p, z)]
