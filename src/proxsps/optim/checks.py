@@ -22,7 +22,7 @@ SHARED = (
     *("max_move", "fused", "capturable"),
 )
 # Options that distinguish the methods of this package.
-METHOD = ("lower_bound", "c", "c0", "betas", "eps")
+METHOD = ("lower_bound", "c", "c0", "betas", "eps", "metric")
 # Options of torch's optimizers that would change the step.
 ABSENT = ("maximize", "differentiable", "momentum", "nesterov", "betas", "amsgrad")
 # What torch and its schedulers write into the groups of any optimizer.
@@ -222,12 +222,14 @@ def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any]
         )
 
 
+# The third and the fourth follow from the first; the last three are those of schedule-free groups.
+VARIANT = ("lr_is_factor", "momentum", "cap", "distance_cap", "metric", "set", "packed")
 _LR = {True: "lr=None", False: "an lr"}
 
 
 def check_variant(owner: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raise an error for a group of a checkpoint whose state and numbers belong to other options."""
-    for key in ("lr_is_factor", "momentum", "cap", "distance_cap"):  # cap and distance_cap follow from the first
+    for key in VARIANT:
         mine, theirs = own.get(key), saved.get(key, own.get(key))
         # Another momentum only changes an option; no momentum is another method.
         if (bool(mine) != bool(theirs)) if key == "momentum" else mine != theirs:

@@ -150,7 +150,9 @@ def _distance(
     options: dict[str, Any], moved_sq: float, start_sq: float, moving: float, factor: float, scale: float
 ) -> Travelled:
     k = float(options["k"])
-    first = START * (1 + math.sqrt(start_sq)) if k <= 0 else float(options["first_reach"])
+    first = float(options["first_reach"])
+    if not first > 0 and start_sq + moving > 0:  # a set may get its first gradients later than others
+        first = START * (1 + math.sqrt(start_sq))
     reach = max(float(options["reach"]), math.sqrt(moved_sq), factor * first)
     new = plain.corrected_weight(k, FORGETTING)
     g_sq = (1 - new) * float(options["g_sq"]) + new * moving
@@ -164,7 +166,7 @@ def _distance(
 def _shared(plan: Plan, alpha: list[float], found: Sequence[Travelled], limit: float) -> tuple[float, list[float]]:
     """The largest distance cap, and the shares of the blocks with the cap of their set divided by it; up to a limit."""
     longest = max([own.cap for own in found])
-    if len(found) == 1 or not longest > 0:
+    if len(found) == 1 or not min(longest, limit) > 0:
         return longest, alpha
     longest = min(longest, limit)
     shares = list(alpha)

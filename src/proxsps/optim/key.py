@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import PLAIN, same_order
+from proxsps.optim.blocks import FULL, PLAIN, same_order
 from proxsps.optim.distance import KEYS
 from proxsps.optim.second_point import AVERAGING
 from proxsps.regularizers._identity import constants
@@ -94,7 +94,7 @@ class Key:
 
 def key_of(opt: Any, owners: list[Tensor], names: Sequence[Sequence[str]]) -> Key | None:
     """The key of a plan, or None for odd tensors, whose plan is made anew for every step."""
-    plain = all([type(p) in PLAIN and not p.is_complex() for p in owners])
+    plain = all([type(p) in PLAIN and p.dtype in FULL for p in owners])
     return Key(opt, owners, names) if plain else None
 
 

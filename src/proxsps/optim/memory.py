@@ -13,6 +13,7 @@ from torch import Tensor
 from proxsps.optim.blocks import PLAIN
 
 State = Mapping[Tensor, dict[str, Any]]
+HALF = (torch.float16, torch.bfloat16)
 
 
 def blank(owner: Tensor) -> Tensor:
@@ -38,10 +39,9 @@ def memory_dtype(key: str, owner: Tensor) -> torch.dtype:
     """The dtype of a state tensor: counts are f32, averages at least f32, and sampled parameters keep their dtype."""
     if key == "steps":
         return torch.float32
-    half = owner.dtype in (torch.float16, torch.bfloat16)
     if key == "origin":
         return owner.dtype.to_real()
-    return torch.float32 if half else owner.dtype
+    return torch.float32 if owner.dtype in HALF else owner.dtype
 
 
 def restored(key: str, value: Tensor, saved: Any, owner: Tensor) -> Tensor:
@@ -58,8 +58,10 @@ def follow_dtypes(state: State, groups: Sequence[dict[str, Any]]) -> None:
     """Convert state to what it is for parameters that have got another dtype, for instance by `model.double()`."""
     for owner in (param for group in groups for param in group["params"]):
         own = state.get(owner, {})
-        for key in own.keys() & {"average", "square", "origin"}:
+        for key in own.keys() & {"average", "square", "origin", "z", "y", "held"}:
             own[key] = own[key].to(memory_dtype(key, owner))
+        if owner.dtype not in HALF:
+            own.pop("y", None)
 
 
 def local_entries(tensor: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from proxsps.core.schedule_free import LATEST, WINDOW, average
 from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
 from proxsps.optim.distance import ORIGIN, sampled
 from proxsps.optim.key import key_of, lasting, parameters
-from proxsps.optim.memory import blank, entries, memory_dtype, replace
+from proxsps.optim.memory import HALF, blank, entries, memory_dtype, replace
 from proxsps.optim.rule import Heights, Rule, Table
 from proxsps.optim.second_point import Y, Z, dots, to_averages, to_next_points
 from proxsps.optim.sets import by_set
@@ -122,7 +122,7 @@ class Plan:
         for block in self.blocks:
             block.ys = list(block.params)
             for i, owner in enumerate(block.owners):
-                if owner.dtype in (torch.float16, torch.bfloat16):
+                if owner.dtype in HALF:
                     shown, block.ys[i] = block.ys[i], self.entries_of(block, i, Y)
                     changed = block.ys[i].to(shown.dtype) != shown  # by the user, since the last step
                     block.ys[i].copy_(torch.where(changed, shown.to(block.ys[i].dtype), block.ys[i]))
@@ -327,9 +327,13 @@ class Plan:
         else:
             blocks = [self.blocks[j] for j in member.places]
             ys, zs = ([t for block in blocks for t in tensors(block)] for tensors in (_ys, _zs))
-            to_averages(ys, zs, b)
+            # An operation on a list with a wrapper may change the other tensors twice.
+            lists = [(ys, zs)] if plain(ys) else [([y], [z]) for y, z in zip(ys, zs, strict=True)]
+            for own in lists:
+                to_averages(*own, b)
             member.part.write(*numbers, u, relax)
-            to_next_points(ys, zs, b, self.share)
+            for own in lists:
+                to_next_points(*own, b, self.share)
 
     def _count(self, member: Member) -> None:
         """Count one more gradient of each tensor."""
@@ -351,7 +355,7 @@ class Plan:
         return [float(block.group["weight_decay"]) if lam is None else lam for block, lam in pairs]
 
     def distance_sq(self, opt: Any, table: Table) -> list[tuple[float, float]]:
-        """||x - x_0||^2, and at the first step ||x_0||^2, of the entries on this rank, estimated from samples.
+        """||x - x_0||^2, and at the first step of a set ||x_0||^2, of the entries on this rank, estimated from samples.
 
         One pair per set of blocks that share a distance cap.
         """
@@ -361,9 +365,12 @@ class Plan:
         for found in self._averages_of(self.apart, opt) if self.apart else ():
             move = found.entries.double() - found.read(self.start(found.owner, opt)).double()
             moved[self.sets.of[id(found.owner)]] += found.factor * float(move.square().sum())
-        if opt.param_groups[0]["k"] == 0:
+        begun = [bool(groups[0]["first_reach"] > 0) for groups in self.sets.groups]
+        if not all(begun):
             for found in sampled(self.owners, opt._ranks, opt._places):
-                length[self.sets.of[id(found.owner)]] += found.factor * float(found.entries.double().square().sum())
+                own = self.sets.of[id(found.owner)]
+                if not begun[own]:
+                    length[own] += found.factor * float(found.entries.double().square().sum())
         return list(zip(moved, length, strict=True))
 
     def _averages_of(self, owners: list[Tensor], opt: Any) -> list[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from proxsps.core.schedule_free import SCALE
@@ -13,11 +14,12 @@ from proxsps.optim.blocks import SPECTRAL
 from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal, check_nonnegative
 from proxsps.optim.following import follow
+from proxsps.optim.memory import HALF, blank, memory_dtype
 from proxsps.optim.model_groups import MATRICES, REST, model_groups
 from proxsps.optim.modes import show_averages, show_gradient_points
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
-from proxsps.optim.second_point import AVERAGING
+from proxsps.optim.second_point import AVERAGING, Y, Z
 from proxsps.regularizers import Regularizer
 
 ADAM = "adam"
@@ -151,6 +153,23 @@ class ScheduleFreeSPS(CappedPolyak):
         mix, beta2 = options["betas"]
         return super()._rule()._replace(mix=mix, beta2=beta2, eps=options["eps"], scale=SCALE)
 
+    def _start_state(self) -> None:
+        super()._start_state()
+        owners = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for owner, group in owners:
+            own = self.state[owner]
+            for key in (Z, *[Y] * (owner.dtype in HALF)):
+                own.setdefault(key, owner.detach().to(memory_dtype(key, owner), copy=True))
+            if group["metric"] == SPECTRAL:
+                own.setdefault("average", blank(owner))
+            elif "square" not in own:
+                own |= {"square": blank(owner), "steps": torch.zeros((), device=owner.device)}
+
+    def _drop_blank_state(self) -> None:
+        k = self.param_groups[0]["k"]
+        if not isinstance(k, Tensor) and k == 0:  # z begins at the parameters of the first step
+            self.state.clear()
+
     # Modes
 
     def train(self, mode: bool = True) -> None:
@@ -221,6 +240,11 @@ def _check_spectral(group: dict[str, Any]) -> None:
                 f'{tuple(param.shape)} and {param.dtype}. Put it into a group with metric="adam": '
                 'ScheduleFreeSPS(model, metric="spectral") does that, by the groups of proxsps.model_groups(model).'
             )
+        if param.shape[0] % group["packed"]:
+            raise ValueError(
+                f"Parameter {i} of a group has {param.shape[0]} rows, which are not {group['packed']} matrices of the "
+                'same size. Put it into another group, without "packed".'
+            )
 
 
 def _alike(group: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -231,14 +255,13 @@ def _by_set(given: Any, defaults: dict[str, Any]) -> list[Any]:
     """A group, or two: tensors with two or more dims, and others; unless it names its set, or must stay whole."""
     if not isinstance(given, dict) or given.get("set") is not None:
         return [given]
-    if isinstance(given.get("params"), set):  # for which torch has an error
+    params, phi = given.get("params", ()), given.get("regularizer", defaults["regularizer"])
+    if isinstance(params, set) or not isinstance(phi, Regularizer | None):  # for which there are errors
         return [given]
-    params = given.get("params") or ()
     params = [params] if isinstance(params, Tensor) else list(params)
     given = {**given, "params": params}
     tensors = [one[1] if isinstance(one, tuple) else one for one in params]
     kinds = [MATRICES if isinstance(t, Tensor) and t.dim() > 1 else REST for t in tensors]
-    phi = given.get("regularizer", defaults["regularizer"])
     whole = phi is not None and (phi.joint or type(phi).at is not Regularizer.at)
     spectral = given.get("metric", defaults["metric"]) == SPECTRAL
     if whole or spectral or len(set(kinds)) < 2:

@@ -33,8 +33,8 @@ def stacks(shapes: Sequence[torch.Size], packed: int, block: int = 0) -> list[St
     """The tensors of a block by shape."""
     found: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for i, shape in enumerate(shapes):
-        rows = shape[0] // packed
-        found[packed, rows, math.prod(shape[1:])].append(i)
+        if math.prod(shape):
+            found[packed, shape[0] // packed, math.prod(shape[1:])].append(i)
     return [Stack(block, members, shape) for shape, members in found.items()]
 
 

@@ -101,7 +101,8 @@ class EntryPart:
         near = x if center is None else x - center
         d_sq, noise = float(torch.dot(d, p)), 0.0
         if self._psi[piece.block] is not None:
-            noise = float((d * x).square_().sum())
+            products = d * x
+            noise = float(torch.dot(products, products))
         g_dot_x = g_sq = x_sq = p_sq = p_dot_x = 0.0
         if averaged:
             q = g if r is None else g * r
