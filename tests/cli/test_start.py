@@ -22,7 +22,7 @@ from warm import warmed
 import proxsps
 from proxsps import _install
 from proxsps.cli import app, sparsity
-from proxsps.cli.experiments import BATCH, EngineName
+from proxsps.cli.options import BATCH, EngineName
 from proxsps.experiments import CATALOGUE, EXPERIMENTS
 from proxsps.sweep import engines
 from proxsps.training import tasks

@@ -6,15 +6,13 @@ Nothing large is imported before a command needs it, so help, lists and usage er
 from __future__ import annotations
 
 import importlib
-from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from proxsps import figures
 from proxsps.cli import loading
-from proxsps.cli.checks import at_most, check_files, check_folder
+from proxsps.cli.checks import check_files, check_folder
 from proxsps.cli.console import (
     DEFAULT_FORMAT,
     DEFAULT_OUT,
@@ -29,10 +27,10 @@ from proxsps.cli.console import (
     show_markdown,
     show_table,
 )
-from proxsps.cli.training import Data
+from proxsps.cli.options import Asked, Effort, with_options
 from proxsps.experiments.catalogue import CATALOGUE, CORES, EXPERIMENTS, GPU
 from proxsps.experiments.own import is_file, load_file
-from proxsps.experiments.variants import PUBLISHED, Options, check_options, variant
+from proxsps.experiments.variants import Options, check_options, variant
 
 if TYPE_CHECKING:
     from proxsps.experiments.base import Experiment
@@ -44,57 +42,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     cls=Commands,
 )
-EngineName = StrEnum("EngineName", {name: name for name in ("batched", "single", "processes", "ray")})
-BATCH = 300  # as in `sweep.engines`, which loads torch
-
-Names = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="EXPERIMENT...", help="Names as in `proxsps list`, `all`, or your own Python file, executed."
-    ),
-]
-Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Folder for results; each experiment has its own folder in it.")
-]
-Seeds = Annotated[
-    int | None, typer.Option(min=1, callback=at_most(10**4), help="Seeds for each setting; default: as published.")
-]
-Epochs = Annotated[
-    int | None, typer.Option(min=1, callback=at_most(10**6), help="Epochs of each run; default: as published.")
-]
-EngineChoice = Annotated[
-    EngineName,
-    typer.Option(help="batched: many runs as one program; single: one by one; processes: a pool; ray: a cluster."),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster, or `auto`; default: the cores of this machine."),
-]
-PerBatch = Annotated[
-    int | None,
-    typer.Option("--runs-per-batch", min=1, help=f"Runs in one tensor program (batched, ray); default: {BATCH}."),
-]
-Convention = Annotated[
-    str,
-    typer.Option(
-        metavar="published|text",
-        help="Loss and data of matrix-fac and sensor: as in the published figures, or as in the paper's text.",
-    ),
-]
-Sensors = Annotated[str, typer.Option(metavar="FILE", help="For sensor: a file of another month, in the same format.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUES",
-        help="Your own grid: lr=0.1,1, lam=1e-3, method=prox-sps,sgd, sgd.lr=0.1, schedule=sqrt, regularizer=l1.",
-    ),
-]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim does not hold.")]
 Kind = Annotated[Format, typer.Option("--format", help="File format of the figures.")]
 
 REPORT = "report.html"
-DEFAULT_ENGINE = EngineName("batched")
 
 
 @app.command("list")
@@ -116,50 +67,31 @@ def list_experiments(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def run(
-    names: Names,
-    folder: Out = DEFAULT_OUT,
-    seeds: Seeds = None,
-    epochs: Epochs = None,
-    engine: EngineChoice = DEFAULT_ENGINE,
-    address: Address = None,
-    per_batch: PerBatch = None,
-    data: Data = None,
-    convention: Convention = PUBLISHED,
-    sensors: Sensors = "",
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
+@with_options
+def run(asked: Asked, effort: Effort, as_json: AsJson = False) -> None:
     """Run experiments; runs that are already in the folder are skipped."""
-    options = Options(convention, sensors, tuple(settings or ()))
+    folder, options = asked.folder, asked.options
     with one_line_errors(folder):
-        chosen = _chosen(names, options)
-        _check_engine(engine, address, per_batch)
+        chosen = _chosen(asked.names, options)
+        effort.check()
         check_folder(folder)
         with loading():
             from proxsps.cli import running
 
-        runner = running.engine_named(engine, address, per_batch)
+        runner = running.engine_named(effort.engine, effort.address, effort.per_batch)
         experiments = (_loaded(name, options) for name in chosen)
-        summaries = [running.run(experiment, folder, seeds, epochs, runner) for experiment in experiments]
+        summaries = [running.run(experiment, folder, effort.seeds, effort.epochs, runner) for experiment in experiments]
     if as_json:
         print_json(summaries)
 
 
 @app.command("figures")
-def draw_figures(
-    names: Names,
-    folder: Out = DEFAULT_OUT,
-    kind: Kind = DEFAULT_FORMAT,
-    data: Data = None,
-    convention: Convention = PUBLISHED,
-    sensors: Sensors = "",
-    settings: Settings = None,
-) -> None:
+@with_options
+def draw_figures(asked: Asked, kind: Kind = DEFAULT_FORMAT) -> None:
     """Draw the figures of experiments that were run."""
-    options = Options(convention, sensors, tuple(settings or ()))
+    folder, options = asked.folder, asked.options
     with one_line_errors(folder):
-        for name in _chosen(names, options):
+        for name in _chosen(asked.names, options):
             experiment = _loaded(name, options)
             place = folder / experiment.name / "figures"
             check_folder(place)
@@ -173,20 +105,12 @@ def draw_figures(
 
 
 @app.command()
-def claims(
-    names: Names,
-    folder: Out = DEFAULT_OUT,
-    data: Data = None,
-    convention: Convention = PUBLISHED,
-    sensors: Sensors = "",
-    settings: Settings = None,
-    as_json: AsJson = False,
-    strict: Strict = False,
-) -> None:
+@with_options
+def claims(asked: Asked, as_json: AsJson = False, strict: Strict = False) -> None:
     """Check the paper's claims on experiments that were run."""
-    options = Options(convention, sensors, tuple(settings or ()))
+    folder, options = asked.folder, asked.options
     with one_line_errors(folder):
-        chosen = [_loaded(name, options) for name in _chosen(names, options)]
+        chosen = [_loaded(name, options) for name in _chosen(asked.names, options)]
         judged, notes = {}, {}
         for experiment in chosen:
             frames = experiment.frames(folder)
@@ -196,22 +120,15 @@ def claims(
 
 
 @app.command()
-def report(
-    names: Names,
-    folder: Out = DEFAULT_OUT,
-    kind: Kind = DEFAULT_FORMAT,
-    data: Data = None,
-    convention: Convention = PUBLISHED,
-    sensors: Sensors = "",
-    settings: Settings = None,
-) -> None:
+@with_options
+def report(asked: Asked, kind: Kind = DEFAULT_FORMAT) -> None:
     """Write one HTML file with claims and figures of the named experiments, and the figures as files.
 
     The experiments must have been run. The file replaces an older report in the folder: name all that it should show.
     """
-    options = Options(convention, sensors, tuple(settings or ()))
+    folder, options = asked.folder, asked.options
     with one_line_errors(folder):
-        chosen = _chosen(names, options)
+        chosen = _chosen(asked.names, options)
         check_files(folder, REPORT)
         with loading():
             from proxsps.cli.reporting import Report
@@ -223,30 +140,17 @@ def report(
 
 
 @app.command()
-def reproduce(
-    names: Names,
-    folder: Out = DEFAULT_OUT,
-    seeds: Seeds = None,
-    epochs: Epochs = None,
-    engine: EngineChoice = DEFAULT_ENGINE,
-    address: Address = None,
-    per_batch: PerBatch = None,
-    data: Data = None,
-    convention: Convention = PUBLISHED,
-    sensors: Sensors = "",
-    settings: Settings = None,
-    kind: Kind = DEFAULT_FORMAT,
-    strict: Strict = False,
-) -> None:
+@with_options
+def reproduce(asked: Asked, effort: Effort, kind: Kind = DEFAULT_FORMAT, strict: Strict = False) -> None:
     """Run, draw, check and report in one go; `all` skips experiments without data, or that need a GPU or hours.
 
     The report is about the named experiments, and replaces an older one in the folder.
     """
-    options = Options(convention, sensors, tuple(settings or ()))
+    folder, options = asked.folder, asked.options
     with one_line_errors(folder):
-        chosen = _chosen(names, options)
+        chosen = _chosen(asked.names, options)
         check_files(folder, REPORT)
-        _check_engine(engine, address, per_batch)
+        effort.check()
         with loading():
             from proxsps.cli.reporting import Report
 
@@ -255,10 +159,12 @@ def reproduce(
             with loading():  # torch, while the drawing process loads matplotlib
                 from proxsps.cli import running
 
-            runner = running.engine_named(engine, address, per_batch)
+            runner = running.engine_named(effort.engine, effort.address, effort.per_batch)
             for name in chosen:
                 experiment = _loaded(name, options)
-                summary = running.run_if_possible(experiment, folder, seeds, epochs, runner, name in names)
+                summary = running.run_if_possible(
+                    experiment, folder, effort.seeds, effort.epochs, runner, name in asked.names
+                )
                 if summary is not None:
                     page.add(experiment, summary)
             judged = page.write(folder / REPORT)
@@ -310,13 +216,6 @@ def _loaded(name: str, options: Options) -> Experiment:
     with loading():
         importlib.import_module("proxsps.problems.base")
         return variant(EXPERIMENTS[name], options)
-
-
-def _check_engine(name: EngineName, address: str | None, per_batch: int | None) -> None:
-    if address and name != "ray":
-        raise ValueError(f"--address names a Ray cluster: use it with --engine ray, not {name}.")
-    if per_batch and name not in ("batched", "ray"):
-        raise ValueError(f"--runs-per-batch works only with --engine batched or ray; {name} has no batches.")
 
 
 def _exit_if_failing(judged: dict[str, list[Any]], strict: bool) -> None:

@@ -50,9 +50,9 @@ def run_if_possible(
 def run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | None, engine: Engine) -> dict[str, Any]:
     """Compute the missing runs of an experiment; returns what was done, in numbers."""
     found = {"experiment": experiment.name, "runs": 0, "ran": 0, "diverged": 0, "seconds": 0.0}
-    if experiment.specs is None and experiment.trials is None:
-        return found
     runs, lengths = _planned(experiment, seeds or experiment.seeds, epochs)
+    if not runs:
+        return found
     check_folder(folder / experiment.name)
     store = experiment.store(folder)
     runner, is_known = _runner(experiment, store.folder, engine)
@@ -75,10 +75,12 @@ def run(experiment: Experiment, folder: Path, seeds: int | None, epochs: int | N
 
 def _planned(experiment: Experiment, seeds: int, epochs: int | None) -> tuple[list[Any], tuple[int, int]]:
     """The runs or trials; and the length of one, and of all that are published together, in epochs or trials."""
-    if experiment.trials is None:
+    if experiment.specs is not None:
         published = len(experiment.specs(experiment.seeds, 1)) * experiment.epochs
         length = epochs or experiment.epochs
         return experiment.specs(seeds, length), (length, published)
+    if experiment.trials is None:
+        return [], (1, 1)
     if epochs is not None:
         raise ValueError(f"The tasks of {experiment.name} have their own numbers of steps: leave --epochs out.")
     return _possible(experiment, experiment.trials(seeds)), (1, len(experiment.trials(experiment.seeds)))
@@ -87,8 +89,7 @@ def _planned(experiment: Experiment, seeds: int, epochs: int | None) -> tuple[li
 def _runner(experiment: Experiment, folder: Path, engine: Engine) -> tuple[Engine, bool]:
     """The engine for an experiment, given the one that was chosen; and whether it is known how long that takes."""
     if experiment.trials is None and experiment.engine is None:
-        is_batched = isinstance(engine, Batched)
-        return (engine.saving(folder), True) if is_batched else (engine, False)
+        return (engine.saving(folder), True) if isinstance(engine, Batched) else (engine, False)
     if not isinstance(engine, Batched):
         say(f"{experiment.name} trains networks: --engine is not used.")
     return (Processes(work=run_trial) if experiment.engine is None else experiment.engine(folder)), True
