@@ -158,7 +158,7 @@ class CappedPolyak(PolyakOptimizer):
         options = self.param_groups[0]
         owners = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         for owner in owners if self._averages(options) else ():
-            start_averages(self.state[owner], owner, self._rule().beta2 is not None)
+            start_averages(self.state[owner], owner, ["average", *["square"] * (self._rule().beta2 is not None)])
         for found in sampled(owners, self._ranks, self._places) if options["distance_cap"] else ():
             self.state[found.owner].setdefault(ORIGIN, found.keep())
 

@@ -275,10 +275,8 @@ def _join(
     rows = {name: np.array(row) for name, row in table._asdict().items()}
     sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
     extras: list[Any] = []
-    if plan.rule.mix is not None:
-        names = ["g_dot_x", "g_sq", *["p_sq", "p_dot_x"] * (plan.rule.max_move is not None)]
-        extras = [rows[name] for name in names]
-    elif plan.rule.beta is not None:
+    elsewhere = plan.rule.beta is not None or plan.rule.mix is not None
+    if elsewhere:
         # <d, center> and <d, x> of resting tensors, which are in one product and in both.
         at_rest = np.array(resting)
         center = np.array(table.d_dot_c or [0.0] * len(plan.blocks))
@@ -287,13 +285,11 @@ def _join(
             extras += [rows["p_sq"], rows["p_dot_x"]]
     elif plan.rule.coupled:
         extras = [np.array(plan.penalties)]
-    squared = [np.array(travelled)] if plan.rule.distance else []
+    squared = [np.array(travelled).reshape(-1)] if plan.rule.distance else []
     found = join(opt._ranks, np.array, plan.blocks, f, C, weight, sums, extras, squared, active=True)
     plan.active = int(found.active)
     rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
-    if plan.rule.mix is not None:
-        rows |= dict(zip(names, found.extras, strict=True))
-    elif plan.rule.beta is not None:
+    if elsewhere:
         rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))
         rows["d_dot_c"], resting = found.extras[2], ()
         if plan.rule.max_move is not None:
@@ -301,7 +297,7 @@ def _join(
     elif plan.rule.coupled:
         plan.penalty = float(found.extras[0].sum())
     joined = Table(**{name: row.tolist() for name, row in rows.items()})
-    travelled = found.travelled[0].tolist() if plan.rule.distance else ()
+    travelled = found.travelled[0].reshape(-1, 2).tolist() if plan.rule.distance else ()
     return float(found.m), float(found.C), joined, travelled, resting
 
 

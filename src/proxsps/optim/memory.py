@@ -21,12 +21,12 @@ def blank(owner: Tensor) -> Tensor:
     return torch.zeros_like(owner, dtype=memory_dtype("average", owner), requires_grad=False)
 
 
-def start_averages(own: dict[str, Any], owner: Tensor, squares: bool) -> None:
-    """Create the averages of a parameter, and of `squares` of its gradients, where there are none."""
-    if "average" not in own:
-        own["average"] = blank(owner)
-    if squares and "square" not in own:
-        own["square"] = blank(owner)
+def start_averages(own: dict[str, Any], owner: Tensor, keys: Sequence[str]) -> None:
+    """Create the averages of the gradients of a parameter, and of their squares, where `keys` has them and own not."""
+    for key in keys:
+        if key not in own:
+            own[key] = blank(owner)
+    if "square" in keys and "steps" not in own:
         own["steps"] = torch.zeros((), dtype=torch.float32, device=owner.device)
 
 

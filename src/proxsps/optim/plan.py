@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from proxsps.core.plain import corrected_weight
-from proxsps.core.schedule_free import LATEST, WINDOW, average
+from proxsps.core.schedule_free import LATEST, WINDOW
 from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
 from proxsps.optim.distance import ORIGIN, sampled
 from proxsps.optim.key import key_of, lasting, parameters
-from proxsps.optim.memory import HALF, blank, entries, memory_dtype, replace
+from proxsps.optim.memory import blank, entries, replace
 from proxsps.optim.rule import Heights, Rule, Table
-from proxsps.optim.second_point import Y, Z, dots, to_averages, to_next_points
+from proxsps.optim.second_point import Y, Z, dots, measured, move_points, start_point, to_averages, to_next_points
 from proxsps.optim.sets import by_set
 from proxsps.optim.spectral import SpectralPart
 
@@ -83,7 +83,8 @@ class Plan:
         self._opt_state, self.share = opt.state, 0.0  # of a new point in the average of the schedule-free form
         self.sets = by_set(blocks)
         if rule.mix is not None:
-            self._move_second_points()
+            for block in blocks:
+                move_points(block, partial(self.entries_of, block))
         self._lam = [None if block.group["regularizer"] is None else block.lam for block in blocks]
         self._full = [i for i, block in enumerate(blocks) if not block.empty]
         self._sharded = any([b.sharded and not affine for b, affine in zip(blocks, self.affine, strict=True)])
@@ -116,18 +117,6 @@ class Plan:
             return SPECTRAL_STATE
         found = [*self.averages, *["steps"] * (rule.beta2 is not None), *[ORIGIN] * rule.distance]
         return [*found, *[Z] * (rule.mix is not None)]
-
-    def _move_second_points(self) -> None:
-        """In the schedule-free form, steps move z, and parameters follow; those of half precision are kept as f32."""
-        for block in self.blocks:
-            block.ys = list(block.params)
-            for i, owner in enumerate(block.owners):
-                if owner.dtype in HALF:
-                    shown, block.ys[i] = block.ys[i], self.entries_of(block, i, Y)
-                    changed = block.ys[i].to(shown.dtype) != shown  # by the user, since the last step
-                    block.ys[i].copy_(torch.where(changed, shown.to(block.ys[i].dtype), block.ys[i]))
-                    block.afterwards.insert(0, partial(shown.copy_, block.ys[i]))
-            block.params = [self.entries_of(block, i, Z) for i in range(len(block.ys))]
 
     def _kinds(self) -> list[tuple[str, list[int]]]:
         """The places of the blocks of each part, by kind; those of entries come last."""
@@ -171,9 +160,7 @@ class Plan:
     def _new_state(owner: Tensor, key: str) -> Tensor:
         if key == "steps":
             return torch.zeros((), dtype=torch.float32)
-        if key in (Y, Z):
-            return owner.detach().clone().to(memory_dtype(key, owner))
-        return blank(owner)
+        return start_point(owner, key) if key in (Y, Z) else blank(owner)
 
     def entries_of(self, block: Block, i: int, key: str) -> Tensor:
         """A state tensor of the i-th tensor of a block, in the form of `block.params`."""
@@ -326,14 +313,11 @@ class Plan:
             member.part.write(*numbers, u, relax)
         else:
             blocks = [self.blocks[j] for j in member.places]
-            ys, zs = ([t for block in blocks for t in tensors(block)] for tensors in (_ys, _zs))
-            # An operation on a list with a wrapper may change the other tensors twice.
-            lists = [(ys, zs)] if plain(ys) else [([y], [z]) for y, z in zip(ys, zs, strict=True)]
-            for own in lists:
-                to_averages(*own, b)
+            for block in blocks:
+                to_averages(block, b)
             member.part.write(*numbers, u, relax)
-            for own in lists:
-                to_next_points(*own, b, self.share)
+            for block in blocks:
+                to_next_points(block, b, self.share)
 
     def _count(self, member: Member) -> None:
         """Count one more gradient of each tensor."""
@@ -362,7 +346,7 @@ class Plan:
         blocks, sets = self.blocks, self.sets.members
         moved = [sum([blocks[j].share * table.moved_sq[j] for j in own]) for own in sets]
         length = [0.0] * len(sets)
-        for found in self._averages_of(self.apart, opt) if self.apart else ():
+        for found in measured(self.apart, opt, self.rule.mix) if self.apart else ():
             move = found.entries.double() - found.read(self.start(found.owner, opt)).double()
             moved[self.sets.of[id(found.owner)]] += found.factor * float(move.square().sum())
         begun = [bool(groups[0]["first_reach"] > 0) for groups in self.sets.groups]
@@ -372,16 +356,6 @@ class Plan:
                 if not begun[own]:
                     length[own] += found.factor * float(found.entries.double().square().sum())
         return list(zip(moved, length, strict=True))
-
-    def _averages_of(self, owners: list[Tensor], opt: Any) -> list[Any]:
-        """The sampled entries of the points whose distance is measured: x in the schedule-free form."""
-        found = sampled(owners, opt._ranks, opt._places)
-        if self.rule.mix is None:
-            return found
-        zs = sampled([self.held(p, Z) for p in owners], opt._ranks, opt._places)
-        ys = sampled([opt.state.get(p, {}).get(Y, p) for p in owners], opt._ranks, opt._places)
-        points = [average(y.entries, z.entries, self.rule.mix) for y, z in zip(ys, zs, strict=True)]
-        return [own._replace(entries=point) for own, point in zip(found, points, strict=True)]
 
     def sampled_sums(self, every: int) -> Table:
         """The sums of a plan with one part, estimated from a sample."""
@@ -407,14 +381,6 @@ def _total(found: Sequence[Heights]) -> Heights:
     if len(found) < 2:
         return found[0] if found else Heights([], [])
     return Heights(*([sum(column) for column in zip(*rows, strict=True)] for rows in zip(*found, strict=True)))
-
-
-def _ys(block: Block) -> list[Tensor]:
-    return block.ys
-
-
-def _zs(block: Block) -> list[Tensor]:
-    return block.params
 
 
 def make_vectors(plan: Plan, kind: str, places: Sequence[int]) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from proxsps.core.schedule_free import SCALE
@@ -14,12 +13,12 @@ from proxsps.optim.blocks import SPECTRAL
 from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal, check_nonnegative
 from proxsps.optim.following import follow
-from proxsps.optim.memory import HALF, blank, memory_dtype
+from proxsps.optim.memory import HALF, start_averages
 from proxsps.optim.model_groups import MATRICES, REST, model_groups
 from proxsps.optim.modes import show_averages, show_gradient_points
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
-from proxsps.optim.second_point import AVERAGING, Y, Z
+from proxsps.optim.second_point import AVERAGING, Y, Z, start_point
 from proxsps.regularizers import Regularizer
 
 ADAM = "adam"
@@ -144,6 +143,15 @@ class ScheduleFreeSPS(CappedPolyak):
                 "the gradients, from which the average is computed."
             )
 
+    def _start_state(self) -> None:
+        super()._start_state()
+        for group in self.param_groups:
+            for owner in [p for p in group["params"] if p.grad is not None]:
+                own = self.state[owner]
+                start_averages(own, owner, ["average" if group["metric"] == SPECTRAL else "square"])
+                for key in [Z, *[Y] * (owner.dtype in HALF)]:
+                    own.setdefault(key, start_point(owner, key))
+
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:
         return False
@@ -152,18 +160,6 @@ class ScheduleFreeSPS(CappedPolyak):
         options = self.param_groups[0]
         mix, beta2 = options["betas"]
         return super()._rule()._replace(mix=mix, beta2=beta2, eps=options["eps"], scale=SCALE)
-
-    def _start_state(self) -> None:
-        super()._start_state()
-        owners = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for owner, group in owners:
-            own = self.state[owner]
-            for key in (Z, *[Y] * (owner.dtype in HALF)):
-                own.setdefault(key, owner.detach().to(memory_dtype(key, owner), copy=True))
-            if group["metric"] == SPECTRAL:
-                own.setdefault("average", blank(owner))
-            elif "square" not in own:
-                own |= {"square": blank(owner), "steps": torch.zeros((), device=owner.device)}
 
     def _drop_blank_state(self) -> None:
         k = self.param_groups[0]["k"]

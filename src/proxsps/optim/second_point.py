@@ -6,12 +6,18 @@ bitwise the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from proxsps.optim.blocks import Block, plain
+from proxsps.optim.distance import Sample, sampled
 from proxsps.optim.lists import bundles, join, widened
+from proxsps.optim.memory import HALF, memory_dtype
+from proxsps.regularizers.structure import Entries, Scalar
 
 # Keys of the state: z; y of half-precision parameters; y while a model with the zeros of a regulariser is evaluated.
 Z, Y, HELD = "z", "y", "held"
@@ -19,21 +25,78 @@ AVERAGING = ("total", "longest", "tau", "squares")  # W, taumax, the last step a
 PIECE = 1 << 18  # entries that are processed at a time
 
 
-def to_averages(ys: list[Tensor], zs: list[Tensor], b: float) -> None:
+def move_points(block: Block, held: Callable[[int, str], Tensor]) -> None:
+    """Let the steps of a block move z, the state tensors that `held` returns; parameters become its y.
+
+    Parameters of half precision have y as f32 too: rounded, it would not show the short moves of an average.
+    """
+    block.ys = list(block.params)
+    for i, owner in enumerate(block.owners):
+        if owner.dtype in HALF:
+            shown, block.ys[i] = block.ys[i], held(i, Y)
+            changed = block.ys[i].to(shown.dtype) != shown  # by the user, since the last step
+            block.ys[i].copy_(torch.where(changed, shown.to(block.ys[i].dtype), block.ys[i]))
+            block.afterwards.insert(0, partial(shown.copy_, block.ys[i]))
+    block.params = [held(i, Z) for i in range(len(block.ys))]
+
+
+def start_point(owner: Tensor, key: str) -> Tensor:
+    """z or y at the start."""
+    return owner.detach().clone().to(memory_dtype(key, owner))
+
+
+def measured(owners: Sequence[Tensor], opt: Any, mix: float | None) -> list[Sample]:
+    """The sampled entries of the points whose distance is measured: x in the schedule-free form."""
+    known = [p for p in owners if mix is not None and Z in opt.state.get(p, {})]
+    found = sampled(owners, opt._ranks, opt._places)
+    if not known:
+        return found
+    zs = sampled([opt.state[p][Z] for p in known], opt._ranks, opt._places)
+    ys = sampled([opt.state[p].get(Y, p) for p in known], opt._ranks, opt._places)
+    ends = [z.entries for z in zs]
+    points = torch._foreach_sub([y.entries for y in ys], ends)
+    torch._foreach_div_(points, mix or 1.0)
+    torch._foreach_add_(points, ends)
+    averages = {id(p): x for p, x in zip(known, points, strict=True)}
+    return [own._replace(entries=averages.get(id(own.owner), own.entries)) for own in found]
+
+
+def bounds_of(block: Block) -> tuple[float, float] | None:
+    """The bounds of a constraint on the entries of a block, which rounding must not leave; None without."""
+    if block.quadratic or not block.params or not isinstance(found := block.structures[0], Entries):
+        return None
+    psi = found.psi
+    return (psi.lower, psi.upper) if isinstance(psi, Scalar) and psi.bounded else None
+
+
+def _lists(block: Block) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """y and z, all together; one by one with a wrapper, where one operation may change the other tensors twice."""
+    if not plain(block.ys):
+        return [([y], [z]) for y, z in zip(block.ys, block.params, strict=True)]
+    return [(block.ys, block.params)] if block.ys else []
+
+
+def to_averages(block: Block, b: float) -> None:
     """y <- x."""
-    torch._foreach_sub_(ys, zs)
-    torch._foreach_div_(ys, b)
-    torch._foreach_add_(ys, zs)
+    for ys, zs in _lists(block):
+        torch._foreach_sub_(ys, zs)
+        torch._foreach_div_(ys, b)
+        torch._foreach_add_(ys, zs)
 
 
-def to_next_points(xs: list[Tensor], zs: list[Tensor], b: float, share: float) -> None:
-    """x <- the next y, from the last average and the new z."""
-    steps = torch._foreach_sub(zs, xs)
-    torch._foreach_mul_(steps, share)
-    torch._foreach_add_(xs, steps)
-    torch._foreach_sub_(xs, zs)
-    torch._foreach_mul_(xs, b)
-    torch._foreach_add_(xs, zs)
+def to_next_points(block: Block, b: float, share: float) -> None:
+    """x <- the next y, from the last averages, which are where y was, and the new z."""
+    bounds = bounds_of(block)
+    for xs, zs in _lists(block):
+        steps = torch._foreach_sub(zs, xs)
+        torch._foreach_mul_(steps, share)
+        torch._foreach_add_(xs, steps)
+        torch._foreach_sub_(xs, zs)
+        torch._foreach_mul_(xs, b)
+        torch._foreach_add_(xs, zs)
+        if bounds is not None:
+            torch._foreach_clamp_min_(xs, bounds[0])
+            torch._foreach_clamp_max_(xs, bounds[1])
 
 
 def dots(gs: Sequence[Tensor], zs: Sequence[Tensor], ys: Sequence[Tensor], exact: bool) -> float:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsps.core.schedule_free import orthogonalized
+from proxsps.core.schedule_free import QUINTIC, ROUNDS, TINY
 from proxsps.optim.lists import widened
 from proxsps.optim.rule import Heights
 
@@ -39,10 +39,21 @@ def stacks(shapes: Sequence[torch.Size], packed: int, block: int = 0) -> list[St
 
 
 def directions(slopes: Tensor, rho: Any) -> Tensor:
-    """p of a batch of matrices."""
-    wide = slopes if slopes.is_cpu else slopes.bfloat16()
-    found: Tensor = orthogonalized(wide).to(slopes.dtype) * (rho * math.sqrt(max(slopes.shape[-2:])))
-    return found
+    """p of a batch of matrices: `proxsps.core.schedule_free.orthogonalized`, with three operations per round."""
+    a, b, c = QUINTIC
+    tall = slopes.shape[-2] > slopes.shape[-1]
+    X = slopes.mT if tall else slopes
+    X = (X / (torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True) + TINY)).to(precision(slopes))
+    for _ in range(ROUNDS):
+        A = X @ X.mT
+        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
+    X = X.to(slopes.dtype) * (rho * math.sqrt(max(slopes.shape[-2:])))
+    return X.mT if tall else X
+
+
+def precision(slopes: Tensor) -> torch.dtype:
+    """The dtype of the iteration: bf16 on accelerators, which orthogonalises well enough."""
+    return slopes.dtype if slopes.is_cpu else torch.bfloat16
 
 
 class SpectralPart:
@@ -89,7 +100,7 @@ class SpectralPart:
             block, own = self._blocks[stack.block], stack.members
             d = torch.stack([widened(self._averages[stack.block][i]) for i in own])
             d.lerp_(torch.stack([widened(block.slopes[i]).to(d.dtype) for i in own]), 1 - mu)
-            p = directions(d.reshape(-1, *stack.shape[1:]), math.sqrt(squares)).view_as(d)
+            p = directions(d.reshape(-1, *stack.shape[1:]), math.sqrt(squares)).reshape(d.shape)
             z = torch.stack([block.params[i] for i in own])
             self._new.append((d, p))
             pairs = [(d, p), (d, z), (), (z, z), (), (), (p, p), (p, z)]

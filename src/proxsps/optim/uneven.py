@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from proxsps.optim.blocks import gather
 from proxsps.optim.device.numbers import Numbers, step_device
 from proxsps.optim.reduce import Ranks, Sums, further_rows, join
+from proxsps.optim.sets import by_set
 
 # What methods keep from step to step, in their groups.
 MEMORY = ("k", "memory", "model_value", "model_offset", "reach", "g_sq", "first_reach", "factors_sq")
@@ -37,7 +38,8 @@ class Shadow(JoinHook):
         device = step_device([p for group in groups for p in group["params"]], groups[0]["capturable"])
         vector: Any = np.array if device is None else Numbers(device).vector
         nothing, rule = vector([0.0] * len(blocks)), self._opt._rule()
-        extras, travelled = [nothing] * further_rows(rule), [vector([0.0, 0.0])] * rule.distance
+        squared = vector([0.0] * (2 * len(by_set(blocks).members)))
+        extras, travelled = [nothing] * further_rows(rule), [squared] * rule.distance
         join(ranks, vector, blocks, 0.0, 0.0, 0.0, Sums(*[nothing] * 3), extras, travelled, active=False)
 
     def post_hook(self, is_last_joiner: bool) -> None:

@@ -67,6 +67,9 @@ class Estimate:
         m = coupled_value(f + extras[0].sum(), sums.x_sq, lam) if self._coupled else f
         return Estimated(m, sums.d_sq, sums)
 
+    def follow(self, step: Any, alpha: Tensor, ok: Tensor) -> None:
+        """What else moves after the step: nothing, but in the schedule-free form."""
+
     def changes(self) -> dict[str, tuple[Array, Array]]:
         """Numbers in the groups that a step changes: their values after and before it."""
         return {}
@@ -154,20 +157,23 @@ class BlockAverages:
         weight: of new gradients in averages.
     """
 
+    keys: tuple[str, ...] = ()  # of the state, if they do not follow from the rule
+
     def __init__(self, rule: Rule, block: Block, numbers: Numbers, state: State, weight: Tensor) -> None:
         self._rule, self._block, self._numbers, self._state, self._weight = rule, block, numbers, state, weight
+        self._keys = self.keys or (("average",) if rule.beta2 is None else ("average", "square"))
         for owner in block.owners:
-            start_averages(state[owner], owner, rule.beta2 is not None)
-        self._keys = ["average"] if rule.beta2 is None else ["average", "square"]
+            start_averages(state[owner], owner, self._keys)
         self._held = [[entries(state[p][key], block.gathered) for p in block.owners] for key in self._keys]
-        self.steps: list[Tensor] = [] if rule.beta2 is None else [state[p]["steps"] for p in block.owners]
+        self.steps: list[Tensor] = [state[p]["steps"] for p in block.owners] if "square" in self._keys else []
         self.counts: Tensor | None = None
         self.line: list[list[Tensor]] = [[], []]  # <d, D^-1 d> and <d, x> of an affine block, to be added up
         self._sums: list[list[Tensor]] = [[] for _ in range(5)]  # of `extras`
         self._views: list[dict[int, Tensor]] = [{}, {}, {}]  # slopes, directions and metrics of the tensors
         self._new: list[tuple[list[int], list[Tensor]]] = []  # members of each vector, and new averages
+        self._points: list[tuple[list[int], Tensor]] = []  # in the schedule-free form, x of each vector
         self._affine, self._grads = block.kind == LINES, block.slopes
-        weights = self._square_weights() if self.steps else None
+        weights = self._square_weights()
         for members in _buckets(block.params, block.slopes):
             self._make(members, weights)
         size = range(len(block.params))
@@ -175,10 +181,12 @@ class BlockAverages:
         if rule.beta2 is not None:
             block.directions, block.metrics = directions, metrics
 
-    def _square_weights(self) -> Tensor:
-        """The weight of g^2 in the new v of each tensor, which has its own count."""
+    def _square_weights(self) -> Tensor | None:
+        """The weight of g^2 in the new v of each tensor, which has its own count; None in the identity metric."""
+        if not self.steps:
+            return None
         self.counts = torch.stack(self.steps)
-        wide = any(v.dtype is torch.float64 for v in self._held[1])
+        wide = any(v.dtype is torch.float64 for v in self._held[-1])
         new: Tensor = corrected_weight(self.counts.to(self._numbers.dtype) if wide else self.counts, self._rule.beta2)
         return new
 
@@ -193,20 +201,23 @@ class BlockAverages:
         if weights is None:
             self._add_up(x, g, d)
             return
-        (v,) = squares
-        own = weights.to(v.dtype).unbind()
-        v = torch.lerp(v, g * g, torch.cat([own[i].expand(self._grads[i].numel()) for i in members]))
-        D = metric(v, self._rule.eps)
-        if self._rule.eps < least_metric(v.dtype):
-            D = D.clamp_min(least_metric(v.dtype))
-        # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
-        D = torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
+        v, D = self._metric(g, squares[0], members, weights)
         e = d / D
         self._spread(1, members, e)
         if not self._affine:
             self._spread(2, members, D)
         self._new[-1][1].append(v)
         self._add_up(x, g, d, e, g / D)
+
+    def _metric(self, g: Tensor, v: Tensor, members: list[int], weights: Any) -> tuple[Tensor, Tensor]:
+        """The new v and D of one vector."""
+        own = weights.to(v.dtype).unbind()
+        v = torch.lerp(v, g * g, torch.cat([own[i].expand(self._grads[i].numel()) for i in members]))
+        D = metric(v, self._rule.eps)
+        if self._rule.eps < least_metric(v.dtype):
+            D = D.clamp_min(least_metric(v.dtype))
+        # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
+        return v, torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
 
     def _spread(self, column: int, members: Sequence[int], vector: Tensor) -> None:
         """Keep the parts of a vector in the shapes of the tensors."""

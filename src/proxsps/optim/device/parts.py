@@ -164,7 +164,11 @@ class Parts:
     ) -> tuple[Decision | L2Step, Tensor]:
         """The step of the matched cap, and its size s; its u is s / longest."""
         if not self.searched:
-            s = l2_matched_step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, fixed_loop(L2_ROUNDS))
+            if len(self.blocks) > 1 and not any(block.lam for block in self.blocks):  # one line, of all blocks together
+                total, one = over_blocks(share * sums.d_sq)[None], torch.ones_like(gap)[None]
+                s = l2_matched_step(gap, total, 0 * total, one, 0 * one, longest, fixed_loop(L2_ROUNDS))
+            else:
+                s = l2_matched_step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, fixed_loop(L2_ROUNDS))
             return L2Step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, s), s
         d_sq, lines = over_blocks(share * sums.d_sq), self._of_affine * share
 

@@ -20,6 +20,7 @@ from proxsps.optim.device.caps import Caps
 from proxsps.optim.device.estimate import Averaged, Estimate
 from proxsps.optim.device.numbers import Numbers, keep_numbers, store
 from proxsps.optim.device.parts import Parts
+from proxsps.optim.device.second import SecondPoints
 from proxsps.optim.last_step import Chosen, Taken, report
 from proxsps.optim.reduce import Sums, join
 from proxsps.optim.rule import Rule
@@ -52,8 +53,8 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     f, C = numbers.scalar(value), numbers.scalar(bound) if isinstance(bound, Tensor) else float(bound or 0.0)
     rates = _rates_on_device(blocks, numbers)
     caps = Caps(opt, rule, blocks, numbers)
-    averaged = rule.beta is not None
-    estimate = Averaged(rule, blocks, numbers, opt.state) if averaged else Estimate(rule, blocks, numbers)
+    averaged = rule.beta is not None or rule.mix is not None
+    estimate = _estimate(opt, rule, blocks, numbers)
     lam = numbers.vector([block.lam for block in blocks])
     parts = Parts(blocks, numbers, ranks, estimate.known, rule.coupled, caps.scaled)
     sums = parts.sums(points=rule.coupled or rule.max_move is not None)
@@ -74,7 +75,10 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     known = Known(gap, sums, lam, travelled, g_sq, bound is not None, ok)
     step = _choose(rule, caps, parts, known)
     s = parts.write(step, moves, caps.alpha, lam, ok, rule.max_move)
-    keep_numbers(opt.param_groups, ok, estimate.changes() | caps.changes())
+    estimate.follow(step, caps.alpha, ok)
+    estimated = estimate.changes()
+    for groups, changes in zip(caps.sets.groups, caps.changes(), strict=False):
+        keep_numbers(groups, ok, estimated | changes)
     estimate.commit(ok)
     caps.commit()
     for block in blocks:
@@ -84,6 +88,13 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     if ranks.check and 1 < ranks.size == active:
         ranks.compare(report(taken).tau, opt._named())
     return taken
+
+
+def _estimate(opt: Any, rule: Rule, blocks: list[Block], numbers: Numbers) -> Estimate:
+    """The linear model of a method."""
+    if rule.mix is not None:
+        return SecondPoints(rule, blocks, numbers, opt)
+    return Estimate(rule, blocks, numbers) if rule.beta is None else Averaged(rule, blocks, numbers, opt.state)
 
 
 def _choose(rule: Rule, caps: Caps, parts: Parts, known: Known) -> Chosen:
