@@ -47,8 +47,8 @@ def directions(slopes: Tensor, rho: Any) -> Tensor:
     for _ in range(ROUNDS):
         A = X @ X.mT
         X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
-    X = X.to(slopes.dtype) * (rho * math.sqrt(max(slopes.shape[-2:])))
-    return X.mT if tall else X
+    p: Tensor = X.to(slopes.dtype) * (rho * math.sqrt(max(slopes.shape[-2:])))
+    return p.mT if tall else p
 
 
 def precision(slopes: Tensor) -> torch.dtype:
