@@ -43,7 +43,7 @@ def right(method: str, lr: float | None, metric: str) -> float:
     if method in SHORT:
         return BETTER[metric]
     if method in (*RIVALS, *EUCLIDEAN):
-        return GOOD[metric] if lr is None or lrs.index(lr) >= middle - 1 else BAD[metric]
+        return GOOD[metric] if lr is None or lrs.index(lr) >= middle else BAD[metric]
     if method in ("prodigy", "schedule-free-plus"):
         return 0.5 * (GOOD[metric] + BAD[metric])
     return GOOD[metric] if lrs.index(lr) == middle else math.nan if lr == lrs[-1] else BAD[metric]
@@ -172,7 +172,7 @@ def test_good_ranges_are_decades_around_the_best_lr():
     rows = table[(table["task"] == "transformer") & (table["method"] == "adamw")]
     assert good_range(rows) == 0
     ours = table[(table["task"] == "transformer") & (table["method"] == ADAM)]
-    assert good_range(ours) == pytest.approx(8)
+    assert good_range(ours) == pytest.approx(7)
     none = rows.assign(loss=math.inf)
     assert good_range(none) == 0
 

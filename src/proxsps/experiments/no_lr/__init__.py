@@ -16,6 +16,7 @@ from proxsps.experiments.no_lr.methods import (
     ADAM,
     COSINE_LRS,
     EUCLIDEAN,
+    FEW_COSINE_LRS,
     FEW_LRS,
     FREE,
     LRS,
@@ -46,7 +47,6 @@ TASKS: tuple[TrialTask, ...] = (
     RecurrentTask("gru", "GRU: validation loss"),
     TextTask("gpt", "GPT of 0.8 M parameters: validation loss", 400, width=128, layers=4, context=64, batch_size=8),
 )
-SLOW = ("gru", "gpt")
 OPTIONAL = frozenset(task.name for task in TASKS if isinstance(task, ImagesTask))  # where CIFAR-10 is there
 ENDINGS = ("none", "cool-down", "average")  # of the run of 10,000 steps
 LONGER = 4  # times the steps, in the long version
@@ -57,11 +57,9 @@ LONG: tuple[tuple[str, float | None, tuple[str, ...]], ...] = (
     (SPECTRAL, None, ("none",)),
     (ADAM, None, ENDINGS),
     ("adamw", 1e-3, (*ENDINGS, "cosine")),
-    ("adamw", 3e-3, ("average", "cosine")),
-    ("schedule-free", 2.5e-3, ("none",)),
+    ("adamw", 3e-3, ("cosine",)),
     ("schedule-free", 1e-2, ("none",)),
     ("muon", 3e-3, ("none", "average", "cosine")),
-    ("muon", 1e-2, ("cosine",)),
 )
 
 
@@ -77,12 +75,13 @@ def _settings(task: TrialTask) -> list[tuple[TrialTask, str, float | None, str]]
     """Task, method, lr and ending of the runs on one task."""
     left_out = {name for name in EUCLIDEAN if not task.weight_decay}
     left_out |= set(OF_NETWORKS) if isinstance(task, (MatrixTask, SparseTask)) else set()
-    lrs = FEW_LRS if task.name in SLOW else LRS
-    found = [(task, name, lr, "none") for name in METHODS if name in lrs and name not in left_out for lr in lrs[name]]
-    found += [(task, name, lr, "cosine") for name in COSINE_LRS if name not in left_out for lr in COSINE_LRS[name]]
-    if task.name not in SLOW:
-        found += [(task, name, None, ending) for name in RIVALS for ending in ("cool-down", "average")]
-    return found
+    lrs, cosine = FEW_LRS.get(task.name, LRS), FEW_COSINE_LRS.get(task.name, COSINE_LRS)
+    grids = [(name, lrs.get(name, ()), "none") for name in METHODS] + [
+        (name, cosine[name], "cosine") for name in cosine
+    ]
+    if task.name not in FEW_LRS:
+        grids += [(name, (None,), ending) for name in RIVALS for ending in ("cool-down", "average")]
+    return [(task, name, lr, ending) for name, own, ending in grids if name not in left_out for lr in own]
 
 
 def long_trials(seeds: int) -> list[Trial]:

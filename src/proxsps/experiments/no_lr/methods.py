@@ -31,29 +31,31 @@ EUCLIDEAN = (ADAM_L2, FREE_L2)
 OF_NETWORKS = ("muon", SPECTRAL)  # for tasks with layers: their metric needs matrices
 
 LRS: dict[str, tuple[float | None, ...]] = {  # None: not set
-    "sgd-momentum": (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0),
-    "adamw": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1),
+    "sgd-momentum": (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3),
+    "adamw": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0),
     "schedule-free": (3e-4, 1e-3, 2.5e-3, 1e-2, 3e-2, 0.1, 0.3),
     "muon": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1),
     "prodigy": (1.0,),
     "schedule-free-plus": (1.0,),
-    "prox-sps": (1e-2, 0.1, 1.0, 10.0),
-    IDENTITY: (None, 0.1, 1.0, 10.0, 1e3, 1e6),
-    ADAM: (None, 1e-3, 1e-2, 0.1, 1e6),
+    "prox-sps": (0.1, 1.0, 10.0),
+    IDENTITY: (None, 1.0, 10.0, 1e6),
+    ADAM: (None, 1e-2, 0.1, 1e6),
     ADAM_L2: (None,),
     FREE: (None,),
     SPECTRAL: (None,),
     FREE_L2: (None,),
 }
-# On the tasks that take longest, fewer methods, and a few lr around the best one.
-FEW_LRS: dict[str, tuple[float | None, ...]] = {
-    "adamw": (1e-3, 3e-3, 1e-2),
-    "schedule-free": (2.5e-3, 1e-2, 3e-2),
-    "muon": (3e-3, 1e-2, 3e-2),
-    **{name: LRS[name] for name in ("prodigy", "schedule-free-plus")},
-    **dict.fromkeys((ADAM, FREE, SPECTRAL), (None,)),
+COSINE_LRS = {"adamw": (3e-3, 1e-2, 3e-2, 0.1), "muon": (3e-3, 1e-2, 3e-2, 0.1)}  # with warm-up and cosine
+# The tasks that take longest have fewer methods, and a few lr around the best one.
+UNTUNED = {name: LRS[name] for name in ("prodigy", "schedule-free-plus", FREE, SPECTRAL)} | {ADAM: (None,)}
+FEW_LRS: dict[str, dict[str, tuple[float | None, ...]]] = {
+    "gru": UNTUNED | {"adamw": (1e-3, 3e-3, 1e-2), "schedule-free": (2.5e-3, 1e-2, 3e-2), "muon": (1e-3, 3e-3, 1e-2)},
+    "gpt": UNTUNED | {"adamw": (3e-4, 1e-3, 3e-3), "schedule-free": (1e-3, 2.5e-3, 1e-2), "muon": (1e-3, 3e-3, 1e-2)},
 }
-COSINE_LRS = {"adamw": (1e-3, 3e-3, 1e-2, 3e-2), "muon": (3e-3, 1e-2, 3e-2)}  # with warm-up and cosine
+FEW_COSINE_LRS = {
+    "gru": {"adamw": (3e-3, 1e-2, 3e-2), "muon": (3e-3, 1e-2, 3e-2)},
+    "gpt": {"adamw": (3e-4, 1e-3, 3e-3), "muon": (3e-3, 1e-2, 3e-2)},
+}
 # What counts as "lr not set" for methods that need one.
 DEFAULTS = {name: methods.METHODS[name].lr for name, lrs in LRS.items() if None not in lrs}
 
