@@ -12,33 +12,38 @@ import pandas as pd
 
 MARK = "<!-- when-to-use -->"
 TASKS = {
-    "digits": "digits, MLP: accuracy",
     "transformer": "text, small transformer: validation loss",
+    "gpt": "text, GPT of 0.8 M parameters: validation loss",
+    "gru": "text, GRU: validation loss",
     "resnet": "CIFAR-10, ResNet8 without batch norm: accuracy",
+    "resnet-bn": "CIFAR-10, ResNet8 with batch norm: accuracy",
+    "fine-tuning": "CIFAR-10, fine-tuning a ResNet8: accuracy",
+    "digits": "digits, MLP: accuracy",
     "l1": "l1 logistic regression: objective gap",
     "matrix": "matrix factorisation: objective",
 }
 BEST = object()  # the lr of the grid with the best result
-COLUMNS = {
-    "ProxSPSAdam, no lr": ("prox-sps-adam", None),
-    "ProxSPS, momentum, no lr": ("prox-sps-momentum", None),
-    "SGD with momentum, best lr": ("sgd-momentum", BEST),
-    "AdamW, lr=1e-3": ("adamw", 1e-3),
-    "AdamW, best lr": ("adamw", BEST),
-    "ProxSPS, lr=1": ("prox-sps", 1.0),
-    "ProxSPS, best lr": ("prox-sps", BEST),
+COLUMNS = {  # method, lr and ending
+    "ScheduleFreeSPS, spectral": ("schedule-free-sps-spectral", None, "none"),
+    "ScheduleFreeSPS": ("schedule-free-sps", None, "none"),
+    "ProxSPSAdam": ("prox-sps-adam", None, "none"),
+    "ProxSPS, momentum": ("prox-sps-momentum", None, "none"),
+    "AdamW, lr=1e-3": ("adamw", 1e-3, "none"),
+    "AdamW, best lr": ("adamw", BEST, "none"),
+    "AdamW, best cosine": ("adamw", BEST, "cosine"),
+    "schedule-free AdamW, best lr": ("schedule-free", BEST, "none"),
+    "Muon, best lr": ("muon", BEST, "none"),
 }
 
 
 def table(trials):
     """The table as lines of Markdown; the best of a row is bold."""
-    plain = trials[trials["ending"] == "none"]
     lines = [
         "| task | " + " | ".join(COLUMNS) + " |",
         "| --- |" + " ---: |" * len(COLUMNS),
     ]
     for task, title in TASKS.items():
-        rows = plain[plain["task"] == task]
+        rows = trials[trials["task"] == task]
         if len(rows):
             lines.append(f"| {title} | {' | '.join(cells(rows))} |")
     return lines
@@ -47,20 +52,32 @@ def table(trials):
 def cells(rows):
     higher = rows["metric"].iloc[0] == "accuracy"
     values = [final(rows, *column, higher) for column in COLUMNS.values()]
-    best = (max if higher else min)(value for value in values if value == value)
+    best = (max if higher else min)(
+        value for value in values if value is not None and value == value
+    )
     shown = "{:.1%}" if higher else "{:#.3g}"
-    texts = ["diverged" if value != value else shown.format(value) for value in values]
+    texts = [
+        "" if value is None else "diverged" if value != value else shown.format(value)
+        for value in values
+    ]
     return [f"**{text}**" if text == shown.format(best) else text for text in texts]
 
 
-def final(rows, method, lr, higher):
-    """Mean over seeds; NaN where a run diverged."""
-    means = rows[rows["method"] == method].groupby("lr", dropna=False)["value"]
-    means = means.agg(lambda values: values.mean(skipna=False))
-    if lr is BEST:
-        tuned = means[means.index.notna()]
-        return tuned.max() if higher else tuned.min()
-    return means[means.index.isna() if lr is None else means.index == lr].iloc[0]
+def final(rows, method, lr, ending, higher):
+    """Mean over seeds; NaN where a run diverged, None if there was no such run."""
+    own = rows[(rows["method"] == method) & (rows["ending"] == ending)]
+    means = own.groupby("lr", dropna=False)["value"].agg(
+        lambda values: values.mean(skipna=False)
+    )
+    chosen = (
+        means.index.notna()
+        if lr is BEST
+        else means.index.isna()
+        if lr is None
+        else means.index == lr
+    )
+    means = means[chosen]
+    return None if means.empty else means.max() if higher else means.min()
 
 
 def put(page, lines):
