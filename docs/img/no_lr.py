@@ -1,4 +1,4 @@
-"""Draw the pictures of `proxsps reproduce no-lr`: all tasks, and one for the first page.
+"""Draw the pictures of `proxsps reproduce no-lr`: all tasks, one for the first page.
 
 python docs/img/no_lr.py [OUT] [FOLDER]
 """
