@@ -198,3 +198,41 @@ def test_losses_of_bf16_are_added_in_single_precision() -> None:
         accelerator.backward((param + 256 + 2 * (k % 2)).sum())
     ((total, _),) = opt._watched
     assert (total.dtype, float(total)) == (torch.float32, 257)
+
+
+def test_the_effective_rate_is_logged(kit: Any) -> None:
+    from accelerate.tracking import GeneralTracker
+
+    from proxsps.integrations.accelerate import Accelerator
+
+    class Memory(GeneralTracker):
+        name, requires_logging_directory, tracker = "memory", False, None
+
+        def __init__(self) -> None:
+            self.rows: list[Any] = []
+
+        def store_init_configuration(self, values: dict[str, Any]) -> None:
+            pass
+
+        def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+            self.rows.append((step, values))
+
+    def logged(make: Any) -> tuple[list[Any], Any]:
+        memory, net = Memory(), kit.network()
+        accelerator = Accelerator(cpu=True, log_with=memory)
+        accelerator.init_trackers("steps")
+        accelerator.log({"loss": 7.0}, step=0)
+        opt = accelerator.prepare(make(net))
+        accelerator.backward(mse_loss(net(kit.regression()[0]), kit.regression()[1]))
+        opt.step()
+        accelerator.log({"loss": 2.0}, step=1)
+        accelerator.log({"loss": 1.0, "tau": 3.0}, step=2)
+        return memory.rows, opt.optimizer
+
+    rows, opt = logged(lambda net: ProxSPSAdam(net.parameters()))
+    last = {"tau": float(opt.last_step.tau[0]), "cap_name": "distance"}
+    own = {"loss": 1.0, "tau": 3.0, "cap_name": "distance"}
+    assert rows == [(0, {"loss": 7.0}), (1, {"loss": 2.0, **last}), (2, own)]
+    assert last["tau"] > 0
+    rows, _ = logged(lambda net: torch.optim.SGD(net.parameters(), lr=0.1))
+    assert rows[1] == (1, {"loss": 2.0})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +61,7 @@ def fit(module: Any, loader: Any, precision: str = "32-true", **options: Any) ->
     else:
         options["precision"] = precision
     quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
-    Trainer(max_epochs=2, accelerator="cpu", devices=1, **quiet, **options).fit(module, loader)
+    Trainer(**{"max_epochs": 2, "accelerator": "cpu", "devices": 1, **quiet, **options}).fit(module, loader)
 
 
 def by_hand(kit: Any, precision: str, micro: int, make: Any = make_optimizer) -> tuple[nn.Module, list[float]]:
@@ -250,3 +252,37 @@ def test_the_callback_adds_losses_of_bf16_in_single_precision() -> None:
     callback.on_before_optimizer_step(trainer, None, opt)
     ((total, _),) = opt._watched
     assert (total.dtype, float(total)) == (torch.float32, 257)
+
+
+@pytest.mark.parametrize("make", [ProxSPSAdam, torch.optim.AdamW])
+def test_the_effective_rate_is_logged(kit: Any, tmp_path: Path, make: Any) -> None:
+    """By a logger that writes files, every second step; other optimizers have none."""
+    pytest.importorskip("lightning")
+    from lightning.pytorch.loggers import CSVLogger
+
+    from proxsps.integrations.lightning import WatchLoss
+
+    trained, logger, steps = (
+        module(kit.network(), watch=False, make=lambda net: make(net.parameters())),
+        CSVLogger(tmp_path),
+        [],
+    )
+
+    class Reads(WatchLoss):
+        def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            last = getattr(trainer.optimizers[0], "last_step", None)
+            steps.append(last and (float(last.tau[0]), int(last.cap)))
+            super().on_train_batch_end(trainer, *args, **kwargs)
+
+    fit(trained, kit.loader(), callbacks=[Reads()], logger=logger, log_every_n_steps=2)
+    assert len(steps) == 12
+    file = Path(logger.log_dir) / "metrics.csv"
+    if make is torch.optim.AdamW:
+        assert not file.exists()
+        return
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [int(row["step"]) for row in rows] == list(range(1, 12, 2))
+    taus, caps = zip(*steps, strict=True)
+    assert [float(row["tau"]) for row in rows] == pytest.approx(taus[1::2], rel=1e-6)  # written as float32
+    assert [float(row["cap"]) for row in rows] == list(caps[1::2])
+    assert min(taus) > 0

@@ -214,3 +214,17 @@ def test_a_step_without_a_learning_rate(kit: Any, tmp_path: Path) -> None:
     by_hand(model, sentences(), 2, ProxSPSAdam(model.parameters(), weight_decay=1e-3))
     assert close(kit, trained, model)
     assert opt.last_step.cap_name in ("polyak", "distance")
+
+
+def test_the_effective_rate_is_logged_beside_the_learning_rate(tmp_path: Path) -> None:
+    def rows(make: Any) -> list[Any]:
+        model = language_model()
+        steps = {"logging_strategy": "steps", "logging_steps": 1, "eval_strategy": "epoch"}
+        return train(model, sentences(), make(model.parameters()), tmp_path, 1, **steps).state.log_history
+
+    found = rows(ProxSPSAdam)
+    trained = [row for row in found if "learning_rate" in row]
+    assert len(trained) == 5 < len(found)
+    assert all(row["tau"] > 0 and row["cap_name"] in ("polyak", "distance") for row in trained)
+    assert not any("tau" in row for row in found if row not in trained)
+    assert not any("tau" in row for row in rows(lambda params: torch.optim.SGD(params, lr=0.1)))

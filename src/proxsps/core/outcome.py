@@ -54,6 +54,14 @@ class Report(NamedTuple):
         """What set the step, in one word: "polyak" for the model and its bound, "lr", "distance", or "skipped"."""
         return CAPS[int(self.cap)]
 
+    def __str__(self) -> str:
+        try:
+            steps = sorted({f"{float(step):.3g}" for step in self.tau}, key=float)
+            shown = steps[0] if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+            return f"tau {shown}, cap {self.cap_name}, gap {float(self.gap):.3g}"
+        except (TypeError, RuntimeError):  # many runs, or numbers that are not known while a function is traced
+            return repr(self)
+
 
 def report(alpha: Array, solution: Solution) -> Report:
     """The report of a step with the caps alpha, one entry per block; NaN where there was no step."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from proxsps.integrations.logs import step_facts
 from proxsps.integrations.requirements import framework
 from proxsps.optim.consistency import check_loss
 from proxsps.optim.optimizer import PolyakOptimizer
@@ -27,7 +28,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Accelerator(accelerate.Accelerator):
-    """`accelerate.Accelerator`, which passes the loss to the optimizers; clipping with them raises an error."""
+    """`accelerate.Accelerator`, which passes the loss to the optimizers; clipping with them raises an error.
+
+    `log` adds `tau` and `cap_name` of the last step to the logged values.
+    """
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """As in Accelerate; the optimizers get the loss."""
@@ -68,6 +72,11 @@ class Accelerator(accelerate.Accelerator):
         if opts := self._polyak_optimizers():
             _refuse_clipping("clip_grad_value_", opts[0])
         return super().clip_grad_value_(*args, **kwargs)
+
+    def log(self, values: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """As in Accelerate; with the effective rate of the first optimizer, and what set it."""
+        facts = step_facts(self._optimizers[0]) if self._optimizers else {}
+        super().log({**facts, **values}, *args, **kwargs)
 
     def _polyak_optimizers(self) -> list[PolyakOptimizer]:
         """The prepared optimizers that need the loss."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from proxsps._install import extra
+from proxsps.integrations.logs import last_step_of
 from proxsps.integrations.requirements import framework
 from proxsps.optim.consistency import check_loss
 from proxsps.optim.optimizer import PolyakOptimizer
@@ -28,6 +29,9 @@ else:
 
 class WatchLoss(lightning.pytorch.Callback):
     """Passes the loss of every step to the optimizer: `Trainer(callbacks=[WatchLoss()])`.
+
+    It also logs the last step of the first optimizer: `tau`, the effective rate, and `cap`, what set it, as a number
+    because Lightning logs only numbers: -1 skipped, 0 polyak, 1 lr, 2 distance.
 
     It raises an error if the Trainer clips gradients, or if the module optimizes by itself and has to pass the loss.
     Optimizers that do not need the loss are not changed.
@@ -93,6 +97,12 @@ class WatchLoss(lightning.pytorch.Callback):
             self._check_once(trainer, pl_module, optimizer)
         optimizer.watch(self._sum)
         self._sum = None
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
+        """Log the step; Lightning passes on what is due by `log_every_n_steps`."""
+        last = last_step_of(trainer.optimizers[0]) if trainer.optimizers else None
+        if last is not None:
+            pl_module.log_dict({"tau": last.tau.max(), "cap": last.cap.to(last.tau.dtype)})
 
     def _check_once(self, trainer: Trainer, pl_module: LightningModule, optimizer: PolyakOptimizer) -> None:
         self._check = False

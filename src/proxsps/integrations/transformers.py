@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from proxsps._install import extra
+from proxsps.integrations.logs import step_facts
 from proxsps.integrations.requirements import framework
 from proxsps.optim.consistency import check_loss
 from proxsps.optim.optimizer import PolyakOptimizer
@@ -26,6 +27,8 @@ else:
 
 class WatchesLoss:
     """A mixin, to be put first: `class MyTrainer(WatchesLoss, SFTTrainer)`.
+
+    Where the Trainer logs the learning rate, it also logs `tau` and `cap_name` of the last step.
 
     Attributes:
         check_first_step: set it to True to check once that the loss belongs to the gradients. This evaluates the first
@@ -52,6 +55,12 @@ class WatchesLoss:
             self._check_once(opt, share, *args, **kwargs)
         opt.watch(widened(share) * self.current_gradient_accumulation_steps)  # the step uses their mean
         return share
+
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """As in the Trainer; with the effective rate, and what set it."""
+        if "learning_rate" in logs:
+            logs |= step_facts(self.optimizer)
+        super().log(logs, *args, **kwargs)
 
     def _check_once(
         self, opt: PolyakOptimizer, share: Tensor, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
