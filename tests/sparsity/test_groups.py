@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from proxsps import L1, L2, SPS, Box, GroupLasso, ProxSGD, ProxSPS, SparseGroupLasso
+from proxsps import L1, L2, SPS, Box, GroupLasso, ProxSGD, ProxSPS, Regularizer, SparseGroupLasso
 from proxsps.sparsity import rows, sparse_groups
 
 
@@ -206,3 +206,39 @@ def test_equal_centres_share_a_group_and_others_do_not():
     assert [len(group["params"]) for group in zeros] == [3, 3]
     own = sparse_groups(model, lambda param: L2(0.1, center=param.detach().clone()))
     assert [len(group["params"]) for group in own] == [1, 1, 1, 3]
+
+
+@pytest.mark.parametrize(("phi", "scale"), [(L1(3.0), None), (rows(2.0), None), (L1(1.0), "fan-in")])
+def test_the_strength_that_is_computed_gives_a_penalty_of_one(phi, scale):
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    groups = sparse_groups(model, phi, scale=scale, lam="auto")
+    total = 0.0
+    for param in (model[0].weight.detach(), model[2].weight.detach()):
+        width = param.shape[1]
+        plain = param.norm(dim=1).sum() * width**0.5 if callable(phi) else param.abs().sum()
+        total += float(plain) / (width**0.5 if scale else 1)
+    penalties = [
+        g["regularizer"].lam * (1 if scale is None else p.shape[1] ** 0.5) for g in groups[:-1] for _, p in g["params"]
+    ]
+    assert penalties == pytest.approx([1 / total] * len(penalties), rel=1e-5)
+
+
+class MyNorm(Regularizer):
+    def value(self, x):
+        return abs(x).sum()
+
+    def prox(self, z, alpha):
+        return L1(1.0).prox(z, alpha)
+
+
+def test_errors_of_the_strength_that_is_computed():
+    model = nn.Linear(3, 2)
+    with pytest.raises(
+        ValueError, match=r"lam must be 'auto' or None, got 0\.1; a strength belongs into the regularizer"
+    ):
+        sparse_groups(model, L1(1.0), lam=0.1)
+    with pytest.raises(ValueError, match="has no strength that could be scaled"):
+        sparse_groups(model, MyNorm(), lam="auto")
+    nn.init.zeros_(model.weight)
+    with pytest.raises(ValueError, match=r"The penalty of the present weights is 0\.0, so that no strength makes it 1"):
+        sparse_groups(model, L1(1.0), lam="auto")

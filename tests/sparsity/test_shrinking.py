@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -167,7 +168,8 @@ def test_of_a_set_without_live_units_one_stays(kit):
     case = kit.cases["resnet-bn"]
     model, x = case.model(), case.inputs()
     kit.kill(model, find_units(model, x), share=1.0)
-    small, report = shrink(model, x, timing_seconds=0)
+    with pytest.warns(RuntimeWarning, match="Everything is dead"):
+        small, report = shrink(model, x, timing_seconds=0)
     assert all(gone == total - 1 for gone, total in report.removed.values())
     with torch.no_grad():
         torch.testing.assert_close(small(x), model(x))
@@ -264,17 +266,39 @@ def test_a_dead_network_is_said(kit):
     model, x = case.model(), case.inputs()
     units = find_units(model, x)
     kit.kill(model, units)
-    for text in (str(shrink(model, x, timing_seconds=0).report), str(sparsity_report(model, units))):
-        assert "dead:" not in text
+    for report in (shrink(model, x, timing_seconds=0).report, sparsity_report(model, units)):  # without a warning
+        assert "are dead" not in str(report)
+        assert "is dead" not in str(report)
     kit.kill(model, units, share=1.0)
-    report = shrink(model, x, timing_seconds=0).report
+    text = "Everything is dead: the output no longer depends on the input. Train again with a smaller strength"
+    with pytest.warns(RuntimeWarning, match=text):
+        report = shrink(model, x, timing_seconds=0).report
     assert report.collapsed
-    assert "Everything is dead: the output no longer depends on the input. Train again with a smaller" in str(report)
-    assert "Everything is dead: all 32 units are zero. Train again" in str(sparsity_report(model, units))
+    assert text in str(report)
+    with pytest.warns(RuntimeWarning, match='all 32 units are zero. .*start with lam="auto"'):
+        assert "Everything is dead: all 32 units are zero. Train again" in str(sparsity_report(model, units))
     with torch.no_grad():
         for param in model.parameters():
             param.zero_()
-    assert "Everything is dead: all weights are zero." in str(sparsity_report(model))
+    with pytest.warns(RuntimeWarning, match="all weights are zero"):
+        assert "Everything is dead: all weights are zero." in str(sparsity_report(model))
+
+
+def test_a_layer_that_is_nearly_dead_is_said(kit):
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3))
+    units = find_units(model, torch.zeros(2, 6))
+    kit.kill(model, Units(units.sets[:1], ()), share=0.9)
+    assert (
+        sparsity_report(model, units).notes
+        == shrink(model, torch.randn(4, 6), timing_seconds=0).report.notes[:-1]
+        == []
+    )
+    kit.kill(model, Units(units.sets[1:], ()), share=0.95)
+    text = "More than 90% of the units are dead in 2.weight (19 of 20). Check the accuracy. If it fell: Train again"
+    with pytest.warns(RuntimeWarning, match=re.escape(text)):
+        report = sparsity_report(model, units)
+    assert text in str(report)
+    assert text.replace("2.weight", "2") in str(shrink(model, torch.randn(4, 6), timing_seconds=0).report)
 
 
 def test_a_dead_block_of_a_residual_network_is_no_dead_network(kit):
@@ -284,4 +308,4 @@ def test_a_dead_block_of_a_residual_network_is_no_dead_network(kit):
     kit.kill(model, units, share=1.0)  # the shortcuts stay
     report = shrink(model, x, timing_seconds=0).report
     assert not report.collapsed
-    assert "dead" not in str(report)
+    assert "is dead" not in str(report)

@@ -216,10 +216,30 @@ def test_options_of_groups(kit):
     np.testing.assert_array_equal(plain.weights, np.ones(32))
     with pytest.raises(ValueError, match="weights must be 'size' or 'one', got 'two'"):
         unit_groups(model, x, 0.1, weights="two")
-    for lam in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="the strength lam must be a finite number > 0, got"):
+    for lam in (0.0, -1.0, float("inf"), float("nan"), "strong"):
+        with pytest.raises(ValueError, match="the strength lam must be a finite number > 0 or 'auto', got"):
             unit_groups(model, x, lam, units=units)
     assert "20  0" in str(units)
+
+
+@pytest.mark.parametrize("weights", ["size", "one"])
+def test_the_strength_that_is_computed_gives_a_penalty_of_one(kit, case, weights):
+    model, x = case.model(), case.inputs()
+    groups = unit_groups(model, x, weights=weights)
+    assert groups[0]["regularizer"].lam == unit_groups(model, x, "auto", weights=weights)[0]["regularizer"].lam
+    # By hand: the norm of each unit over all its tensors, times the root of its size.
+    squares, sizes, params = np.zeros(len(groups.units)), np.zeros(len(groups.units)), dict(model.named_parameters())
+    for name, member in groups.units.members.items():
+        slices = params[name].detach().double().movedim(member.dim, 0).flatten(1 if params[name].ndim > 1 else 0)
+        for unit, entries in zip(member.ids, slices, strict=True):
+            if unit >= 0:
+                squares[unit] += float(entries.square().sum())
+                sizes[unit] += entries.numel()
+    norms = np.sqrt(squares) * (np.sqrt(sizes) if weights == "size" else 1)
+    assert groups[0]["regularizer"].lam * norms.sum() == pytest.approx(1, rel=1e-5)
+    params[next(iter(groups.units.members))].data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="The penalty of the present weights is nan"):
+        unit_groups(model, x, units=groups.units)
 
 
 def test_a_llama_of_transformers(kit):
@@ -273,6 +293,23 @@ class FixedSize(nn.Module):
 
     def forward(self, x):
         return self.head(self.conv(x).relu().view(-1, 8 * 6 * 6))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_recurrent_layers_are_named_among_those_left_alone(kind):
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.recurrent = nn.Embedding(11, 8), kind(8, 10, batch_first=True)
+            self.hidden, self.head = nn.Linear(10, 7), nn.Linear(7, 3)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            return self.head(self.hidden(self.recurrent(self.words(words))[0][:, -1]).relu())
+
+    units = find_units(Reader(), torch.randint(11, (3, 5)))
+    assert ("hidden",) in [one.layers for one in units.sets]
+    assert ("recurrent",) in [left.layers for left in units.left if "recurrent layer" in left.reason]
+    assert not any(name.startswith("recurrent.") for name in units.members)
 
 
 def test_a_fixed_size_in_the_forward_pass_gets_advice():

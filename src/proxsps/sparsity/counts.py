@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from proxsps._install import require
+from proxsps.optim.hints import warn
+from proxsps.sparsity.graph import shortened
 from proxsps.sparsity.tables import Table
 from proxsps.sparsity.units import Units
 
 # Advice for a strength at which a network dies.
-WEAKER = (
-    "Train again with a smaller strength, for instance one at which the penalty of the starting weights is about 1, or "
-    "let strength_path find it."
-)
+WEAKER = 'Train again with a smaller strength: start with lam="auto", or let strength_path find it.'
+MOST = 0.9  # share of a layer's units; where more are dead, the network has often lost what it needs
 
 
 class LayerSparsity(NamedTuple):
@@ -84,11 +85,12 @@ class SparsityReport:
 
     @property
     def notes(self) -> list[str]:
-        """What the table does not say: a network that is dead."""
+        """What the table does not say: a network that is dead, or nearly so."""
         if self.units and self.dead_units == self.units:
             return [f"Everything is dead: all {self.units:,} units are zero. {WEAKER}"]
-        zero = self.layers and all(layer.zeros == layer.entries for layer in self.layers)
-        return [f"Everything is dead: all weights are zero. {WEAKER}"] if zero else []
+        if self.layers and all(layer.zeros == layer.entries for layer in self.layers):
+            return [f"Everything is dead: all weights are zero. {WEAKER}"]
+        return dying({layer.name: (layer.dead_units, layer.units) for layer in self.layers})
 
     def __str__(self) -> str:
         return "\n".join([str(self.table), *self.notes])
@@ -99,9 +101,10 @@ class SparsityReport:
         return Group(self.table, *self.notes)
 
 
-@torch.no_grad()
 def sparsity_report(model: nn.Module, units: Units | None = None) -> SparsityReport:
     """Count zeros, dead rows and dead units of all weights with two dims or more.
+
+    It warns if more than 90 % of the units of a layer are dead, or all weights are zero.
 
     Args:
         model: any module.
@@ -117,6 +120,15 @@ def sparsity_report(model: nn.Module, units: Units | None = None) -> SparsityRep
         ------  -------  -----  ---------  ----------
         weight       12  33.3%  1/3        -
     """
+    report = counted(model, units)
+    for note in report.notes:
+        warn(note)
+    return report
+
+
+@torch.no_grad()
+def counted(model: nn.Module, units: Units | None = None) -> SparsityReport:
+    """As `sparsity_report`, without a warning."""
     names, counts = [], []
     params = dict(model.named_parameters())
     dead = None if units is None else _dead(params, units)
@@ -140,6 +152,13 @@ def sparsity_report(model: nn.Module, units: Units | None = None) -> SparsityRep
         for (name, entries, rows), (nonzero, live, of, gone) in zip(names, table, strict=True)
     )
     return SparsityReport(layers, 0 if units is None else len(units), 0 if dead is None else int(dead.sum()))
+
+
+def dying(counts: Mapping[str, tuple[int, int]]) -> list[str]:
+    """A note on layers that have lost most of their units, by their numbers of dead and of all units."""
+    names = [f"{name} ({dead} of {units})" for name, (dead, units) in counts.items() if dead > MOST * units]
+    text = f"More than {MOST:.0%} of the units are dead in {shortened(names)}. Check the accuracy. If it fell: {WEAKER}"
+    return [text] if names else []
 
 
 def _dead(params: dict[str, Tensor], units: Units) -> Tensor:

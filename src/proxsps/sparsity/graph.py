@@ -17,6 +17,7 @@ from proxsps.sparsity.guard import EndlessError, Guard
 from proxsps.sparsity.inputs import TraceError, call, first_line, tensors_of
 
 SHOWN = 3  # names of layers in a line
+RECURRENT = (nn.RNNBase, nn.modules.rnn.RNNCellBase)
 READING = (nn.Linear, nn.modules.conv._ConvNd)
 VECTOR_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 # Operations that mix channels, so that a zero channel cannot be removed, and the text for reports.
@@ -153,7 +154,8 @@ class Graph:
                 found.append(one)
             else:
                 left.append(Left(layers, one))
-        return found, left + self._not_called()
+        recurrent = tuple(name for module, name in self.names.items() if isinstance(module, RECURRENT))
+        return found, left + [Left(recurrent, MIXING["LSTM"])] * bool(recurrent) + self._not_called()
 
     def _not_called(self) -> list[Left]:
         """Layers with weights that are not called as modules, and are not part of a module that is known."""

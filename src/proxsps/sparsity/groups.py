@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from proxsps.regularizers import GroupLasso, Regularizer, SparseGroupLasso
+from proxsps.regularizers.base import value_all
 from proxsps.sparsity.tables import Table
 
 # Layers whose weights are regularised unless `include` says otherwise.
@@ -51,6 +53,7 @@ def sparse_groups(
     include: Pattern | Iterable[Pattern] | None = None,
     exclude: Pattern | Iterable[Pattern] = (),
     scale: Scale = None,
+    lam: Literal["auto"] | None = None,
 ) -> ParameterGroups:
     """Groups for `ProxSPS`, `ProxSGD` or any optimizer whose groups take a `regularizer`.
 
@@ -66,6 +69,8 @@ def sparse_groups(
         scale: a factor on the strength of each tensor. "group-size": the square root of the number of entries of one
             group of a `GroupLasso`. "fan-in": one over the square root of the number of inputs of one output, the scale
             on which weights start. Or a function of name and tensor.
+        lam: "auto" to multiply all strengths by one factor, with which the penalty of the present weights is 1, a good
+            start for a search: `sparse_groups(model, L1(1.0), lam="auto")`.
 
     Raises:
         ValueError: a pattern matches nothing, or the strength is zero.
@@ -100,7 +105,34 @@ def sparse_groups(
     out = ParameterGroups({"params": params, "regularizer": phi} for phi, params in groups.items())
     if rest:
         out.append({"params": rest, "regularizer": None})
-    return out
+    if lam not in (None, "auto"):
+        raise ValueError(f"lam must be 'auto' or None, got {lam!r}; a strength belongs into the regularizer.")
+    return out if lam is None else with_penalty_one(out)
+
+
+def starting_strength(groups: ParameterGroups) -> float:
+    """The factor on all strengths at which the penalty of the present weights is 1."""
+    with torch.no_grad():
+        total = sum(
+            float(value_all(group["regularizer"], [param.detach() for _, param in _named(group)]))
+            for group in groups
+            if group["regularizer"] is not None
+        )
+    if not 0 < total < math.inf:
+        raise ValueError(
+            f"The penalty of the present weights is {total}, so that no strength makes it 1: weights are all zero, or "
+            "not finite. Pass a number as strength."
+        )
+    return 1 / total
+
+
+def with_penalty_one(groups: ParameterGroups) -> ParameterGroups:
+    """The same groups with all strengths multiplied by `starting_strength`."""
+    factor = starting_strength(groups)
+    for group in groups:
+        if group["regularizer"] is not None:
+            group["regularizer"] = _times(group["regularizer"], factor)
+    return groups
 
 
 def rows(lam: float, *, scale_by_size: bool = True) -> Callable[[Tensor], Regularizer]:
@@ -191,9 +223,14 @@ def _scaled(phi: Regularizer, scale: Scale, name: str, param: Tensor) -> Regular
         )
     if not (math.isfinite(factor) and factor > 0):
         raise ValueError(f"scale gave the factor {factor} for {name}; it must be finite and > 0.")
+    return _times(phi, factor)
+
+
+def _times(phi: Regularizer, factor: float) -> Regularizer:
+    """The regulariser with its strengths multiplied by a factor."""
     fields = {f.name for f in dataclasses.fields(phi)} & set(STRENGTHS) if dataclasses.is_dataclass(phi) else set()
     if not fields:
-        raise ValueError(f"{phi!r} has no strength that could be scaled; use scale=None.")
+        raise ValueError(f"{phi!r} has no strength that could be scaled; use scale=None, lam=None.")
     return dataclasses.replace(phi, **{key: factor * getattr(phi, key) for key in fields})
 
 
@@ -215,4 +252,4 @@ def _describe(phi: Regularizer | None) -> str:
     return "none" if phi is None else repr(phi)
 
 
-__all__ = ["ParameterGroups", "check_strength", "rows", "sparse_groups"]
+__all__ = ["ParameterGroups", "check_strength", "rows", "sparse_groups", "starting_strength", "with_penalty_one"]

@@ -6,16 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from proxsps.regularizers import L1
-from proxsps.regularizers.base import value_all
-from proxsps.sparsity.counts import sparsity_report
-from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups
+from proxsps.sparsity.counts import counted
+from proxsps.sparsity.groups import ParameterGroups, rows, sparse_groups, starting_strength
 from proxsps.sparsity.inputs import constant, outputs
 from proxsps.sparsity.points import Folder, Point, finite
-from proxsps.sparsity.shrinking import shrink
+from proxsps.sparsity.shrinking import shrunk
 from proxsps.sparsity.units import Units, clear_dead, unit_groups
 
 Train = Callable[[nn.Module, ParameterGroups], None]
@@ -50,13 +48,7 @@ class Run:
 
     def reference(self) -> float:
         """The strength at which the penalty of the present weights is 1."""
-        with torch.no_grad():
-            values = [
-                float(value_all(group["regularizer"], [param.detach() for _, param in group["params"]]))
-                for group in self.groups(1.0)
-                if group["regularizer"] is not None
-            ]
-        return 1 / max(sum(values), 1e-12)
+        return starting_strength(self.groups(1.0))
 
     def point(self, strength: float, store: Folder, index: int) -> Point:
         """Train at a strength, or load the point from the folder."""
@@ -79,14 +71,14 @@ class Run:
         return Point(strength, math.nan, 1.0, 0.0, self.total, 0, len(self.units))
 
     def _measured(self, strength: float) -> Point:
-        report = sparsity_report(self.model, self.units)
+        report = counted(self.model, self.units)
         accuracy = float(self.evaluate(self.model))
         if not strength and not math.isfinite(accuracy):
             raise ValueError(
                 f"evaluate returned {accuracy} for the dense network, which all others are compared with: check "
                 "evaluate, and whether the training diverged."
             )
-        small = shrink(self.model, self.inputs, units=self.units, timing_seconds=0).report.after.parameters
+        small = shrunk(self.model, self.inputs, self.units).report.after.parameters
         size = small / self.total if self.structured else 1 - report.zeros
         return Point(strength, accuracy, size, report.zeros, small, report.dead_units, report.units)
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxsps.sparsity.counts import WEAKER
+from proxsps.optim.hints import warn
+from proxsps.sparsity.counts import WEAKER, dying
 from proxsps.sparsity.equality import expected_outputs, first_difference
 from proxsps.sparsity.graph import Graph, Left
 from proxsps.sparsity.inputs import constant, difference, duplicate, in_double, outputs
@@ -61,7 +62,7 @@ class ShrinkReport:
     def notes(self) -> list[str]:
         """What the table does not say: a network that is dead, and what was not removed."""
         dead = [f"Everything is dead: the output no longer depends on the input. {WEAKER}"] if self.collapsed else []
-        return [*dead, *map(str, self.left)]
+        return [*(dead or dying(self.removed)), *map(str, self.left)]
 
     def __str__(self) -> str:
         lines = [str(self.table), f"Outputs differ by {self.difference:.1e} of the largest."]
@@ -93,6 +94,9 @@ def shrink(model: nn.Module, example_inputs: Any, *, units: Units | None = None,
         TraceError: the model cannot be called or traced.
         ShrinkError: the output changed.
 
+    Warns:
+        RuntimeWarning: everything is dead, so that the output no longer depends on the input.
+
     Example:
         >>> import torch
         >>> from torch import nn
@@ -105,6 +109,14 @@ def shrink(model: nn.Module, example_inputs: Any, *, units: Units | None = None,
         >>> small[0], report.before.parameters, report.after.parameters
         (Linear(in_features=4, out_features=4, bias=True), 58, 30)
     """
+    found = shrunk(model, example_inputs, units, timing_seconds)
+    if found.report.collapsed:
+        warn(found.report.notes[0])
+    return found
+
+
+def shrunk(model: nn.Module, example_inputs: Any, units: Units | None = None, timing_seconds: float = 0.0) -> Shrunk:
+    """As `shrink`, without a warning."""
     units = find_units(model, example_inputs, frozen=True) if units is None else units
     dead = units.dead(model)
     small = duplicate(model)
@@ -236,4 +248,4 @@ def _almost_dead(model: nn.Module, units: Units, dead: list[np.ndarray]) -> list
     return found
 
 
-__all__ = ["ShrinkError", "ShrinkReport", "Shrunk", "load_shrunk", "shrink"]
+__all__ = ["ShrinkError", "ShrinkReport", "Shrunk", "load_shrunk", "shrink", "shrunk"]

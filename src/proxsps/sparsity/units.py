@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from proxsps.regularizers.units import UnitLasso, UnitTensor
 from proxsps.sparsity.equality import expected_outputs, first_difference
 from proxsps.sparsity.graph import MIXING, Graph, Left, Member, UnitSet, shortened
-from proxsps.sparsity.groups import ParameterGroups
+from proxsps.sparsity.groups import ParameterGroups, with_penalty_one
 from proxsps.sparsity.inputs import TraceError, duplicate, first_line, in_double, outputs
 from proxsps.sparsity.tables import Table
 
@@ -114,7 +114,7 @@ def find_units(
 def unit_groups(
     model: nn.Module,
     example_inputs: Any,
-    lam: float,
+    lam: float | Literal["auto"] = "auto",
     *,
     exclude: str | Iterable[str] = (),
     weights: Literal["size", "one"] = "size",
@@ -125,7 +125,7 @@ def unit_groups(
     Args:
         model: as in `find_units`.
         example_inputs: as in `find_units`.
-        lam: strength.
+        lam: strength; "auto" for the one at which the penalty of the present weights is 1, a good start for a search.
         exclude: as in `find_units`.
         weights: w_g of a unit: the square root of its size, or one.
         units: the units, if `find_units` was called before.
@@ -140,10 +140,10 @@ def unit_groups(
         >>> len(optimizer.param_groups[0]["params"])  # weight and bias of the first layer make 8 units
         2
     """
-    if not 0 < lam < math.inf:
+    if (lam != "auto") if isinstance(lam, str) else not 0 < lam < math.inf:
         raise ValueError(
-            f"unit_groups: the strength lam must be a finite number > 0, got {lam!r}; for training without a penalty "
-            "pass the model's parameters to the optimizer."
+            f"unit_groups: the strength lam must be a finite number > 0 or 'auto', got {lam!r}; for training without a "
+            "penalty pass the model's parameters to the optimizer."
         )
     if weights not in ("size", "one"):
         raise ValueError(f"weights must be 'size' or 'one', got {weights!r}.")
@@ -154,13 +154,13 @@ def unit_groups(
     found = units.members
     members = {name: found[name] for name in params if name in found}
     tensors = tuple(UnitTensor(params[name].shape, member.dim, member.ids) for name, member in members.items())
-    phi = UnitLasso(lam, tensors, np.ones(len(units)) if weights == "one" else None)
+    phi = UnitLasso(1.0 if lam == "auto" else lam, tensors, np.ones(len(units)) if weights == "one" else None)
     groups = ParameterGroups([{"params": [(name, params[name]) for name in members], "regularizer": phi}])
     rest = [(name, param) for name, param in params.items() if name not in members and param.requires_grad]
     if rest:
         groups.append({"params": rest, "regularizer": None})
     groups.units = units
-    return groups
+    return with_penalty_one(groups) if lam == "auto" else groups
 
 
 @torch.no_grad()

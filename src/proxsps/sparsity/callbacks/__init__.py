@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from proxsps.core.outcome import BRANCHES
+from proxsps.optim.hints import warn
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.sparsity.counts import sparsity_report
+from proxsps.sparsity.counts import counted
 from proxsps.sparsity.units import Units
 
 
@@ -19,6 +20,7 @@ class Journal:
     def __init__(self, units: Units | None = None, prefix: str = "sparsity/") -> None:
         self.units, self.prefix = units, prefix
         self._steps: list[Tensor] = []
+        self._warned = False
 
     def step(self, optimizer: Any) -> None:
         """Record the last step of an optimizer of this package; others are ignored."""
@@ -29,7 +31,11 @@ class Journal:
 
     def epoch(self, model: nn.Module) -> dict[str, float]:
         """Shares of zeros, medians of tau and zeta, shares of the branches; then clear the records."""
-        found = dict(sparsity_report(model, self.units).summary())
+        report = counted(model, self.units)
+        if report.notes and not self._warned:
+            self._warned = True
+            warn(report.notes[0])
+        found = report.summary()
         if self._steps:
             tau, zeta, branch = torch.stack(self._steps).T.cpu()
             found |= {"tau": float(tau.nanmedian()), "zeta": float(zeta.nanmedian())}
