@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from proxsps import ProxSPS
+from proxsps import ProxSPS, ProxSPSAdam
 from proxsps.problems.resnet import ResNet
 from proxsps.sparsity import (
     ParameterGroups,
@@ -48,9 +49,9 @@ def digits(args: argparse.Namespace) -> None:
     for seed in range(args.seeds):
         dense, small, path = _shrunk_digits(task, args.epochs, seed)
         longer = task.network(seed)
-        fit(task, longer, ProxSPS(longer.parameters()), args.epochs * (len(path.points) + 1), seed)
+        fit(task, longer, ProxSPSAdam(longer.parameters()), args.epochs * (len(path.points) + 1), seed)
         polished = copy.deepcopy(small)
-        fit(task, polished, ProxSPS(polished.parameters()), args.epochs, seed, first_epoch=args.epochs)
+        fit(task, polished, ProxSPSAdam(polished.parameters()), args.epochs, seed, first_epoch=args.epochs)
         scores = [accuracy(model, task.test()) for model in (dense, longer, small, polished)]
         best = path.best
         print(
@@ -65,11 +66,14 @@ def _shrunk_digits(task: Task, epochs: int, seed: int) -> tuple[nn.Module, nn.Mo
     model = task.network(seed)
     trained: list[nn.Module] = []
 
-    def train(network: nn.Module, groups: ParameterGroups) -> None:
-        fit(task, network, ProxSPS(groups), epochs, seed)
+    def train(network: nn.Module, optimizer: Optimizer) -> None:
+        fit(task, network, optimizer, epochs, seed)
         trained.append(copy.deepcopy(network))
 
-    path = strength_path(model, train, lambda network: accuracy(network, task.validation()), task.example_inputs())
+    def judge(network: nn.Module) -> float:
+        return accuracy(network, task.validation())
+
+    path = strength_path(model, train, judge, task.example_inputs(), optimizer=ProxSPSAdam)
     return trained[0], shrink(model, task.example_inputs(), timing_seconds=0).model, path
 
 

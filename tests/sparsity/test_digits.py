@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxsps import ProxSPS
+from proxsps import ProxSPSAdam
 from proxsps.sparsity import shrink, strength_path
 from proxsps.training.tasks import Digits, accuracy, fit
 
@@ -18,15 +18,15 @@ def test_the_default_path_removes_nine_of_ten_weights_and_half_of_the_units():
     model = task.network(seed)
     scores = []
 
-    def train(network, groups):
-        fit(task, network, ProxSPS(groups), epochs, seed=seed)
+    def train(network, optimizer):
+        fit(task, network, optimizer, epochs, seed=seed)
         scores.append(accuracy(network, task.test()))
 
     def judge(network):
         return accuracy(network, task.validation())
 
     # Chosen by the validation digits alone; the test digits only score what was chosen.
-    path = strength_path(model, train, judge, task.example_inputs(), keep=0.09)
+    path = strength_path(model, train, judge, task.example_inputs(), optimizer=ProxSPSAdam, keep=0.09)
     assert path.best.zeros >= 0.9
     assert path.best.dead_units >= path.best.units / 2
     small = shrink(model, task.example_inputs(), timing_seconds=0)
@@ -34,5 +34,5 @@ def test_the_default_path_removes_nine_of_ten_weights_and_half_of_the_units():
     dense = scores[0]
     assert dense > 0.95
     assert accuracy(small.model, task.test()) >= dense - 0.01
-    fit(task, small.model, ProxSPS(small.model.parameters()), epochs, seed=seed, first_epoch=epochs)
+    fit(task, small.model, ProxSPSAdam(small.model.parameters()), epochs, seed=seed, first_epoch=epochs)
     assert accuracy(small.model, task.test()) >= dense - 0.01

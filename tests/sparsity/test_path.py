@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from proxsps import ProxSPS
+from proxsps import ProxSPS, ProxSPSAdam
 from proxsps.sparsity import PathError, StrengthPath, TraceError, shrink, sparsity_report, strength_path, unit_groups
 from proxsps.sparsity.path import DEFAULT_STEPS
 from proxsps.sparsity.tables import Table
@@ -32,12 +32,14 @@ class Job:
         self.fail_at = -1
 
     def train(self, model, groups):
-        phi = groups[0]["regularizer"]
+        self.steps(model, ProxSPS(groups, lr=1.0))
+
+    def steps(self, model, opt):
+        phi = opt.param_groups[0]["regularizer"]
         if len(self.trained) == self.fail_at:
             raise KeyboardInterrupt
         self.trained.append(0.0 if phi is None else phi.lam)
         self.starts.append(model[0].weight.detach().clone())
-        opt = ProxSPS(groups, lr=1.0)
         for epoch in range(12):
             for group in opt.param_groups:
                 group["lr"] = 1 - epoch / 12
@@ -179,6 +181,67 @@ def test_an_interrupted_path_goes_on_and_ends_the_same(tmp_path):
     third = Job()
     assert third.run(max_drop=0.05, strengths=STRENGTHS, folder=tmp_path, settings={"epochs": 12}) == expected
     assert not third.trained
+
+
+class OneOptimizer(Job):
+    """The same with one optimizer for the whole path, and what it remembers before and after each strength."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[ProxSPSAdam] = []
+        self.before: list[dict] = []
+        self.after: list[dict] = []
+
+    def make(self, groups):
+        self.made.append(ProxSPSAdam(groups))
+        return self.made[-1]
+
+    def train(self, model, optimizer):
+        assert [optimizer] == self.made
+        self.before.append(optimizer.state_dict()["state"])
+        self.steps(model, optimizer)
+        self.after.append(optimizer.state_dict()["state"])
+
+    def run(self, **options):
+        return super().run(optimizer=self.make, **options)
+
+
+def test_one_optimizer_goes_along_the_path():
+    job = OneOptimizer()
+    accuracies = iter([0.9, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5])
+    job.evaluate = lambda model: next(accuracies)
+    path = job.run(strengths=[1e-3, 2e-3, 3e-3, 4e-3, 5e-3])
+    assert job.trained == pytest.approx([point.strength for point in path.points])
+    assert path.chosen == 2
+    assert not job.before[0]
+    # The last two strengths are between the last good one and the next, and start from the last good state.
+    for one, source in zip(job.before[1:], [0, 1, 2, 3, 2, 2], strict=True):
+        for key, state in job.after[source].items():
+            assert all(torch.equal(torch.as_tensor(one[key][name]), torch.as_tensor(state[name])) for name in state)
+
+
+def test_an_interrupted_path_with_one_optimizer_goes_on_and_ends_the_same(tmp_path):
+    options = {"max_drop": 0.05, "strengths": STRENGTHS}
+    whole, job, again = OneOptimizer(), OneOptimizer(), OneOptimizer()
+    expected = whole.run(**options)
+    job.fail_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        job.run(**options, folder=tmp_path)
+    assert again.run(**options, folder=tmp_path) == expected
+    assert len(again.trained) == len(expected.points) - 3
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor)
+    with pytest.raises(PathError, match="it has one optimizer True instead of False"):
+        Job().run(**options, folder=tmp_path)
+
+
+def test_one_optimizer_needs_the_same_groups_at_all_strengths():
+    def kind(model, strength):
+        groups = unit_groups(model, X[:4], strength)
+        return groups if strength == 1 else groups[:1]
+
+    with pytest.raises(ValueError, match="groups of the same parameters for all strengths"):
+        OneOptimizer().run(kind=kind, strengths=[0.5])
 
 
 def halved(factor):

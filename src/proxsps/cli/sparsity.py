@@ -27,7 +27,7 @@ def sparsify(
         str | None, typer.Option(help="Increasing strengths, such as 1e-4,2e-4,4e-4; default: from the weights.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data at each strength.")] = 20,
-    lr: Annotated[float, typer.Option(help="Largest step size (the cap alpha); falls to zero at each strength.")] = 1.0,
+    lr: Annotated[float | None, typer.Option(help="Largest step of ProxSPSAdam; default: no learning rate.")] = None,
     polish: Annotated[bool, typer.Option(help="Train the smaller network once more, without a penalty.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of starting weights, shuffling and augmentation.")] = 0,
     batch_norm: Annotated[bool, typer.Option(help="Batch normalisation in residual networks.")] = True,

@@ -15,7 +15,7 @@ from proxsps import _sealed
 from proxsps._files import replace_file
 from proxsps.cli.checks import check_folder
 from proxsps.cli.console import err, finite, out, print_json
-from proxsps.optim import ProxSPS
+from proxsps.optim import ProxSPSAdam
 from proxsps.sparsity import save_sparse, shrink, strength_path
 from proxsps.sparsity.export import load_safetensors
 from proxsps.sparsity.graph import load_torch_pruning
@@ -36,7 +36,7 @@ def run(
     max_drop: float,
     patience: int,
     epochs: int,
-    lr: float,
+    lr: float | None,
     polish: bool,
     seed: int,
     device: str | None,
@@ -48,15 +48,16 @@ def run(
         if ranks.size > 1:
             raise ValueError("proxsps sparsify runs in one process; start it without torchrun.")
         task = task_named(name, ranks.device, **options)
-        settings = {**task.settings(), "epochs": epochs, "lr": lr, "seed": seed}
+        settings = {**task.settings(), "optimizer": "ProxSPSAdam", "epochs": epochs, "lr": lr, "seed": seed}
         place = folder / "sparsify" / name / _digest(settings, kind, strengths)
         check_folder(place)
         model = task.network(seed)
         path = strength_path(
             model,
-            lambda network, groups: fit(task, network, ProxSPS(groups, lr=lr), epochs, seed),
+            lambda network, optimizer: fit(task, network, optimizer, epochs, seed),
             lambda network: accuracy(network, task.validation()),
             task.example_inputs(),
+            optimizer=lambda groups: ProxSPSAdam(groups, lr=lr),
             kind=kind,
             strengths=strengths,
             keep=keep,
@@ -104,10 +105,10 @@ def run(
     out.print(f"Smaller network: {place / 'small.pt'}", highlight=False, soft_wrap=True)
 
 
-def _polished(task: Task, small: nn.Module, lr: float, epochs: int, seed: int) -> nn.Module:
+def _polished(task: Task, small: nn.Module, lr: float | None, epochs: int, seed: int) -> nn.Module:
     """The smaller network, trained without the penalty that made its weights too small, if that helps."""
     polished = copy.deepcopy(small)
-    fit(task, polished, ProxSPS(polished.parameters(), lr=lr), epochs, seed, first_epoch=epochs)
+    fit(task, polished, ProxSPSAdam(polished.parameters(), lr=lr), epochs, seed, first_epoch=epochs)
     before, after = (accuracy(model, task.validation()) for model in (small, polished))
     return polished if after > before else small
 

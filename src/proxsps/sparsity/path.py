@@ -17,12 +17,12 @@ from torch import nn
 
 from proxsps._install import require
 from proxsps.problems.fingerprint import fingerprint
-from proxsps.sparsity.path_run import Evaluate, Kind, Run, Train
-from proxsps.sparsity.points import Folder, PathError, Point
+from proxsps.sparsity.path_run import Evaluate, Kind, MakeOptimizer, Run, Train
+from proxsps.sparsity.points import Folder, PathError, Point, State
 from proxsps.sparsity.tables import Table
 from proxsps.sparsity.units import find_units
 
-FORMAT = 2
+FORMAT = 3
 # Times the strength at which the penalty of the dense weights is 1. Steps of a factor of two are too coarse: units die
 # slowly, and a network that has time to lose them at a lower strength is both smaller and better.
 DEFAULT_STEPS = tuple(0.8 * 2 ** (step / 2) for step in range(11))
@@ -76,6 +76,7 @@ def strength_path(
     evaluate: Evaluate,
     example_inputs: Any,
     *,
+    optimizer: MakeOptimizer | None = None,
     kind: Kind = "units",
     strengths: Sequence[float] | None = None,
     keep: float | None = None,
@@ -93,10 +94,13 @@ def strength_path(
 
     Args:
         model: the network with its starting weights; afterwards it has the weights of the chosen point.
-        train: `train(model, groups)` trains the model from its current weights, with an optimizer for these groups.
+        train: `train(model, optimizer)` trains the model from its current weights.
         evaluate: `evaluate(model)` returns the accuracy, or any number for which larger is better. It is used to choose
             the network, so score the chosen one on other data.
         example_inputs: inputs of the model, at least two samples.
+        optimizer: `optimizer(groups)` makes the optimizer, for instance `ProxSPSAdam`. It is made once and continues
+            along the path, so that steps without a learning rate need not find their length again at each strength.
+            None: `train(model, groups)` gets the parameter groups of a strength instead, and makes its own.
         kind: what becomes zero: "units" (`UnitLasso`), "weights" (`L1`), "rows" (`GroupLasso` of rows), or a
             function of model and strength that returns groups.
         strengths: growing and positive; by default from 0.8 to 25.6 times the strength at which the penalty of the
@@ -120,8 +124,8 @@ def strength_path(
     """
     _check(strengths, keep, max_drop, patience, refine)
     units = find_units(model, example_inputs)
-    run = Run(model, train, evaluate, example_inputs, units, kind)
-    facts = {} if folder is None else _facts(model, kind, settings)
+    run = Run(model, train, evaluate, example_inputs, units, kind, optimizer)
+    facts = {} if folder is None else {**_facts(model, kind, settings), "one optimizer": optimizer is not None}
     store = Folder(folder, facts, [name for name, _ in model.named_parameters()])
     walk = _Walk(run, store, keep, max_drop, watch)
     walk.start()
@@ -133,7 +137,7 @@ def strength_path(
         walk.take_between()
     if not walk.ended:
         walk.end(walk.advice())
-    model.load_state_dict(walk.good)
+    model.load_state_dict(walk.good.model)
     return walk.path
 
 
@@ -145,7 +149,7 @@ class _Walk:
     ) -> None:
         self.run, self.store, self.keep, self.max_drop, self.watch = run, store, keep, max_drop, watch
         self.path = StrengthPath()
-        self.good: dict[str, Any] = {}
+        self.good: State
         self.failed: Point | None = None
         self.dead = False  # whether all units were dead at the failed point
 
@@ -187,7 +191,7 @@ class _Walk:
         if dead or not point.accuracy >= best - self.max_drop:
             self.failed, self.dead = point, dead
             if math.isnan(point.accuracy):
-                self.run.model.load_state_dict(self.good)  # no training recovers from weights that diverged
+                self.run.restore(self.good)  # no training recovers from weights that diverged
             return False
         self.good, self.path.chosen = self.run.state(), len(self.path.points) - 1
         if self.keep is not None and point.size <= self.keep:
@@ -196,7 +200,7 @@ class _Walk:
 
     def take_between(self) -> None:
         """Try strengths between the last good one and the one that was too much, from the last good weights."""
-        self.run.model.load_state_dict(self.good)
+        self.run.restore(self.good)
         self.take(self._middle())
 
     def _add(self, strength: float) -> Point:

@@ -30,11 +30,18 @@ class Point:
     units: int
 
 
+class State(NamedTuple):
+    """Where a training can continue: the tensors of the network, and the state of the optimizer if the path has one."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+
+
 class Saved(NamedTuple):
-    """A finished point, and the tensors of its network."""
+    """A finished point, and the state after it."""
 
     point: Point
-    state: dict[str, Tensor]
+    state: State
 
 
 class Folder:
@@ -77,19 +84,19 @@ class Folder:
             raise PathError(
                 f"{file} belongs to another path: it has {what or other}. Choose another folder, or use those options."
             )
-        if {name: list(tensor.shape) for name, tensor in found.state.items()} != self.facts["tensors"]:
+        if {name: list(tensor.shape) for name, tensor in found.state.model.items()} != self.facts["tensors"]:
             raise _unusable(file, "has the tensors of another model")
-        if not finite(found.state[name] for name in self.weights):
+        if not finite(found.state.model[name] for name in self.weights):
             raise _unusable(file, "has weights that are not finite")
         return found
 
-    def save(self, index: int, point: Point, state: dict[str, Tensor]) -> None:
+    def save(self, index: int, point: Point, state: State) -> None:
         """Write a point; a kill or a full disk leaves no incomplete file."""
         if self.folder is None:
             return
         file = self._file(index)
         try:
-            _sealed.write(file, {"point": asdict(point), "facts": self.facts, "model": state})
+            _sealed.write(file, {"point": asdict(point), "facts": self.facts, **state._asdict()})
         except OSError as error:
             raise PathError(
                 f"{file} cannot be written ({error.strerror}). Make room, or choose another folder; the same call "
@@ -102,7 +109,7 @@ class Folder:
 
 def _point(file: Path, content: Any) -> Saved:
     """The point in the content of a file, with all its parts and no others."""
-    if not isinstance(content, dict) or content.keys() != {"point", "facts", "model"}:
+    if not isinstance(content, dict) or content.keys() != {"point", "facts", *State._fields}:
         raise _unusable(file, "does not have the parts of a point")
     numbers, state = content["point"], content["model"]
     if not all(isinstance(part, dict) for part in content.values()):
@@ -111,7 +118,7 @@ def _point(file: Path, content: Any) -> Saved:
         raise _unusable(file, "does not have the numbers of a point")
     if not _all_are(state, Tensor):
         raise _unusable(file, "does not have the tensors of a network")
-    return Saved(Point(**numbers), state)
+    return Saved(Point(**numbers), State(state, content["optimizer"]))
 
 
 def _all_are(values: dict[str, Any], kinds: type | tuple[type, ...]) -> bool:
@@ -127,4 +134,4 @@ def _unusable(file: Path, reason: str) -> PathError:
     return PathError(f"{file} {reason}. Delete it to train this strength again, or restore it from a copy.")
 
 
-__all__ = ["Folder", "PathError", "Point", "Saved", "finite"]
+__all__ = ["Folder", "PathError", "Point", "Saved", "State", "finite"]
