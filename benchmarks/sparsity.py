@@ -1,6 +1,6 @@
 """Networks that become smaller: digits along the default path, latency, and the price of a step.
 
-    python benchmarks/sparsity.py digits  [--seeds 3] [--epochs 20]
+    python benchmarks/sparsity.py digits  [--seeds 3] [--epochs 20] [--optimizer ProxSPS] [--restart]
     python benchmarks/sparsity.py latency [--depth 110] [--threads 1]
     python benchmarks/sparsity.py step    [--rounds 40] [--threads 1]
 
@@ -23,7 +23,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from proxsps import ProxSPS, ProxSPSAdam
+import proxsps
+from proxsps import ProxSPS
 from proxsps.problems.resnet import ResNet
 from proxsps.sparsity import (
     ParameterGroups,
@@ -44,14 +45,14 @@ CAP = 0.1  # of the steps that are timed
 
 def digits(args: argparse.Namespace) -> None:
     """The default path; networks are chosen on validation digits and scored on test digits."""
-    task = task_named("digits-mlp")
+    task, make = task_named("digits-mlp"), getattr(proxsps, args.optimizer)
     print("seed   dense  dense, longer  sparse  polished  zero weights  units removed  parameters")
     for seed in range(args.seeds):
-        dense, small, path = _shrunk_digits(task, args.epochs, seed)
+        dense, small, path = _shrunk_digits(task, make, args.epochs, seed, args.restart)
         longer = task.network(seed)
-        fit(task, longer, ProxSPSAdam(longer.parameters()), args.epochs * (len(path.points) + 1), seed)
+        fit(task, longer, make(longer.parameters()), args.epochs * (len(path.points) + 1), seed)
         polished = copy.deepcopy(small)
-        fit(task, polished, ProxSPSAdam(polished.parameters()), args.epochs, seed, first_epoch=args.epochs)
+        fit(task, polished, make(polished.parameters()), args.epochs, seed, first_epoch=args.epochs)
         scores = [accuracy(model, task.test()) for model in (dense, longer, small, polished)]
         best = path.best
         print(
@@ -61,19 +62,21 @@ def digits(args: argparse.Namespace) -> None:
         )
 
 
-def _shrunk_digits(task: Task, epochs: int, seed: int) -> tuple[nn.Module, nn.Module, StrengthPath]:
+def _shrunk_digits(
+    task: Task, make: Callable[[Any], Optimizer], epochs: int, seed: int, restart: bool
+) -> tuple[nn.Module, nn.Module, StrengthPath]:
     """The dense network that the path starts from, the shrunk one that it chooses, and the path."""
     model = task.network(seed)
     trained: list[nn.Module] = []
 
-    def train(network: nn.Module, optimizer: Optimizer) -> None:
-        fit(task, network, optimizer, epochs, seed)
+    def train(network: nn.Module, given: Any) -> None:
+        fit(task, network, make(given) if restart else given, epochs, seed)
         trained.append(copy.deepcopy(network))
 
     def judge(network: nn.Module) -> float:
         return accuracy(network, task.validation())
 
-    path = strength_path(model, train, judge, task.example_inputs(), optimizer=ProxSPSAdam)
+    path = strength_path(model, train, judge, task.example_inputs(), optimizer=None if restart else make)
     return trained[0], shrink(model, task.example_inputs(), timing_seconds=0).model, path
 
 
@@ -174,6 +177,8 @@ def main() -> None:
     one = commands.add_parser("digits")
     one.add_argument("--seeds", type=int, default=3)
     one.add_argument("--epochs", type=int, default=20, help="at each strength")
+    one.add_argument("--optimizer", default="ProxSPSAdam", help="name of a class of proxsps")
+    one.add_argument("--restart", action="store_true", help="make a new optimizer for each strength")
     one.set_defaults(run=digits)
     three = commands.add_parser("latency")
     three.add_argument("--depth", type=int, default=110)
