@@ -26,6 +26,7 @@ require("proxsps.report", "experiments", "matplotlib", "pandas")
 import pandas as pd  # noqa: E402
 
 from proxsps import figures  # noqa: E402
+from proxsps.experiments.symbols import counted, symbols  # noqa: E402
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 LONG_TABLE = 12  # rows; a longer table is folded
 PHONE_WIDTH = 640  # pixels below which a wide figure scrolls instead of shrinking
+
+VERDICTS = {"does not hold": "fails", "holds in part": "partly", "holds": "holds"}  # and their looks; worst first
 
 PAPER = "https://openreview.net/forum?id=jWr41htaB3"
 BIBTEX = """\
@@ -70,8 +73,20 @@ class ReportedClaim(Protocol):
         """The measured value: a number or a text."""
 
     @property
-    def holds(self) -> bool:
-        """The verdict."""
+    def verdict(self) -> str:
+        """A key of `VERDICTS`."""
+
+    @property
+    def part(self) -> str:
+        """Which part holds, if not all of it."""
+
+    @property
+    def strict(self) -> str:
+        """What a stricter rule gives, or nothing."""
+
+    @property
+    def published(self) -> tuple[str, str] | None:
+        """Verdict and measured value on the paper's own curves, if these have the numbers."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,7 @@ def write_report(
     title: str,
     environment: Mapping[str, object],
     speed: Mapping[str, object],
+    first: tuple[str, Figure | Picture] | None = None,
 ) -> Path:
     """Write the report and return its path; the old file stays until the new one is complete.
 
@@ -118,15 +134,21 @@ def write_report(
         title: heading of the page.
         environment: rows of the environment table, for instance ``describe_environment()``.
         speed: rows of the speed table.
+        first: a figure for the top of the page, with its caption.
     """
     target = Path(path)
-    text = render(sections, title=title, environment=environment, speed=speed)
+    text = render(sections, title=title, environment=environment, speed=speed, first=first)
     replace_file(target, text.encode())
     return target
 
 
 def render(
-    sections: Sequence[Section], *, title: str, environment: Mapping[str, object], speed: Mapping[str, object]
+    sections: Sequence[Section],
+    *,
+    title: str,
+    environment: Mapping[str, object],
+    speed: Mapping[str, object],
+    first: tuple[str, Figure | Picture] | None = None,
 ) -> str:
     """The whole page as text."""
     claims = [(place, claim) for place, section in enumerate(sections, 1) for claim in section.claims]
@@ -138,10 +160,12 @@ def render(
         '<html lang="en-GB">',
         '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>\n{style}</style></head>",
-        f'<body><header><h1>{escape(title)}</h1><p class="summary">{_summary([claim for _, claim in claims])}</p>',
+        f"<body><header><h1>{escape(title)}</h1>",
+        f'<p class="summary">{escape(counted([claim for _, claim in claims]))}</p>',
         "<nav><ul>",
         *(f'<li><a href="#{anchor}">{escape(text)}</a></li>' for anchor, text in links),
         "</ul></nav></header><main>",
+        _figure("first", *first) if first else "",
         _all_claims(claims, sections),
         *(_section(place, section) for place, section in enumerate(sections, 1)),
         f'<section id="speed"><h2>Speed</h2>{_pairs(speed)}</section>',
@@ -154,39 +178,50 @@ def render(
     return "\n".join(parts) + "\n"
 
 
-def _summary(claims: Sequence[ReportedClaim]) -> str:
-    if not claims:
-        return "No claims were checked."
-    held = sum(bool(claim.holds) for claim in claims)
-    return f"{held} of {len(claims)} {'claim holds' if len(claims) == 1 else 'claims hold'}."
-
-
 def _all_claims(claims: Sequence[tuple[int, ReportedClaim]], sections: Sequence[Section]) -> str:
+    """One line per claim, those that do not hold first; what was measured, and by which rule, unfolds."""
     if not claims:
         return ""
-    rows = [
-        [
-            f'<td><a href="#experiment-{place}">{escape(sections[place - 1].title)}</a></td>',
-            f'<td class="gist">{_text(claim.gist)}</td>',
-            f'<td data-label="Quantity">{_text(claim.quantity)}</td><td data-label="Rule">{_text(claim.rule)}</td>',
-            f'<td data-label="Measured">{_value(claim.measured)}</td><td>{_verdict(claim)}</td>',
-        ]
-        for place, claim in claims
-    ]
-    head = ("Experiment", "Claim", "Quantity", "Rule", "Measured", "Verdict")
-    return f'<section id="claims"><h2>Claims</h2>{_table("claims", head, rows)}</section>'
+    order = list(VERDICTS)
+    worst_first = sorted(claims, key=lambda pair: order.index(pair[1].verdict))
+    head = "".join(f"<span>{text}</span>" for text in ("Sentence of the paper", "Number", "Here", "Paper's own curves"))
+    lines = [_claim(place, claim, sections[place - 1].title) for place, claim in worst_first]
+    return (
+        '<section id="claims"><h2>Claims</h2><p>Click on a line for what was measured, and for the rule. The last '
+        "column has the same rule on the curves that the paper's authors published, where these have the numbers.</p>"
+        f'<div class="claims"><div class="claim head">{head}</div>\n' + "\n".join(lines) + "</div></section>"
+    )
 
 
-def _verdict(claim: ReportedClaim) -> str:
-    kind, word = ("holds", "holds") if claim.holds else ("fails", "does not hold")
-    return f'<span class="verdict {kind}">{word}</span>'
+def _claim(place: int, claim: ReportedClaim, title: str) -> str:
+    number = claim.measured if not isinstance(claim.measured, str) else claim.measured.split("; ")[0]
+    verdict, told = claim.published or ("", "")
+    rows = {
+        "Measured": claim.measured,
+        "Holds in part": claim.part,
+        "Quantity": claim.quantity,
+        "Rule": claim.rule,
+        "A stricter rule": claim.strict,
+        "Paper's own curves": told,
+    }
+    more = "".join(f"<dt>{name}</dt><dd>{_value(text)}</dd>" for name, text in rows.items() if text != "")
+    return (
+        f'<details><summary class="claim"><span class="gist">{_text(claim.gist)}</span>'
+        f'<span class="value">{_value(number)}</span><span data-label="Here: ">{_verdict(claim.verdict)}</span>'
+        f'<span data-label="Paper: ">{_verdict(verdict) if verdict else "&ndash;"}</span></summary><dl>{more}'
+        f'<dt>Experiment</dt><dd><a href="#experiment-{place}">{escape(title)}</a></dd></dl></details>'
+    )
+
+
+def _verdict(verdict: str) -> str:
+    return f'<span class="verdict {VERDICTS[verdict]}">{verdict}</span>'
 
 
 def _section(place: int, section: Section) -> str:
     parts = [f'<section id="experiment-{place}"><h2>{escape(section.title)}</h2>']
     parts += [f"<p>{_text(text)}</p>" for text in section.description.split("\n\n") if text.strip()]
     if section.claims:
-        parts.append(f"<p>{_summary(section.claims)}</p>")
+        parts.append(f"<p>{escape(counted(section.claims))}</p>")
     parts += [
         _figure(f"e{place}f{number}", caption, figure) for number, (caption, figure) in enumerate(section.figures, 1)
     ]
@@ -204,7 +239,7 @@ def _figure(prefix: str, caption: str, figure: Figure | Picture) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     box = re.search(r'viewBox="[^"]*"', svg)
     shown = f"max-width:{width:.0f}px;min-width:{min(width, PHONE_WIDTH):.0f}px;aspect-ratio:{width:.0f}/{height:.0f}"
-    head = f'<svg {box.group(0) if box else ""} role="img" aria-label="{escape(caption)}" style="{shown}">'
+    head = f'<svg {box.group(0) if box else ""} role="img" aria-label="{escape(symbols(caption))}" style="{shown}">'
     svg = head + svg[svg.index(">") + 1 :]
     return f'<figure><div class="picture">{svg}</div><figcaption>{_text(caption)}</figcaption></figure>'
 
@@ -249,5 +284,5 @@ def _value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """Text with its markup escaped, and numbers such as 1e-4 kept in one piece."""
-    return re.sub(r"\b\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', escape(text))
+    """Text with its markup escaped, letters for their names, and numbers such as 1e-4 kept in one piece."""
+    return re.sub(r"\b\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', escape(symbols(text)))

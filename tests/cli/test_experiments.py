@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from proxsps.cli import app, running
 from proxsps.experiments import EXPERIMENTS
+from proxsps.experiments.symbols import symbols
 
 SMALL = ["--seeds", "1", "--epochs", "2"]
 RUNS = 30  # settings of matrix-fac1, one seed each
@@ -50,7 +51,7 @@ def test_reproduce_runs_draws_decides_and_reports(call, tmp_path):
     assert runs.groupby("run").size().tolist() == [2] * RUNS
     report = (tmp_path / "out" / "report.html").read_text()
     assert "Flow of the deterministic methods" in report
-    assert report.count("<svg") == 7
+    assert report.count("<svg") == 9
     assert "claims hold" in result.output
     assert "Report: out/report.html" in result.output
 
@@ -169,6 +170,34 @@ def test_strict_fails_with_a_failing_claim_and_only_then(call):
     assert call("claims", "matrix-fac1-stability").exit_code == 0
     assert call("claims", "matrix-fac1-stability", "--strict").exit_code == 1
     assert call("claims", "flow", "--strict").exit_code == 0
+
+
+def test_claims_that_hold_are_printed_on_demand_only(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, long = call("claims", "flow", "conditioning").output, call("claims", "flow", "conditioning", "--all").output
+    assert short == "3 of 3 claims hold.\n"
+    assert long.startswith(short)
+    for words in ("flow, more-direct: holds", "measured: ProxSPS", "rule: larger for ProxSPS than for SPS", "αₖ"):
+        assert words in long
+    assert max(map(len, long.splitlines())) <= 80
+
+
+def test_the_demo_fits_on_a_screen(call, monkeypatch, tmp_path):
+    """After two epochs most claims fail, and each is a few lines; the published verdicts are beside them."""
+    monkeypatch.setenv("COLUMNS", "80")
+    result = call("reproduce", "matrix-fac1", "matrix-fac1-stability", *SMALL)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert re.match(r"\d+ of 21 claims hold.*On the paper's own curves: 15 of 17, 2", " ".join(lines[:2]))
+    assert "matrix-fac1-stability, more-robust: does not hold (paper's own curves: holds)" in result.stdout
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert report.index('aria-label="Matrix factorisation. Left') < report.index('id="claims"')
+
+
+def test_letters_need_an_encoding_that_has_them():
+    text = "best-lambda: alpha_0 >= 5, lambda = 1e-4, zeta_k"
+    assert symbols(text) == "best-lambda: α₀ ≥ 5, λ = 1e-4, ζₖ"
+    assert symbols(text, "ascii") == symbols(text, "latin-1") == text
 
 
 @pytest.mark.parametrize(

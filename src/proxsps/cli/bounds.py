@@ -56,7 +56,7 @@ def show_results(results: Sequence[Result]) -> None:
             out.print(f"{holding} of {len(result.claims)} bounds hold.", highlight=False)
     studies = {result.experiment.title: list(result.claims) for result in results if result.table is None}
     if studies:
-        show_claims(studies, as_json=False)
+        show_claims(studies, as_json=False, everything=True)
 
 
 def _show_bounds(rows: pd.DataFrame) -> None:

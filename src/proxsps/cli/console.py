@@ -15,8 +15,10 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from proxsps import _install
@@ -154,34 +156,57 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def show_claims(judged: dict[str, list[Claim]], as_json: bool, notes: dict[str, str] | None = None) -> None:
-    """The claims of each experiment as a table, or as JSON. `notes` say which experiments were shortened."""
-    notes = notes or {}
+def show_claims(
+    judged: dict[str, list[Claim]], as_json: bool, notes: dict[str, str] | None = None, everything: bool = False
+) -> None:
+    """How many claims hold, then those that do not, or only in part; or all of them, or JSON.
+
+    Args:
+        judged: the claims of each experiment.
+        as_json: print JSON, which always has all of them.
+        notes: on what the verdicts of an experiment do not say, for instance because it was shortened.
+        everything: whether to print the claims that hold as well.
+    """
+    notes, named = notes or {}, [(name, claim) for name, found in judged.items() for claim in found]
     if as_json:
-        rows = [
-            {"experiment": name, **vars(claim), "shortened": notes.get(name, "")}
-            for name, found in judged.items()
-            for claim in found
-        ]
-        print_json(rows)
+        print_json([{**_record(name, claim), "shortened": notes.get(name, "")} for name, claim in named])
         return
-    for name, found in judged.items():
-        if not found:
-            continue
-        table = Table("claim", "measured", "verdict", title=name, title_justify="left", box=box.SIMPLE_HEAD)
-        for claim in found:
-            verdict = "[green]holds[/green]" if claim.holds else "[bold red]does not hold[/bold red]"
-            table.add_row(
-                escape(claim.gist), f"{escape(str(claim.measured))}\n[dim]wanted: {escape(claim.rule)}[/dim]", verdict
-            )
-        out.print(table)
-    total = [claim.holds for found in judged.values() for claim in found]
-    out.print(
-        f"{sum(total)} of {len(total)} claims hold." if total else "There are no claims to check.", highlight=False
-    )
+    from proxsps.experiments.symbols import counted
+
+    out.print(counted([claim for _, claim in named]), highlight=False)
+    for name, claim in named:
+        if everything or not claim.holds:
+            _show_claim(name, claim)
     for name, note in notes.items():
         if note:
-            out.print(f"{name}: {note}", style="bold", highlight=False, soft_wrap=True)
+            out.print(f"{name}: {note}", style="bold", highlight=False, markup=False)
+
+
+def _record(name: str, claim: Claim) -> dict[str, Any]:
+    published = claim.published._asdict() if claim.published else None
+    return {"experiment": name, **vars(claim), "verdict": claim.verdict, "published": published}
+
+
+COLOURS = {"holds": "green", "holds in part": "yellow", "does not hold": "bold red"}
+
+
+def _show_claim(name: str, claim: Claim) -> None:
+    """A claim in a few lines: its sentence, the verdicts, the number and the rule."""
+    from proxsps.experiments.symbols import symbols
+
+    def line(text: str, style: str = "") -> None:
+        shown = symbols(text, out.encoding)
+        out.print(Padding(Text(shown, style), (0, 0, 0, 2), expand=False), highlight=False)
+
+    verdict = Text(claim.verdict, COLOURS[claim.verdict])
+    published = f" (paper's own curves: {claim.published.verdict})" if claim.published else ""
+    out.print(Text.assemble((f"\n{name}, {claim.name}: ", "bold"), verdict, published))
+    line(claim.gist)
+    line(f"measured: {claim.measured}")
+    if claim.part:
+        line(f"in part: {claim.part}")
+    if claim.rule:
+        line(f"rule: {claim.rule}", "dim")
 
 
 def show_table(name: str, frame: pd.DataFrame) -> None:

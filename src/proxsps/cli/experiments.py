@@ -43,6 +43,7 @@ app = typer.Typer(
     cls=Commands,
 )
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim does not hold.")]
+Everything = Annotated[bool, typer.Option("--all", help="Print every claim, not only those that do not hold.")]
 Kind = Annotated[Format, typer.Option("--format", help="File format of the figures.")]
 
 REPORT = "report.html"
@@ -106,7 +107,7 @@ def draw_figures(asked: Asked, kind: Kind = DEFAULT_FORMAT) -> None:
 
 @app.command()
 @with_options
-def claims(asked: Asked, as_json: AsJson = False, strict: Strict = False) -> None:
+def claims(asked: Asked, as_json: AsJson = False, strict: Strict = False, everything: Everything = False) -> None:
     """Check the paper's claims on experiments that were run."""
     folder, options = asked.folder, asked.options
     with one_line_errors(folder):
@@ -115,7 +116,7 @@ def claims(asked: Asked, as_json: AsJson = False, strict: Strict = False) -> Non
         for experiment in chosen:
             frames = experiment.frames(folder)
             judged[experiment.name], notes[experiment.name] = experiment.judge(frames), experiment.shortened(frames)
-    show_claims(judged, as_json, notes)
+    show_claims(judged, as_json, notes, everything)
     _exit_if_failing(judged, strict)
 
 
@@ -141,7 +142,9 @@ def report(asked: Asked, kind: Kind = DEFAULT_FORMAT) -> None:
 
 @app.command()
 @with_options
-def reproduce(asked: Asked, effort: Effort, kind: Kind = DEFAULT_FORMAT, strict: Strict = False) -> None:
+def reproduce(
+    asked: Asked, effort: Effort, kind: Kind = DEFAULT_FORMAT, strict: Strict = False, everything: Everything = False
+) -> None:
     """Run, draw, check and report in one go; `all` skips experiments without data, or that need a GPU or hours.
 
     The report is about the named experiments, and replaces an older one in the folder.
@@ -167,7 +170,7 @@ def reproduce(asked: Asked, effort: Effort, kind: Kind = DEFAULT_FORMAT, strict:
                 )
                 if summary is not None:
                     page.add(experiment, summary)
-            judged = page.write(folder / REPORT)
+            judged = page.write(folder / REPORT, everything)
     _exit_if_failing(judged, strict)
 
 

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from proxsps.figures.export import Picture
 
 TITLE = "Stochastic proximal Polyak step sizes"
+OVERVIEW = ("matrix-fac1-stability", "matrix-fac1")
+OVERVIEW_TEXT = (
+    "Matrix factorisation. Left: how far the objective at the end is above the best one found, for each limit alpha_0 "
+    "of the step. Right: validation error for each strength lambda. Medians over ten epochs, means over the runs."
+)
 Pictures = Sequence[tuple[str, "Picture"]]  # with their captions
 _Choice = tuple[str, Options]  # the name of a published experiment, and the options that differ from the published
 _Task = tuple[_Choice, "Frames", Path, tuple[str, ...]]
@@ -88,22 +93,32 @@ class Report:
         if summary is not None and summary["ran"]:
             self._speed[experiment.title] = f"{summary['ran']} runs in {summary['seconds']:.1f} s"
 
-    def write(self, path: Path) -> dict[str, list[Claim]]:
-        """Show the claims and write the page."""
+    def write(self, path: Path, everything: bool = False) -> dict[str, list[Claim]]:
+        """Show the claims, those that hold only if `everything` is set, and write the page."""
         judged = {part.experiment.name: part.claims for part in self._parts}
-        show_claims(judged, as_json=False, notes={part.experiment.name: part.note for part in self._parts})
+        notes = {part.experiment.name: part.note for part in self._parts}
+        show_claims(judged, False, notes, everything)
         from proxsps.report import Section, describe_environment, write_report
 
         sections = [
             Section(part.experiment.title, part.description, part.claims, part.pictures(), part.table)
             for part in self._parts
         ]
-        write_report(path, sections, title=TITLE, environment=describe_environment(), speed=self._speed)
+        environment = describe_environment()
+        write_report(path, sections, title=TITLE, environment=environment, speed=self._speed, first=self._overview())
         for part in self._parts:
             if part.experiment.drawings:
                 show(f"Figures: {self.folder / part.experiment.name / 'figures'}")
         show(f"Report: {path}")
         return judged
+
+    def _overview(self) -> tuple[str, Picture] | None:
+        """The picture of what the method is for, if the experiments that it shows are on the page."""
+        shown = {part.experiment.name: part.experiment for part in self._parts}
+        if not set(OVERVIEW) <= set(shown):
+            return None
+        stability, path = (shown[name].frames(self.folder)["runs"] for name in OVERVIEW)
+        return OVERVIEW_TEXT, figures.picture(figures.overview(stability, path))
 
 
 def draw(drawings: Sequence[Drawing], frames: Frames, place: Path, kinds: Sequence[str]) -> Pictures:

@@ -62,6 +62,17 @@ PATH_DRAWINGS = (
         "Validation error over the epochs, mean over {runs}, as a rolling median over five epochs.",
         lambda f: figures.per_lambda(f["runs"], "val_error"),
     ),
+    *(
+        Drawing(
+            f"{name}-linear",
+            f"{text} on a linear axis, as in the published figure.",
+            lambda f, metric=metric: figures.per_lambda(f["runs"], metric, scale="linear"),
+        )
+        for name, metric, text in (
+            ("objective", "objective", "Objective"),
+            ("validation", "val_error", "Validation error"),
+        )
+    ),
     Drawing(
         "norm",
         "Norm of the iterates over the epochs, mean over {runs}.",
