@@ -65,7 +65,7 @@ PATH_DRAWINGS = (
     *(
         Drawing(
             f"{name}-linear",
-            f"{text} on a linear axis, as in the published figure.",
+            f"{text} over the epochs, mean over {{runs}}, on a linear axis as in the published figure.",
             lambda f, metric=metric: figures.per_lambda(f["runs"], metric, scale="linear"),
         )
         for name, metric, text in (
