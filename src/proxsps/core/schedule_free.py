@@ -64,7 +64,7 @@ def average_exactly(y: Array, z: Array, b: float = MIX) -> Array:
         size = xp.maximum(xp.abs(x), xp.abs(z))
         move = xp.maximum(xp.abs(off) / b, (xp.nextafter(size, up) - size) / 2)
         moved = x - xp.sign(off) * move
-        moved = xp.where(moved == x, xp.nextafter(x, -xp.sign(off) * up), moved)
+        moved = xp.where(moved == x, xp.nextafter(x, xp.where(off > 0, -up, up)), moved)
         x = xp.where(off == 0, x, moved)
     return x
 
