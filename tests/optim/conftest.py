@@ -140,13 +140,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for shift, combinations in enumerate(cases.values()):
             if shift > 0 and len(combinations) >= MANY:
                 dropped |= {item for i, item in enumerate(combinations) if (i + i // SHARE + shift) % SHARE}
-    dropped |= {item for item in items if "OneSet" in item.name and _on_device(item)}
     items[:] = [item for item in items if item not in dropped]
-
-
-def _on_device(item: pytest.Item) -> bool:
-    own = item.callspec.params if hasattr(item, "callspec") else {}
-    return own.get("capturable") is True or "capturable" in item.name or "fake_tensors" in item.name
 
 
 def copied(param: Tensor) -> Tensor:

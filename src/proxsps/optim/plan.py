@@ -211,6 +211,8 @@ class Plan:
         for member in self.parts:
             member.part.bind(at[first : first + len(member.owners)])
             first += len(member.owners)
+            for j in () if self.rule.mix is None or member.part.mixes else member.places:
+                self.blocks[j].slopes = [owner.grad for owner in self.blocks[j].owners]
         return True
 
     # The passes

@@ -81,9 +81,7 @@ class SpectralPart:
         self._options = opt.param_groups[0]
 
     def bind(self, gradients: Sequence[int]) -> None:
-        """Use new gradients."""
-        for block in self._blocks:
-            block.slopes = [owner.grad for owner in block.owners]
+        """Nothing: the plan sets the gradients of its blocks."""
 
     def set_weights(self, new: float, beta2: float | None) -> None:
         """Nothing: the weights of old gradients depend on the number of steps."""
