@@ -114,7 +114,7 @@ def test_directions_have_the_singular_vectors_of_slopes(shape, library):
         values = np.diagonal(core, axis1=-2, axis2=-1)
         np.testing.assert_allclose(core, values[..., None] * np.eye(S.shape[-1]), atol=1e-10)
         np.testing.assert_allclose(U @ core @ V, found, atol=1e-10)
-        large = S > 0.02 * np.linalg.norm(d, axis=(-2, -1))[..., None]
+        large = 0.02 * np.linalg.norm(d, axis=(-2, -1))[..., None] < S
         assert large.sum() >= 0.7 * large.size
         assert (values[large] > 0.65).all()
         assert (values[large] < 1.25).all()

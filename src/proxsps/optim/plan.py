@@ -212,7 +212,7 @@ class Plan:
             member.part.bind(at[first : first + len(member.owners)])
             first += len(member.owners)
             for j in () if self.rule.mix is None or member.part.mixes else member.places:
-                self.blocks[j].slopes = [owner.grad for owner in self.blocks[j].owners]
+                self.blocks[j].slopes = [p.grad for p in self.blocks[j].owners if p.grad is not None]
         return True
 
     # The passes
