@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from proxsps.figures import frames, style
 COLUMNS = ("task", "title", "metric", "method", "lr", "seed", "ending", "value")
 LEGEND_COLUMNS = 4  # with the longest names of methods
 TITLE_WIDTH = 36  # letters of a line
+FLAT: dict[str, Any] = {"lw": 1.6, "ls": (0, (5, 2))}  # a line for lr not set
 ROOM = 0.35  # of the range of good values, beyond which a panel is cut off
 
 
@@ -38,7 +40,8 @@ def over_lr(trials: pd.DataFrame) -> Figure:
     for axes in panels[max(0, len(tasks) - columns) : len(tasks)]:
         axes.set_xlabel("lr")
     methods = style.in_order(rows["method"])
-    handles = [[_handle(name)] for name in methods]
+    unset = rows["lr"].isna().groupby(rows["method"]).all()
+    handles = [[_handle(name, bool(unset[name]))] for name in methods]
     if not np.isfinite(rows["value"]).all():
         handles.append([style.cross_handle()])
     entries = [handle for column in handles for handle in column]
@@ -46,8 +49,10 @@ def over_lr(trials: pd.DataFrame) -> Figure:
     return figure
 
 
-def _handle(name: str) -> Line2D:
+def _handle(name: str, flat: bool) -> Line2D:
     look = style.method(name)
+    if flat:
+        return Line2D([], [], color=look.colour, label=f"{look.label} (no lr)", **FLAT)
     return Line2D([], [], color=look.colour, marker=look.marker, markersize=6, label=look.label)
 
 
@@ -64,7 +69,7 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
         _line(axes, name, own[own["lr"].notna()], worst)
         unset = own[own["lr"].isna()]["value"]
         if len(unset) and unset.notna().all():
-            axes.axhline(unset.mean(), color=style.method(name).colour, lw=1.1, ls=(0, (5, 2)), zorder=2)
+            axes.axhline(unset.mean(), color=style.method(name).colour, zorder=2, **FLAT)
     axes.xaxis.set_major_locator(LogLocator(numticks=5))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: style.tick_text(value)))

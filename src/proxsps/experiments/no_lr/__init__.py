@@ -45,7 +45,7 @@ TASKS: tuple[TrialTask, ...] = (
     ImagesTask("resnet", "ResNet8 without batch norm: accuracy"),
     ImagesTask("resnet-bn", "ResNet8 with batch norm: accuracy", batch_norm=True),
     RecurrentTask("gru", "GRU: validation loss"),
-    TextTask("gpt", "GPT of 0.8 M parameters: validation loss", 400, width=128, layers=4, context=64, batch_size=8),
+    TextTask("gpt", "GPT, 0.8 M parameters: validation loss", 400, width=128, layers=4, context=64, batch_size=8),
 )
 OPTIONAL = frozenset(task.name for task in TASKS if isinstance(task, ImagesTask))  # where CIFAR-10 is there
 ENDINGS = ("none", "cool-down", "average")  # of the run of 10,000 steps
