@@ -11,7 +11,7 @@ over rounds.
 in (a), with weight decay on the other tensors, and rows in (b) and (c); "mixed" has L1 on every other tensor and weight
 decay on the rest; NuclearNorm is timed in (a) only, with weight decay on the vectors. "momentum" and "Adam's metric"
 have a model that is an average over steps, with weight decay; "no lr" is a step without a learning rate, with the
-distance cap.
+distance cap. "schedule-free" is `ScheduleFreeSPS` in Adam's metric; its spectral steps are in spectral_time.py.
 
 Floors are what a step cannot do without: "read, then write" reads parameters and gradients once (torch.dot) before it
 reads and writes them (fused SGD), "read twice, then write" reads them twice. "read three, then write two" is that of
@@ -37,7 +37,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps import L1, L2, Box, ElasticNet, GroupLasso, NonNegative, NuclearNorm, ProxSPS, ProxSPSAdam, Regularizer
+from proxsps import (
+    L1,
+    L2,
+    Box,
+    ElasticNet,
+    GroupLasso,
+    NonNegative,
+    NuclearNorm,
+    PolyakOptimizer,
+    ProxSPS,
+    ProxSPSAdam,
+    Regularizer,
+    ScheduleFreeSPS,
+)
 from proxsps.optim.plan import load_kernels
 
 DECAY = 5e-4
@@ -71,12 +84,13 @@ REGULARIZERS: dict[str, Callable[[int], Regularizer]] = {  # for a number of dim
     "GroupLasso": lambda dims: GroupLasso(LAM, tuple(range(1, dims))),
 }
 
-AVERAGED: dict[str, tuple[type[ProxSPS | ProxSPSAdam], dict[str, Any]]] = {
+AVERAGED: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
     "no lr": (ProxSPS, {"lr": None}),
     "momentum": (ProxSPS, {"lr": 1.0, "momentum": 0.9}),
     "momentum, no lr": (ProxSPS, {"lr": None, "momentum": 0.9}),
     "Adam's metric": (ProxSPSAdam, {"lr": 1e-3}),
     "Adam's metric, no lr": (ProxSPSAdam, {"lr": None}),
+    "schedule-free": (ScheduleFreeSPS, {}),
 }
 
 
@@ -128,8 +142,10 @@ def contestants(
     # A loss that the linear model cannot reach by rounding alone: inner products are as large as the number of entries.
     small = torch.tensor(0.01 * sum(p.numel() for p in params))
 
-    def decay(method: type[ProxSPS | ProxSPSAdam], fused: bool | None, **options: Any) -> Callable[[], object]:
-        return moving(method(params, weight_decay=DECAY, fused=fused, **options), small, reset)
+    def decay(method: type[PolyakOptimizer], fused: bool | None, **options: Any) -> Callable[[], object]:
+        # The points z of the schedule-free form are not reset, and lower its model from step to step.
+        loss = 1e6 * small if method is ScheduleFreeSPS else small
+        return moving(method(params, weight_decay=DECAY, fused=fused, **options), loss, reset)
 
     def averaged_prox(name: str, fused: bool | None) -> Callable[[], object]:
         groups = groups_of(name, params)
@@ -214,7 +230,7 @@ def checked(
     return lambda: opt.step(loss=loss)
 
 
-def moving(opt: ProxSPS | ProxSPSAdam, loss: Tensor, reset: Callable[[], None]) -> Callable[[], object]:
+def moving(opt: PolyakOptimizer, loss: Tensor, reset: Callable[[], None]) -> Callable[[], object]:
     """A step with averages, once it is known to move along them."""
     for _ in range(3):
         opt.step(loss=loss)
@@ -269,6 +285,7 @@ def after_backward(rounds: int) -> dict[str, float]:
         "weight decay": lambda params: ProxSPS(params, lr=0.1, weight_decay=DECAY),
         "ProxSPSAdam, no lr": lambda params: ProxSPSAdam(params, weight_decay=DECAY),
         "L1": lambda params: ProxSPS(params, lr=0.1, regularizer=L1(1e-4)),
+        "schedule-free": lambda params: ScheduleFreeSPS(params, weight_decay=DECAY),
     }
     runs = {}
     for name, make in makers.items():

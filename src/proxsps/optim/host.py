@@ -13,10 +13,9 @@ import numpy as np
 
 from proxsps.core import plain
 from proxsps.core.caps import Matched, l2_matched_height, matched_decision
-from proxsps.core.distance import FORGETTING, LARGEST, START
 from proxsps.core.dual import geometric
 from proxsps.core.rules import Decision
-from proxsps.core.schedule_free import POWER
+from proxsps.optim.host_caps import distances, next_share, shared
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
 from proxsps.optim.last_step import Chosen, Taken
 from proxsps.optim.plan import Plan
@@ -123,65 +122,6 @@ def _admissible(table: Table, gap: float, above: float, bounded: bool) -> bool:
     """Whether a step may be taken (`proxsps.core.step.admissible`)."""
     finite = math.isfinite(gap) and math.isfinite(above) and all(map(math.isfinite, table.d_sq + table.d_dot_x))
     return finite and not (bounded and above < 0)
-
-
-class Travelled(NamedTuple):
-    """The distance cap of a set of blocks, and its numbers after the step."""
-
-    cap: float
-    after: dict[str, float]
-
-
-def _distances(
-    plan: Plan, travelled: Sequence[tuple[float, float]], table: Table, share: Floats, factor: float
-) -> list[Travelled]:
-    """The distance cap of each set (`proxsps.core.distance`)."""
-    squares = table.d_sq if plan.rule.beta is None and plan.rule.mix is None else table.g_sq
-    # Where all shares are 0, the average goes on while nothing moves.
-    moving = [w * w * e for w, e in zip(share, squares, strict=True)] if max(share) > 0 else squares
-    sets = zip(plan.sets.members, plan.sets.groups, travelled, strict=True)
-    return [
-        _distance(groups[0], *squared, sum([moving[j] for j in own]), factor, plan.rule.scale)
-        for own, groups, squared in sets
-    ]
-
-
-def _distance(
-    options: dict[str, Any], moved_sq: float, start_sq: float, moving: float, factor: float, scale: float
-) -> Travelled:
-    k = float(options["k"])
-    first = float(options["first_reach"])
-    if not first > 0 and start_sq + moving > 0:  # a set may get its first gradients later than others
-        first = START * (1 + math.sqrt(start_sq))
-    reach = max(float(options["reach"]), math.sqrt(moved_sq), factor * first)
-    new = plain.corrected_weight(k, FORGETTING)
-    g_sq = (1 - new) * float(options["g_sq"]) + new * moving
-    factors_sq = float(options["factors_sq"]) + factor * factor
-    total = math.sqrt(factors_sq * g_sq)
-    cap = min(scale * reach / total, LARGEST) if total > 0 else 0.0
-    after = {"reach": reach, "g_sq": g_sq, "k": k + 1, "first_reach": first, "factors_sq": factors_sq}
-    return Travelled(cap, after)
-
-
-def _shared(plan: Plan, alpha: list[float], found: Sequence[Travelled], limit: float) -> tuple[float, list[float]]:
-    """The largest distance cap, and the shares of the blocks with the cap of their set divided by it; up to a limit."""
-    longest = max([own.cap for own in found])
-    if len(found) == 1 or not min(longest, limit) > 0:
-        return longest, alpha
-    longest = min(longest, limit)
-    shares = list(alpha)
-    for members, own in zip(plan.sets.members, found, strict=True):
-        for j in members:
-            shares[j] *= min(own.cap, limit) / longest
-    return longest, shares
-
-
-def next_share(options: dict[str, Any], k: float, tau: float) -> tuple[float, dict[str, float]]:
-    """The share of the new point in the average, and the numbers after the step (`proxsps.core.schedule_free`)."""
-    longest = max(float(options["longest"]), tau)
-    weight = (k + 1) ** POWER * longest * longest
-    total = float(options["total"]) + weight
-    return weight / total if total > 0 else 1.0, {"total": total, "longest": longest}
 
 
 def _is_finite(plan: Plan, model: Model, chosen: Chosen) -> bool:
@@ -336,8 +276,8 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         return Taken(alpha, False, gap)
     distance, found = math.nan, []
     if rule.distance:
-        found = _distances(plan, travelled, table, alpha, largest if rule.factor else 1.0)
-        distance, alpha = _shared(plan, alpha, found, math.inf if rule.factor else largest)
+        found = distances(plan, travelled, table, alpha, largest if rule.factor else 1.0)
+        distance, alpha = shared(plan, alpha, found, math.inf if rule.factor else largest)
     model = Model(gap, table, alpha, lam)
     if rule.name in _RULES:
         chosen = _RULES[rule.name](plan, model)

@@ -20,10 +20,11 @@ from proxsps.core.plain import corrected_weight
 from proxsps.core.schedule_free import LATEST, WINDOW
 from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
 from proxsps.optim.distance import ORIGIN, sampled
+from proxsps.optim.held import HeldState
 from proxsps.optim.key import key_of, lasting, parameters
-from proxsps.optim.memory import blank, entries, replace
+from proxsps.optim.memory import entries, replace
 from proxsps.optim.rule import Heights, Rule, Table
-from proxsps.optim.second_point import Y, Z, dots, measured, move_points, start_point, to_averages, to_next_points
+from proxsps.optim.second_point import Z, dots, measured, move_points, to_averages, to_next_points
 from proxsps.optim.sets import by_set
 from proxsps.optim.spectral import SpectralPart
 
@@ -57,7 +58,7 @@ class Member(NamedTuple):
     compiled: bool
 
 
-class Plan:
+class Plan(HeldState):
     """The plan of a step on the host.
 
     Args:
@@ -68,7 +69,8 @@ class Plan:
     """
 
     def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule, exact: bool = False) -> None:
-        self.blocks, self.rule, self.exact = blocks, rule, exact
+        super().__init__(opt, rule)
+        self.blocks, self.exact = blocks, exact
         penalties = [couple(block) if rule.coupled else None for block in blocks]
         self.penalties = [0.0 if value is None else float(value) for value in penalties]
         self.penalty = sum(self.penalties)
@@ -77,10 +79,8 @@ class Plan:
         self.active = self.ranks  # how many of them stepped; others may have run out of batches
         self.averages = [name for name, beta in (("average", rule.beta), ("square", rule.beta2)) if beta is not None]
         self.weight = 1.0  # of new values in averages
-        self.fresh: dict[tuple[Tensor, str], Tensor] = {}  # state that is kept if the step is taken
-        self._whole: dict[tuple[Tensor, str], Tensor] = {}  # state gathered from shards
         self.apart: list[Tensor] = []  # parameters that no pass compares with their start
-        self._opt_state, self.share = opt.state, 0.0  # of a new point in the average of the schedule-free form
+        self.share = 0.0  # of a new point in the average of the schedule-free form
         self.sets = by_set(blocks)
         if rule.mix is not None:
             for block in blocks:
@@ -143,57 +143,6 @@ class Plan:
             part = make_vectors(self, kind, places)
             self.apart += owners if self.rule.distance else []
         return Member(part, places, blocks[0].share, owners, compiled)
-
-    # State
-
-    def held(self, owner: Tensor, key: str) -> Tensor:
-        """A state tensor; if there is none yet, one that is kept if the step is taken."""
-        own = self._opt_state.get(owner, {})
-        if key in own:
-            found: Tensor = own[key]
-            return found
-        if (owner, key) not in self.fresh:
-            self.fresh[owner, key] = self._new_state(owner, key)
-        return self.fresh[owner, key]
-
-    @staticmethod
-    def _new_state(owner: Tensor, key: str) -> Tensor:
-        if key == "steps":
-            return torch.zeros((), dtype=torch.float32)
-        return start_point(owner, key) if key in (Y, Z) else blank(owner)
-
-    def entries_of(self, block: Block, i: int, key: str) -> Tensor:
-        """A state tensor of the i-th tensor of a block, in the form of `block.params`."""
-        owner = block.owners[i]
-        if not block.gathered:
-            return entries(self.held(owner, key), False)
-        if (owner, key) not in self._whole:
-            self._whole[owner, key] = entries(self.held(owner, key), True)
-        return self._whole[owner, key]
-
-    def count_of(self, block: Block, i: int) -> Tensor | None:
-        """The number of gradients of a tensor so far; None in the identity metric."""
-        return None if self.rule.beta2 is None else self.held(block.owners[i], "steps")
-
-    def by_count(self, block: Block) -> list[tuple[Tensor | None, list[int]]]:
-        """The tensors of a block with the same number of gradients so far."""
-        if self.rule.beta2 is None:
-            return [(None, list(range(len(block.params))))]
-        found: dict[float, list[int]] = {}
-        for i in range(len(block.params)):
-            found.setdefault(float(self.held(block.owners[i], "steps")), []).append(i)
-        return [(self.held(block.owners[members[0]], "steps"), members) for members in found.values()]
-
-    def start(self, owner: Tensor, opt: Any) -> Tensor:
-        """The sampled entries of the start; at the first step of all, and of a new parameter, as they are now."""
-        own = self._opt_state.get(owner, {})
-        if ORIGIN in own and opt.param_groups[0]["k"] != 0:
-            found: Tensor = own[ORIGIN]
-            return found
-        if (owner, ORIGIN) not in self.fresh:
-            (own_sample,) = sampled([owner], opt._ranks, opt._places)
-            self.fresh[owner, ORIGIN] = own_sample.keep()
-        return self.fresh[owner, ORIGIN]
 
     @property
     def kept(self) -> bool:

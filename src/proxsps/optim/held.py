@@ -1,0 +1,77 @@
+"""The state tensors of a step on the host; new ones are kept only if the step is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxsps.optim.blocks import Block
+from proxsps.optim.distance import ORIGIN, sampled
+from proxsps.optim.memory import blank, entries
+from proxsps.optim.rule import Rule
+from proxsps.optim.second_point import Y, Z, start_point
+
+
+class HeldState:
+    """What a plan reads and writes of an optimizer's state.
+
+    Args:
+        opt: the optimizer.
+        rule: its rule.
+    """
+
+    def __init__(self, opt: Any, rule: Rule) -> None:
+        self.rule, self._opt_state = rule, opt.state
+        self.fresh: dict[tuple[Tensor, str], Tensor] = {}  # kept if the step is taken
+        self._whole: dict[tuple[Tensor, str], Tensor] = {}  # gathered from shards
+
+    def held(self, owner: Tensor, key: str) -> Tensor:
+        """A state tensor; if there is none yet, one that is kept if the step is taken."""
+        own = self._opt_state.get(owner, {})
+        if key in own:
+            found: Tensor = own[key]
+            return found
+        if (owner, key) not in self.fresh:
+            self.fresh[owner, key] = self._new_state(owner, key)
+        return self.fresh[owner, key]
+
+    @staticmethod
+    def _new_state(owner: Tensor, key: str) -> Tensor:
+        if key == "steps":
+            return torch.zeros((), dtype=torch.float32)
+        return start_point(owner, key) if key in (Y, Z) else blank(owner)
+
+    def entries_of(self, block: Block, i: int, key: str) -> Tensor:
+        """A state tensor of the i-th tensor of a block, in the form of `block.params`."""
+        owner = block.owners[i]
+        if not block.gathered:
+            return entries(self.held(owner, key), False)
+        if (owner, key) not in self._whole:
+            self._whole[owner, key] = entries(self.held(owner, key), True)
+        return self._whole[owner, key]
+
+    def count_of(self, block: Block, i: int) -> Tensor | None:
+        """The number of gradients of a tensor so far; None in the identity metric."""
+        return None if self.rule.beta2 is None else self.held(block.owners[i], "steps")
+
+    def by_count(self, block: Block) -> list[tuple[Tensor | None, list[int]]]:
+        """The tensors of a block with the same number of gradients so far."""
+        if self.rule.beta2 is None:
+            return [(None, list(range(len(block.params))))]
+        found: dict[float, list[int]] = {}
+        for i in range(len(block.params)):
+            found.setdefault(float(self.held(block.owners[i], "steps")), []).append(i)
+        return [(self.held(block.owners[members[0]], "steps"), members) for members in found.values()]
+
+    def start(self, owner: Tensor, opt: Any) -> Tensor:
+        """The sampled entries of the start; at the first step of all, and of a new parameter, as they are now."""
+        own = self._opt_state.get(owner, {})
+        if ORIGIN in own and opt.param_groups[0]["k"] != 0:
+            found: Tensor = own[ORIGIN]
+            return found
+        if (owner, ORIGIN) not in self.fresh:
+            (own_sample,) = sampled([owner], opt._ranks, opt._places)
+            self.fresh[owner, ORIGIN] = own_sample.keep()
+        return self.fresh[owner, ORIGIN]

@@ -1,0 +1,105 @@
+"""Heights of the model for blocks whose prox acts on each entry: h and its slope at several steps, run by run.
+
+The formulas are those in the head of `proxsps.optim.kernels.entrywise`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _soft_change(x, d, r, s, psi):
+    """x - y for l1 alone, and dy/dz along p."""
+    threshold, _, _, _, _, _, zero = psi
+    p, edge = r * d, r * threshold
+    z = x - s * p
+    c = min(max(z, -edge), edge)
+    inside = z != c
+    return s * p + c if inside else x, p if inside else zero
+
+
+@numba.njit(fastmath=ENTRYWISE)
+def _box_change(x, d, r, s, psi):
+    """x - y for bounds alone, and dy/dz along p."""
+    _, _, _, lower, upper, _, zero = psi
+    p = r * d
+    z = x - s * p
+    inside = (z > lower) & (z < upper)
+    return s * p if inside else x - min(max(z, lower), upper), p if inside else zero
+
+
+@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+def general_change(x, d, r, s, psi):
+    """x - y, and dy/dz along p."""
+    threshold, edge, curvature, lower, upper, one, zero = psi
+    p, most, bend = r * d, r * threshold, r * curvature
+    z, shrink = x - s * p, one / (one + bend)
+    c = min(max(z, -most), most)
+    y = min(max((z - c) * shrink, lower), upper)
+    inside = (abs(z) > r * edge) & (y > lower) & (y < upper)
+    return shrink * (s * p + c + bend * x) if inside else x - y, shrink * p if inside else zero
+
+
+@numba.njit
+def typed_psi(like, psi, b, alpha):
+    """Threshold, edge, curvature, lower and upper of a block with this cap, then 1 and 0, in the type of the entries.
+
+    Entries with |z| above the edge move with z: all of them where there is no threshold.
+    """
+    of, threshold = like.dtype.type, alpha * psi[0, b]
+    edge = threshold if psi[0, b] > 0 else -1.0
+    return of(threshold), of(edge), of(alpha * psi[1, b]), of(psi[2, b]), of(psi[3, b]), of(1), of(0)
+
+
+def _heights(change: Any) -> Any:
+    """A function that adds h and its slope at several steps, for a run of entries; three at a time are cheap."""
+
+    @numba.njit(fastmath=REORDER)
+    def one(x, d, r, s, psi):
+        h, slope = psi[-1], psi[-1]
+        for k in range(len(x)):
+            move, inside = change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
+            h += d[k] * move
+            slope += d[k] * inside
+        return h, slope
+
+    @numba.njit(fastmath=REORDER)
+    def three(x, d, r, s, t, v, psi):
+        h_s, h_t, h_v, slope_s, slope_t, slope_v = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
+        for k in range(len(x)):
+            scale = psi[-2] if r is None else r[k]
+            move, inside = change(x[k], d[k], scale, s, psi)
+            h_s += d[k] * move
+            slope_s += d[k] * inside
+            move, inside = change(x[k], d[k], scale, t, psi)
+            h_t += d[k] * move
+            slope_t += d[k] * inside
+            move, inside = change(x[k], d[k], scale, v, psi)
+            h_v += d[k] * move
+            slope_v += d[k] * inside
+        return h_s, h_t, h_v, slope_s, slope_t, slope_v
+
+    @numba.njit
+    def add(x, d, r, steps, psi, heights, slopes):
+        p = 0
+        while p + 3 <= len(steps):
+            found = three(x, d, r, steps[p], steps[p + 1], steps[p + 2], psi)
+            for q in range(3):
+                heights[p + q] += found[q]
+                slopes[p + q] += found[3 + q]
+            p += 3
+        while p < len(steps):
+            h, slope = one(x, d, r, steps[p], psi)
+            heights[p] += h
+            slopes[p] += slope
+            p += 1
+
+    return add
+
+
+add_soft, add_box, add_general = (_heights(change) for change in (_soft_change, _box_change, general_change))
