@@ -124,6 +124,7 @@ def test_slow_for_small_caps(stability: Made) -> None:
     sps = only(late, BEST, method="sps", lr=SGD[0])
     both = only(late, sps, method="sgd", lr=SGD[0])
     judged(claim, stability(objective=both), True, "SPS: epoch 8; SGD: epoch 8; ProxSPS at best: epoch 1 (of 12)")
+    assert claim(stability(objective=both)).strict.endswith("the smallest of its published grid: epoch 1")
     assert judged(claim, stability(objective=sps), False, "SGD: epoch 1;").verdict == FAILS
     nobody = only(late, both, method="prox-sps")
     assert judged(claim, stability(objective=nobody), False, "ProxSPS at best: epoch 8 (of 12)").verdict == FAILS

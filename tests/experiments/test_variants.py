@@ -88,7 +88,12 @@ def test_a_month_from_the_command_line(call: Callable[..., Result], tmp_path: Pa
     assert done.exit_code == 0, done.output
     (summary,) = json.loads(done.stdout)
     assert (summary["experiment"], summary["ran"]) == ("sensor-month_2", 21)
-    assert {row["experiment"] for row in json.loads(call("claims", *words, "--json").stdout)} == {"sensor-month_2"}
+    rows = json.loads(call("claims", *words, "--json").stdout)
+    assert {row["experiment"] for row in rows} == {"sensor-month_2"}
+    assert {row["published"] for row in rows} == {None}  # the published curves are of another month
+    told = " ".join(call("claims", *words).stdout.split())
+    fewer = "1 of 3 seeds, 1 of 100 epochs: not the full experiment."
+    assert f"{fewer} The paper's sentences are about its own month." in told
     (tmp_path / "month 2.csv").write_text("\n".join(lines[:-1]))  # another month under the same name
     completion._month_digest.cache_clear()  # as in another process
     assert "made by another version" in call("claims", *words).stderr

@@ -198,6 +198,7 @@ def slow_for_small_caps(frames: Frames) -> Found:
         f"{text}; ProxSPS at best: {epochs([quick])} (of {runs['epoch'].max()})",
         late and set(slow) == {"sps", "sgd"},
         f"for SGD; there are no runs of SPS at {setting(SLOW)}" if late and "sgd" in slow else "",
+        f"SPS at {setting(UNSTABLE)}, the smallest of its published grid: {epochs([when['sps'][UNSTABLE]])}",
     )
 
 
