@@ -15,6 +15,9 @@ except ImportError as error:
 from proxsps.jax.accumulation import multi_steps
 from proxsps.jax.ending import PolynomialAverageState, cool_down, polynomial_average
 from proxsps.jax.moments import Moments
+from proxsps.jax.roles import Role, roles
+from proxsps.jax.schedule_free import eval_params, schedule_free_sps
+from proxsps.jax.second_point import ScheduleFreeMoments
 from proxsps.jax.transformation import LastStep, PolyakState
 from proxsps.jax.transforms import dec_sps, prox, prox_sgd, prox_sps, prox_sps_adam, sps
 
@@ -23,13 +26,18 @@ __all__ = [
     "Moments",
     "PolyakState",
     "PolynomialAverageState",
+    "Role",
+    "ScheduleFreeMoments",
     "cool_down",
     "dec_sps",
+    "eval_params",
     "multi_steps",
     "polynomial_average",
     "prox",
     "prox_sgd",
     "prox_sps",
     "prox_sps_adam",
+    "roles",
+    "schedule_free_sps",
     "sps",
 ]

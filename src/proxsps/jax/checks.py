@@ -47,6 +47,7 @@ CHECKS = {
     "momentum": check_fraction,
     "b1": check_fraction,
     "b2": check_fraction,
+    "max_move": check_positive,
 }
 
 

@@ -30,6 +30,8 @@ class Options:
     weight_decay: Any = None
     regularizer: Regularizer | None = None
     scale: Any = None  # factor on the step if there is no learning rate; None for 1
+    metric: str = "adam"  # of the schedule-free form, like the next one
+    set: Hashable = None  # labels of one set share a distance cap; None: by the role of each parameter
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "scale"):
@@ -72,6 +74,8 @@ class TreeBlock(NamedTuple):
     places: list[int]  # and among all parameters
     decoupled: bool = True  # whether the squared l2 norm is taken in the metric of the step
     metric: list[Array] | None = None  # D > 0; None for the identity
+    along: list[Array] | None = None  # directions that are not D^-1 d
+    matrices: Any = ()  # how each tensor is read as matrices, if its directions are orthogonalised
 
     @property
     def tensors(self) -> Iterator[tuple[Array, Array, Array | None]]:
@@ -79,7 +83,9 @@ class TreeBlock(NamedTuple):
         return zip(self.xs, self.ds, self.metric or [None] * len(self.xs), strict=True)
 
     def directions(self, ds: Sequence[Array]) -> Sequence[Array]:
-        """D^-1 d."""
+        """D^-1 d, or the directions of their own that the block has."""
+        if self.along is not None:
+            return self.along
         return ds if self.metric is None else [d / metric for d, metric in zip(ds, self.metric, strict=True)]
 
     def step_sizes(self, alpha: Array) -> list[Array]:
@@ -119,6 +125,7 @@ class Gathered(NamedTuple):
     blocks: list[TreeBlock]
     rest: list[tuple[int, Array]]  # parameters without a gradient, each with its position among all parameters
     scatter: Callable[[Sequence[Sequence[Array]]], Any]  # a list of arrays for each block -> a tree like the gradients
+    owners: list[int]  # the block of every parameter
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,7 @@ class Groups:
     def check(self, params: Any) -> None:
         """Raise an error for parameters that are not real, or that do not fit the regulariser of their label."""
         seen: Counter[Hashable] = Counter()
-        labels = jax.tree.leaves(self._label_tree(params))
+        labels = jax.tree.leaves(self.label_tree(params))
         for label, x in zip(labels, parameters(params), strict=True):
             check_dtype(x)
             check_fit(self.options[label].phi, seen[label], jnp.shape(x))
@@ -169,18 +176,19 @@ class Groups:
         """
         dtype = self.dtype(params)
         structure: Any  # which JAX gives no methods for type checkers
-        leaves, structure = jax.tree.flatten(grads, is_leaf=_is_absent)
+        leaves, structure = jax.tree.flatten(grads, is_leaf=is_absent)
         slots: dict[Hashable, list[int]] = {label: [] for label in self.options}
         blocks = {
-            label: TreeBlock(own.phi, own.alpha(count, dtype), [], [], [], [], own.regularizer is None)
+            label: TreeBlock(own.phi, own.alpha(count, dtype), [], [], [], [], own.regularizer is None, matrices=[])
             for label, own in self.options.items()
         }
         rest: list[tuple[int, Array]] = []
         seen: Counter[Hashable] = Counter()
-        points, labels = structure.flatten_up_to(params), structure.flatten_up_to(self._label_tree(params))
+        tree = self.label_tree(params)
+        points, labels = structure.flatten_up_to(params), structure.flatten_up_to(tree)
         for slot, (d, x, label) in enumerate(zip(leaves, points, labels, strict=True)):
             place = seen.total()
-            if _is_absent(d):
+            if is_absent(d):
                 rest += enumerate(parameters(x), place)
             else:
                 check_dtype(x)
@@ -190,6 +198,7 @@ class Groups:
                 blocks[label].ds.append(jnp.asarray(d, x.dtype))
                 blocks[label].indices.append(seen[label])
                 blocks[label].places.append(place)
+                blocks[label].matrices.append(getattr(label, "matrix", None))
                 slots[label].append(slot)
             seen.update(jax.tree.leaves(label))  # a subtree of them where a gradient is absent
 
@@ -200,9 +209,17 @@ class Groups:
                     out[slot] = array.astype(jnp.result_type(points[slot]))
             return structure.unflatten(out)
 
-        return Gathered(list(blocks.values()), rest, scatter)
+        return Gathered(list(blocks.values()), rest, scatter, self._owners(tree))
 
-    def _label_tree(self, params: Any) -> Any:
+    def owners(self, params: Any) -> list[int]:
+        """The block of every parameter."""
+        return self._owners(self.label_tree(params))
+
+    def _owners(self, labels: Any) -> list[int]:
+        places = {label: i for i, label in enumerate(self.options)}
+        return [places[label] for label in jax.tree.leaves(labels)]
+
+    def label_tree(self, params: Any) -> Any:
         """A label for every parameter."""
         # A model of callable modules, with labels for leaves, is a tree of labels and no function.
         is_function = callable(self.labels) and jax.tree_util.all_leaves([self.labels])
@@ -221,7 +238,8 @@ class Groups:
         return jax.tree.map(spread, labels, params, is_leaf=lambda label: label is None)
 
 
-def _is_absent(grad: Any) -> bool:
+def is_absent(grad: Any) -> bool:
+    """Whether a gradient is missing: None, or masked by optax."""
     return grad is None or isinstance(grad, optax.MaskedNode)
 
 

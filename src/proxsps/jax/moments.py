@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ from proxsps.jax.groups import TreeBlock, is_parameter, parameters
 from proxsps.jax.passes import SHORT, dot, flat_sample
 from proxsps.regularizers._support import wide
 
+T = TypeVar("T")
+
 
 class Kind(NamedTuple):
     """What a method keeps."""
@@ -40,6 +42,7 @@ class Kind(NamedTuple):
     metric: bool = False  # Adam's
     distance: bool = False  # the distance cap
     factors: bool = False  # whether there is no learning rate, and caps are factors on the step
+    second: tuple[Any, ...] = ()  # what the schedule-free form keeps of each block (`second_point.Held`)
 
     @property
     def any(self) -> bool:
@@ -49,6 +52,8 @@ class Kind(NamedTuple):
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of `Moments` that hold it, without trees, which may be empty."""
+        if self.second:
+            return "steps", "start", "travel", "averaging", "tau"
         return ("averages",) * self.averages + ("steps",) * self.metric + ("start", "travel") * self.distance
 
 
@@ -76,12 +81,22 @@ def start_moments(kind: Kind, params: Any, dtype: Any) -> Moments:
     if kind.metric:
         out = out._replace(square=zeros, steps=jnp.zeros(len(xs), dtype))
     if kind.distance:
-        samples = _samples(xs)
-        x_sq = sum((sampled_square(part, n).astype(dtype) for part, n in samples), zero)
-        start = jnp.concatenate([jnp.zeros(0, dtype), *(part.astype(dtype) for part, _ in samples)])
-        out = out._replace(start=start, travel=Travel(zero, zero, zero, start_reach(_root(x_sq)), zero))
-    # Each has its own buffer, so that the state can be donated to a jitted step.
-    return cast(Moments, jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), out))
+        start, travel = begin_travel(xs, dtype)
+        out = out._replace(start=start, travel=travel)
+    return separate(out)
+
+
+def begin_travel(xs: Sequence[Array], dtype: Any) -> tuple[Array, Travel]:
+    """A sample of the tensors at the start, and the numbers of their distance cap."""
+    samples, zero = _samples(xs), jnp.zeros((), dtype)
+    x_sq = sum((sampled_square(part, n).astype(dtype) for part, n in samples), zero)
+    start = jnp.concatenate([jnp.zeros(0, dtype), *(part.astype(dtype) for part, _ in samples)])
+    return start, Travel(zero, zero, zero, start_reach(root(x_sq)), zero)
+
+
+def separate(state: T) -> T:
+    """State in which every array has its own buffer, so that it can be donated to a jitted step."""
+    return cast(T, jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state))
 
 
 class Estimate(NamedTuple):
@@ -91,7 +106,8 @@ class Estimate(NamedTuple):
     value: Array  # m
     farthest: Array | None = None  # the distance cap
     sound: Array | None = None  # whether loss, gradients and all new numbers may be used; None if not checked
-    after: Moments = Moments()  # with lists for trees
+    after: Any = Moments()  # with lists for trees
+    parts: Array | None = None  # of this cap for each block, if blocks have distance caps of their own
 
 
 def take_in(
@@ -117,7 +133,7 @@ def take_in(
     made, after, checked = list(blocks), before, [value]
     farthest = None
     if kind.metric:
-        made, after = _with_metric(numbers, after, made)
+        made, after = with_metric(numbers, after, made)
     if kind.distance:
         after = _with_travel(kind, after, made, rest)
         travel = cast(Travel, after.travel)
@@ -129,15 +145,13 @@ def take_in(
     return Estimate(made, value, farthest, jnp.all(jnp.isfinite(jnp.stack(checked))), after)
 
 
-def kept(ok: Array, after: Moments, before: Moments) -> Moments:
+def kept(ok: Array, after: T, before: T) -> T:
     """The moments after the step: the new ones if it was taken, else the old ones."""
-    chosen: Moments = jax.tree.map(lambda new, old: jnp.where(ok, new, old), after, before)
+    chosen: T = jax.tree.map(lambda new, old: jnp.where(ok, new, old), after, before)
     return chosen
 
 
-def _with_metric(
-    numbers: Mapping[str, Any], before: Moments, blocks: Sequence[TreeBlock]
-) -> tuple[list[TreeBlock], Moments]:
+def with_metric(numbers: Mapping[str, Any], before: Any, blocks: Sequence[TreeBlock]) -> tuple[list[TreeBlock], Any]:
     """Blocks in Adam's metric, and moments with the new squares."""
     weights = corrected_weights(before.steps, numbers["b2"])
     squares, steps, out = list(before.square), cast(Array, before.steps), []
@@ -145,7 +159,7 @@ def _with_metric(
     for block in blocks:
         for g, place in zip(block.ds, block.places, strict=True):
             squares[place] = averaged(squares[place], g * g, _like(Weights(*(w[place] for w in weights)), g))
-        out.append(block._replace(metric=[_usable(_root(squares[place]) + numbers["eps"]) for place in block.places]))
+        out.append(block._replace(metric=[_usable(root(squares[place]) + numbers["eps"]) for place in block.places]))
     # Added all at once: one update after the other would be one loop each for the compiler.
     taken = jnp.asarray([float(place in present) for place in range(len(squares))], steps.dtype)
     return out, before._replace(square=squares, steps=steps + taken)
@@ -166,24 +180,33 @@ def _with_travel(
     travel, origin = cast(Travel, before.travel), cast(Array, before.start)
     dtype = travel.reach.dtype
     xs = dict(rest) | {place: x for block in blocks for x, place in zip(block.xs, block.places, strict=True)}
-    moved_sq, offset = jnp.zeros((), dtype), 0
-    samples = _samples([wide(jnp.asarray(xs[place])) for place in sorted(xs)])
-    check_sample(origin.size, sum(part.size for part, _ in samples))
-    for part, n in samples:
-        start = origin[offset : offset + part.size].astype(part.dtype)
-        moved_sq = moved_sq + sampled_square(part, n, start).astype(dtype)
-        offset += part.size
+    (moved_sq,) = distances_sq(origin, [[wide(jnp.asarray(xs[place])) for place in sorted(xs)]])
     g_sq = jnp.zeros((), dtype)
     factor, share = shares(jnp.stack([block.alpha for block in blocks]))
     for block, weight in zip(blocks, moving_weights(share), strict=True):
         directions = block.directions(block.ds)
         g_sq = g_sq + weight * dot(directions, directions, dtype)
     factor = factor.astype(dtype) if kind.factors else 1.0
-    return before._replace(travel=advance_travel(travel, _root(moved_sq), g_sq, factor))
+    return before._replace(travel=advance_travel(travel, root(moved_sq), g_sq, factor))
+
+
+def distances_sq(origin: Array, sets: Sequence[Sequence[Array]]) -> list[Array]:
+    """The squared distance of each set of tensors from its start; samples of all of them are in one vector."""
+    samples = [_samples(xs) for xs in sets]
+    check_sample(origin.size, sum(part.size for own in samples for part, _ in own))
+    found, offset = [], 0
+    for own in samples:
+        moved_sq = jnp.zeros((), origin.dtype)
+        for part, n in own:
+            start = origin[offset : offset + part.size].astype(part.dtype)
+            moved_sq = moved_sq + sampled_square(part, n, start).astype(origin.dtype)
+            offset += part.size
+        found.append(moved_sq)
+    return found
 
 
 @jax.custom_jvp
-def _root(square: Array) -> Array:
+def root(square: Array) -> Array:
     """The square root of a sum of squares.
 
     Its derivative at 0 is 0 here: that of the squares is 0, and JAX would multiply it by infinity, where a run has not
@@ -192,10 +215,10 @@ def _root(square: Array) -> Array:
     return jnp.sqrt(square)
 
 
-@_root.defjvp
+@root.defjvp
 def _root_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    root = _root(*primals)
-    return root, jnp.where(root == 0, 0.0, tangents[0] / (2 * jnp.where(root == 0, 1.0, root)))
+    found = root(*primals)
+    return found, jnp.where(found == 0, 0.0, tangents[0] / (2 * jnp.where(found == 0, 1.0, found)))
 
 
 def _samples(xs: Sequence[Array]) -> list[tuple[Array, int]]:

@@ -80,6 +80,9 @@ class LinePart(Part):
                 dot(block.ds, block.directions(block.ds), self.dtype), dot(block.ds, block.offsets, self.dtype), zero
             )
         # Rarely used. Short tensors are joined: two sums for each of hundreds would take long to compile.
+        if block.along is not None:
+            es = times(factor, block.ds)
+            return Sums(dot(es, times(factor, block.along), self.dtype), dot(es, block.offsets, self.dtype), zero)
         tensors = joined(block.offsets, block.ds, block.metric)
         xs, ds = ([tensor[i] for tensor in tensors] for i in range(2))
         es = times(factor, ds)

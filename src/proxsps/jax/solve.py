@@ -21,11 +21,13 @@ from proxsps.core.caps import matched_decision, shares
 from proxsps.core.estimate import coupled_slope, coupled_value
 from proxsps.core.outcome import Report, Solution, report
 from proxsps.core.rules import Decision, Model, StepMemory
+from proxsps.core.step import relaxation
 from proxsps.jax.groups import Gathered, TreeBlock
 from proxsps.jax.measured import make_part
 from proxsps.jax.model import linear_model
 from proxsps.jax.moments import Estimate, Kind, kept, take_in
 from proxsps.jax.passes import dot
+from proxsps.jax.second_point import next_points, take_in_points
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers._identity import constants, identity
 from proxsps.regularizers.base import subgradient_all, value_all
@@ -109,6 +111,8 @@ class Layout(NamedTuple):
     places: tuple[tuple[int, ...], ...]
     decoupled: tuple[bool, ...]
     rest: tuple[int, ...] = ()  # places of the parameters without a gradient, if they matter
+    owners: tuple[int, ...] = ()  # the block of every parameter, in the schedule-free form, as the next one
+    matrices: tuple[tuple[Any, ...], ...] = ()  # how the tensors of each block are read as matrices
 
 
 class Inputs(NamedTuple):
@@ -145,6 +149,9 @@ def solve(
     if method.moments.any:
         layout = layout._replace(rest=tuple(place for place, _ in gathered.rest))
         inputs = inputs._replace(rest=[x for _, x in gathered.rest])
+    if method.moments.second:
+        matrices = tuple(tuple(block.matrices) for block in blocks)
+        layout = layout._replace(owners=tuple(gathered.owners), matrices=matrices)
     solved: tuple[list[list[Array]], Report, Any] = _solve(method, layout, inputs, memory, dict(constants))
     return solved
 
@@ -160,24 +167,47 @@ def _solve(
     if method.coupled:
         value, blocks = _couple(value, blocks)
     if not method.moments.any:
-        return _step(method, Estimate(blocks, value), bound, memory, constants)
+        plain = _step(method, Estimate(blocks, value), bound, memory, constants)
+        return plain.moved, plain.last, plain.memory
     numbers, rest = {**dict(method.numbers), **constants}, list(zip(layout.rest, inputs.rest, strict=True))
-    estimate = take_in(method.moments, numbers, memory, blocks, rest, value)
+    if method.moments.second:
+        blocks = [own._replace(matrices=found) for own, found in zip(blocks, layout.matrices, strict=True)]
+        estimate = take_in_points(method.moments, numbers, memory, blocks, layout.owners, rest, value)
+    else:
+        estimate = take_in(method.moments, numbers, memory, blocks, rest, value)
     if method.bounded:  # the loss itself is never below its bound, though the average of linear models may be
         estimate = estimate._replace(sound=estimate.sound & (value >= bound))
-    moved, last, _ = _step(method, estimate, bound, (), {})
-    return moved, last, kept(last.branch >= 0, estimate.after, memory)
+    step = _step(method, estimate, bound, (), {}, numbers.get("max_move"))
+    moved, after, ok = step.moved, estimate.after, step.last.branch >= 0
+    if method.moments.second:
+        moved, after = next_points(method.moments, numbers, memory, blocks, estimate, step.moved, step.sizes)
+        moved = [[jnp.where(ok, move, 0) for move in own] for own in moved]
+    return moved, step.last, kept(ok, after, memory)
+
+
+class Stepped(NamedTuple):
+    """A step that was solved."""
+
+    moved: list[list[Array]]  # x+ - x, tensor by tensor
+    last: Report
+    memory: Any
+    sizes: tuple[Array, Array]  # the step size that shares refer to, and that of each block
 
 
 def _step(
-    method: JaxMethod, estimate: Estimate, bound: Array, memory: Any, constants: Mapping[str, Any]
-) -> tuple[list[list[Array]], Report, Any]:
+    method: JaxMethod,
+    estimate: Estimate,
+    bound: Array,
+    memory: Any,
+    constants: Mapping[str, Any],
+    max_move: Array | float | None = None,
+) -> Stepped:
     """The step that a model leads to."""
     caps = _caps(method, estimate)
     blocks = [block._replace(alpha=cap) for block, cap in zip(estimate.blocks, caps.alpha, strict=True)]
     gap = estimate.value - bound
     scaled = linear_model([make_part(block, gap.dtype) for block in blocks], gap)
-    ok = scaled.ok(method.bounded and not method.moments.averages)
+    ok = scaled.ok(method.bounded and not (method.moments.averages or method.moments.second))
     ok = ok if estimate.sound is None else ok & estimate.sound
     if not method.matched:
         decision, memory = method.decide(scaled.model(ok), memory, ok, constants)
@@ -190,9 +220,16 @@ def _step(
         ends, alpha = [part.capped(caps.factor * part.block.alpha) for part in ends], caps.factor * alpha
     moved = [[jnp.where(ok, move, 0) for move in part.moves(u)] for part in ends]
     gap, height = scaled.gap * scaled.scale, decision.height * scaled.scale
-    limits = {} if estimate.farthest is None else {"distance": estimate.farthest, "longest": caps.longest}
+    limits: dict[str, Any] = {}
+    if estimate.farthest is not None:
+        limits = {"distance": estimate.farthest, "longest": caps.longest}
+    if max_move is not None:
+        s = relaxation(sum(dot(own, own, gap.dtype) for own in moved), max_move)
+        moved, limits = [[s.astype(move.dtype) * move for move in own] for own in moved], {**limits, "relaxation": s}
     solution = Solution(ok, gap, decision.root, decision.u, height, decision.evaluations, **limits)
-    return moved, settled(report(alpha, solution), gap.dtype), memory
+    size = jnp.where(ok, decision.u, 0.0)
+    reach = size if caps.longest is None else size * caps.longest * (1.0 if caps.factor is None else caps.factor)
+    return Stepped(moved, settled(report(alpha, solution), gap.dtype), memory, (reach, size * alpha))
 
 
 class Caps(NamedTuple):
@@ -213,6 +250,7 @@ def _caps(method: JaxMethod, estimate: Estimate) -> Caps:
         longest, factor = estimate.farthest, longest
     elif method.moments.distance:
         longest = jnp.minimum(longest, cast(Array, estimate.farthest))
+    share = share if estimate.parts is None else share * estimate.parts
     if method.matched:
         return Caps(list(share), longest, factor)
     return Caps(list(longest * share), longest, factor)

@@ -16,6 +16,7 @@ from proxsps.core.outcome import Report, Solution, report
 from proxsps.jax.checks import check_lower_bound, check_state, check_update
 from proxsps.jax.groups import Gathered, Groups
 from proxsps.jax.moments import Moments, start_moments
+from proxsps.jax.second_point import ScheduleFreeMoments, start_points
 from proxsps.jax.solve import JaxMethod, settled, solve
 
 LastStep = Report
@@ -28,7 +29,7 @@ class PolyakState(NamedTuple):
 
     count: Array  # updates so far, which are passed to schedules
     last_step: LastStep  # what the last update did
-    memory: rules.StepMemory | Moments | tuple[()] = ()  # state from earlier steps
+    memory: rules.StepMemory | Moments | ScheduleFreeMoments | tuple[()] = ()  # state from earlier steps
 
 
 def transformation(
@@ -45,6 +46,9 @@ def transformation(
         memory: Any = ()
         if method.remembers:
             memory = rules.start_memory(jnp.zeros(blocks_count, dtype))
+        elif method.moments.second:
+            numbers = {**dict(method.numbers), **(constants or {})}
+            memory = start_points(method.moments, groups.owners(params), params, numbers, dtype)
         elif method.moments.any:
             memory = start_moments(method.moments, params, dtype)
         return PolyakState(jnp.zeros((), jnp.int32), settled(nothing, dtype), memory)
@@ -75,28 +79,26 @@ def transformation(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+TREES = {Moments: ("average", "square"), ScheduleFreeMoments: ("z", "y", "average", "square", "zeros")}
+
+
 def _listed(memory: Any, gathered: Gathered) -> Any:
     """Memory with lists, in the order of the parameters, for trees."""
-    if not isinstance(memory, Moments):
-        return memory
-    count = sum(len(block.xs) for block in gathered.blocks) + len(gathered.rest)
-    if memory.travel:
+    names = TREES.get(type(memory), ())
+    if names and memory.travel:
         memory = memory._replace(travel=completed(memory.travel))
-    out = memory._replace(average=jax.tree.leaves(memory.average), square=jax.tree.leaves(memory.square))
-    for moments in (out.average, out.square):
-        if moments and len(moments) != count:
+    found = {name: jax.tree.leaves(getattr(memory, name)) for name in names}
+    for moments in found.values():
+        if moments and len(moments) != len(gathered.owners):
             raise ValueError(
-                f"The state has moments of {len(moments)} parameters, got {count} parameters. Call init with the "
-                "parameters that are passed to update."
+                f"The state has moments of {len(moments)} parameters, got {len(gathered.owners)} parameters. Call init "
+                "with the parameters that are passed to update."
             )
-    return out
+    return memory._replace(**found) if found else memory
 
 
 def _restored(memory: Any, like: Any) -> Any:
     """Memory with trees for lists."""
-    if not isinstance(memory, Moments):
-        return memory
-    average, square = (jax.tree.structure(tree) for tree in (like.average, like.square))
-    return memory._replace(
-        average=jax.tree.unflatten(average, memory.average), square=jax.tree.unflatten(square, memory.square)
-    )
+    trees = {name: jax.tree.structure(getattr(like, name)) for name in TREES.get(type(memory), ())}
+    found = {name: jax.tree.unflatten(tree, getattr(memory, name)) for name, tree in trees.items()}
+    return memory._replace(**found) if found else memory

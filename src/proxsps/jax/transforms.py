@@ -303,10 +303,11 @@ def prox(regularizer: Regularizer, learning_rate: Schedule = 1.0) -> optax.Gradi
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         check_update("prox", params, value=0.0)
-        (block,), _, scatter = groups.gather(updates, params, state.count)
+        gathered = groups.gather(updates, params, state.count)
+        (block,) = gathered.blocks
         ys = prox_at(block, [x + d for x, d in zip(block.xs, block.ds, strict=True)], block.alpha)
         moved = [y - x for x, y in zip(block.xs, ys, strict=True)]
-        return scatter([moved]), optax.ScaleByScheduleState(optax.safe_increment(state.count))
+        return gathered.scatter([moved]), optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
