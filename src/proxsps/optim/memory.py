@@ -41,6 +41,8 @@ def memory_dtype(key: str, owner: Tensor) -> torch.dtype:
         return torch.float32
     if key == "origin":
         return owner.dtype.to_real()
+    if key == "held":
+        return owner.dtype
     return torch.float32 if owner.dtype in HALF else owner.dtype
 
 
