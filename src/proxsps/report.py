@@ -16,7 +16,7 @@ from html import escape
 from importlib import metadata, resources
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxsps._files import replace_file
 from proxsps._install import require
@@ -232,7 +232,7 @@ def _section(place: int, section: Section) -> str:
 
 def _figure(prefix: str, caption: str, figure: Figure | Picture) -> str:
     """A figure as inline SVG; its ids get a prefix, because all pictures of the page share one name space."""
-    picture = figure if hasattr(figure, "svg") else figures.picture(figure)
+    picture: Any = figure if hasattr(figure, "svg") else figures.picture(figure)
     width, height = picture.width, picture.height
     svg = re.sub(r'\bid="', f'id="{prefix}-', picture.svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", svg)

@@ -59,7 +59,8 @@ def line_model(gap: Array, d_sq: Array, d_dot_x: Array, alpha: Array, lam: Array
         alpha: caps.
         lam: strengths; 0 where the squared l2 norm is part of the loss.
     """
-    column = lam[..., None] if getattr(lam, "ndim", 0) else lam
+    strengths: Any = lam
+    column = strengths[..., None] if getattr(lam, "ndim", 0) else lam
     d_sq, d_dot_x, alpha = d_sq[..., None], d_dot_x[..., None], alpha[..., None]
     return Model(gap, d_sq, alpha, l2_line(gap, d_sq, d_dot_x, alpha, column))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
 
-Format = StrEnum("Format", {name: name for name in ("svg", "png", "pdf")})
+Format = StrEnum("Format", ["svg", "png", "pdf"])
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 DEFAULT_OUT = Path("out")

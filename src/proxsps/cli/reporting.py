@@ -162,9 +162,10 @@ class _Artist:
         """The answer of the process; None if it is dead."""
         try:
             self._connection.send(task)
-            return self._connection.recv()
+            answer: Pictures | Exception = self._connection.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
             return None
+        return answer
 
     def end(self) -> None:
         """End the process, even in the middle of a figure, whose file is then not written."""

@@ -13,7 +13,7 @@ from proxsps.cli.training import Data
 from proxsps.problems.names import split_name
 
 DIGITS = "digits-mlp"  # as in `training.tasks`, which loads torch
-Kind = StrEnum("Kind", {name: name for name in ("units", "weights", "rows")})
+Kind = StrEnum("Kind", ["units", "weights", "rows"])
 UNITS = Kind("units")
 
 

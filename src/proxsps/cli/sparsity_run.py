@@ -58,7 +58,7 @@ def run(
             lambda network: accuracy(network, task.validation()),
             task.example_inputs(),
             optimizer=lambda groups: ProxSPSAdam(groups, lr=lr),
-            kind=kind,
+            kind=kind,  # type: ignore[arg-type]
             strengths=strengths,
             keep=keep,
             max_drop=max_drop,

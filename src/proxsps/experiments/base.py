@@ -121,14 +121,13 @@ class Experiment:
 
     def frames(self, folder: Path) -> Frames:
         """The tables that drawings and claims are made from; an error if the store in `folder` is not a whole sweep."""
-        if self.specs is None and self.trials is None:
-            return {} if self.tables is None else self.tables()
-        store = self.store(folder)
-        if not store.done:
-            raise StoreError(f"{store.folder} has no runs of {self.name}. Run it first: {self._command(folder)}")
         if self.trials is not None:
+            store = self._filled(folder)
             seeds = int(store.rows["seed"].max()) + 1
             return {"trials": store.require(self.trials(seeds), self.optional, self._command(folder, seeds))}
+        if self.specs is None:
+            return {} if self.tables is None else self.tables()
+        store = self._filled(folder)
         lengths = store.runs.groupby("run")["epoch"].max()
         if lengths.nunique() > 1:
             raise StoreError(
@@ -142,6 +141,12 @@ class Experiment:
             raise StoreError(f"{total - len(lengths)} of {total} runs are missing in {store.folder}: run `{command}`.")
         store.require(self.specs(seeds, epochs), command, by_id=self.engine is None)
         return {"runs": store.runs, "steps": store.steps}
+
+    def _filled(self, folder: Path) -> Any:
+        store = self.store(folder)
+        if not store.done:
+            raise StoreError(f"{store.folder} has no runs of {self.name}. Run it first: {self._command(folder)}")
+        return store
 
     def store(self, folder: Path) -> Any:
         """The store of its runs or trials, in a folder of results."""

@@ -67,7 +67,7 @@ class _Traffic(TorchDispatchMode):
     """Entries of vectors that operations read and write."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,7 +102,7 @@ def cost_table(size: int = 1000) -> pd.DataFrame:
     frames = []
     for method, update in updates.items():
         with _Traffic() as traffic:
-            update()
+            update()  # type: ignore[no-untyped-call]
         rows = pd.DataFrame(traffic.rows, columns=["operation", "entries"]).query("entries > 0")
         frames.append(rows.assign(method=method, entries=rows["entries"] / size))
     return pd.concat(frames, ignore_index=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from proxsps import figures
-from proxsps.experiments.base import Drawing, Experiment
+from proxsps.experiments.base import Drawing, Experiment, Frames
 from proxsps.experiments.matrix_claims import BOTH, PATH_CLAIMS
 from proxsps.experiments.robustness_claims import ROBUSTNESS_CLAIMS
 from proxsps.experiments.sentences import similar
@@ -17,6 +17,8 @@ from proxsps.experiments.stability_claims import ALL, CONVERGENCE_CLAIMS
 from proxsps.sweep.spec import RunSpec, grid
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from proxsps.problems import MatrixFactorization
 
 LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -51,6 +53,10 @@ def published_caps(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[(runs["method"] != "sps") | ~runs["lr"].isin(SMALL)]
 
 
+def _linear(metric: str, frames: Frames) -> Figure:
+    return figures.per_lambda(frames["runs"], metric, scale="linear")
+
+
 PATH_DRAWINGS = (
     Drawing(
         "objective",
@@ -66,7 +72,7 @@ PATH_DRAWINGS = (
         Drawing(
             f"{name}-linear",
             f"{text} over the epochs, mean over {{runs}}, on a linear axis as in the published figure.",
-            lambda f, metric=metric: figures.per_lambda(f["runs"], metric, scale="linear"),
+            partial(_linear, metric),
         )
         for name, metric, text in (
             ("objective", "objective", "Objective"),

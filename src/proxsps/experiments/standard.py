@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from proxsps import figures
 from proxsps.experiments.base import Drawing, Frames
 
 if TYPE_CHECKING:
-    from proxsps.figures.style import Figure
+    from matplotlib.figure import Figure
+
     from proxsps.sweep.spec import RunSpec
 
 TEXTS = {
@@ -45,7 +48,7 @@ def _names(specs: Sequence[RunSpec]) -> set[str]:
     return {spec.method for spec in specs}
 
 
-def _of(frames: Frames, table: str, schedule: str) -> Frames:
+def _of(frames: Frames, table: str, schedule: str) -> pd.DataFrame:
     rows = frames[table]
     return rows[rows["schedule"] == schedule] if schedule else rows
 

@@ -57,7 +57,7 @@ def to_svg(figure: Figure) -> str:
     """The ``<svg>`` element alone, without XML header and date, for use inside an HTML page."""
     buffer = io.StringIO()
     with matplotlib.rc_context(_SVG_RC), _laid_out(figure) as canvas:
-        canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})
+        canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
     text = buffer.getvalue()
     return _short(text[text.index("<svg") :])
 

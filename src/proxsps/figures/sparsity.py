@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -45,7 +47,7 @@ def accuracy_against_size(
         key = "point" if "point" in rows else "size"
         mean = rows.groupby(key)[["size", "accuracy"]].mean().sort_values("size")
         spread = rows.groupby(key)["accuracy"].std(ddof=0).reindex(mean.index)
-        look = {"color": colour, "marker": marker, "capsize": 2, "label": str(name)}
+        look: dict[str, Any] = {"color": colour, "marker": marker, "capsize": 2, "label": str(name)}
         axes.errorbar(mean["size"], mean["accuracy"], yerr=spread, **look)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     smallest = points["size"].min()

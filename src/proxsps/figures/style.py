@@ -23,9 +23,9 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from proxsps.methods import METHODS
-from proxsps.methods import looks as method  # how a method is drawn
+from proxsps.methods import METHODS, looks
 
+method = looks  # how a method is drawn
 P = ParamSpec("P")
 Colour = tuple[float, float, float]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,7 +55,7 @@ def _rate_panel(axes: Axes, rows: pd.DataFrame) -> None:
         group = group.sort_values("K")
         K, mean, half = (group[column].to_numpy(dtype=float) for column in ("K", "measured", "half"))
         axes.plot(K, group["bound"], ls=DASHED, color=colour, lw=1.4)
-        line = {"marker": marker, "ms": 4, "mec": "white", "mew": 0.5}
+        line: dict[str, Any] = {"marker": marker, "ms": 4, "mec": "white", "mew": 0.5}
         axes.plot(K, mean, color=colour, label=str(problem), **line)
         low = np.maximum(mean - half, mean / 10)  # a band that reaches 0 has no lower end on a logarithmic axis
         axes.fill_between(K, low, mean + half, color=colour, alpha=0.22, lw=0)

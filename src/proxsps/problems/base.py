@@ -81,7 +81,7 @@ class Problem(ABC):
         known = vars(self).setdefault("_digests", {})
         if key not in known:
             known[key] = fingerprint(*parts())
-        return known[key]
+        return str(known[key])
 
     def module(self) -> nn.Module:
         """The problem as a module: named parameters that start at `start()`, `forward(*batch)` the loss."""
@@ -126,9 +126,9 @@ class ModuleProblem(Problem):
     """
 
     reentrant = False  # functional_call puts parameters into the model and takes them out again
-    name: str  # of the object, not of the class
-    lower_bound: float
-    drop_last: bool
+    name: str  # type: ignore[misc]  # of the object, not of the class
+    lower_bound: float  # type: ignore[misc]
+    drop_last: bool  # type: ignore[misc]
 
     def __init__(
         self,

@@ -38,8 +38,8 @@ class ImageSet:
     @cached_property
     def digest(self) -> str:
         """The sha256 of pixels and labels: equal for equal images, wherever they were read from."""
-        total = hashlib.sha256(np.ascontiguousarray(self.images).reshape(-1))
-        total.update(np.ascontiguousarray(self.labels, "<i8"))
+        total = hashlib.sha256(np.ascontiguousarray(self.images).reshape(-1).data)
+        total.update(np.ascontiguousarray(self.labels, "<i8").data)
         return total.hexdigest()
 
 
@@ -108,11 +108,11 @@ def _write_part(folder: Path, part: str, chunks: Iterator[Chunk]) -> dict[str, i
         for images, chunk in chunks:
             content = np.ascontiguousarray(images).reshape(-1)
             stream.write(content.data)
-            total.update(content)
+            total.update(content.data)
             labels.append(chunk)
     joined = np.concatenate(labels).astype("<i8")
     joined.tofile(folder / f"{part}.labels")
-    total.update(joined)
+    total.update(joined.data)
     return {"count": len(joined), "sha256": total.hexdigest()}
 
 

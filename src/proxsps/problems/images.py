@@ -153,6 +153,8 @@ def read_archive(file: Path, part: str) -> Iterator[Chunk]:
     with tarfile.open(file, "r:gz") as archive:
         for name in names:
             member = archive.extractfile(f"cifar-10-batches-bin/{name}.bin")
+            if member is None:
+                raise DataError(f"{file} has no file {name}.bin. Delete it, so that it is downloaded again.")
             records = np.frombuffer(member.read(), np.uint8).reshape(-1, 1 + 3 * SIZE**2)
             yield records[:, 1:].reshape(-1, 3, SIZE, SIZE), records[:, 0].astype(np.int64)
 

@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from proxsps.problems.base import BASE_SEED, Problem, check_batch_size, check_choice, check_sizes, seeded
 from proxsps.problems.datasets import DataError, data_folder
-from proxsps.problems.images import PUBLISHED, SIZE, load_images
+from proxsps.problems.image_cache import SIZE
+from proxsps.problems.images import PUBLISHED, load_images
 from proxsps.problems.names import CLASSES, check_depth, split_name
 from proxsps.problems.resnet import ResNet
 
@@ -94,7 +95,7 @@ class ImageClassification(Problem):
         return CLASSES[self.data]
 
     @property
-    def pace(self) -> float:
+    def pace(self) -> float:  # type: ignore[override]
         """Part of the published training images in an epoch."""
         return (self.images or PUBLISHED[self.data]) / PUBLISHED[self.data]
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from proxsps import methods
 from proxsps.methods import Method
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 METHODS = methods.RUNNABLE
 SCHEDULES = ("constant", "sqrt", "adaptive")
+Named = TypeVar("Named", bound=str | Method)  # of one kind, or of both
 
 
 class Constants(NamedTuple):
@@ -221,7 +222,7 @@ def _typed(problem: Problem, name: str, kind: Any) -> Any:
 
 def grid(
     problem: Problem,
-    lrs: Mapping[str | Method, Iterable[float]],
+    lrs: Mapping[Named, Iterable[float]],
     weight_decays: Iterable[float],
     schedules: Iterable[str],
     seeds: int,

@@ -92,8 +92,8 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
         raise incomplete(path)
     if content["format"] != FORMAT:
         raise CheckpointError(f"{path} was written by another version. Delete it, or choose another place.")
-    parts = {name: content.get(name) for name in ("run", "model", "optimizer", "history")}
-    if not all(isinstance(part, dict) for part in parts.values()) or "metrics" not in parts["history"]:
+    parts = [content.get(name) for name in ("run", "model", "optimizer", "history")]
+    if not all(isinstance(part, dict) for part in parts) or "metrics" not in content["history"]:
         raise incomplete(path)
     return content
 

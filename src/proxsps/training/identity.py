@@ -19,6 +19,7 @@ PRECISIONS = {False: "float32", True: "bfloat16"}  # by `amp`
 class TrainingSpec(RunSpec):
     """A run together with its precision, device and data."""
 
+    problem: ImageClassification
     precision: str
     device: str  # its type, without an index
     statistics: int  # parts of a batch that have their own, in batch normalisation; 1 without

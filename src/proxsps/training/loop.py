@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.loop import Run, Watch, quietly
 from proxsps.sweep.result import METRICS, RunResult, median_zeta
 from proxsps.sweep.spec import RunSpec
 from proxsps.training import checkpoint as checkpoints
-from proxsps.training.identity import identify
+from proxsps.training.identity import TrainingSpec, identify
 from proxsps.training.loader import Batch, epoch_batches, plain_batches
 from proxsps.training.ranks import TrainingRanks
 
@@ -31,12 +32,16 @@ MEASURED = 2_500  # training images on which the loss after an epoch is measured
 class ImageRun(Run):
     """A network on images, on a device, in one or several processes."""
 
+    spec: TrainingSpec
+    problem: ImageClassification
     extra: ClassVar[tuple[str, ...]] = ("val_accuracy", "zeta_low", "zeta_high", "truncated")
 
     def __init__(self, spec: RunSpec, ranks: TrainingRanks, amp: bool = False) -> None:
         identified = identify(spec, ranks, amp)
         self.ranks, self.amp, self.device = ranks, amp, ranks.device
-        super().__init__(identified, spec.problem.network().to(ranks.device, memory_format=torch.channels_last))
+        network = identified.problem.network()
+        network = network.to(ranks.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        super().__init__(identified, network)
         self.wrapped = ranks.wrap(self.model)
 
     def batches(self) -> Iterator[Batch]:

@@ -19,7 +19,9 @@ class MuonAdamW(Optimizer):
     """
 
     def __init__(self, params: list[dict[str, Any]], lr: float, weight_decay: float = 0.0) -> None:
-        groups = [{key: group[key] for key in ("params", "metric") if key in group} for group in params]
+        groups: list[dict[str, Any]] = [
+            {key: group[key] for key in ("params", "metric") if key in group} for group in params
+        ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "metric": "adam"})
         spectral = [group["metric"] == "spectral" for group in self.param_groups]
         self.wide = [
@@ -38,7 +40,7 @@ class MuonAdamW(Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of both."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
@@ -80,7 +82,7 @@ class ScheduleFreePlus(Optimizer):
         first, second = self.betas
         group, moved = self.param_groups[0], [p for p in self.params if p.grad is not None]
         ahead = sum(float((p.grad * (self.state[p]["z"] - self.state[p]["x"])).sum()) for p in moved)
-        norm = math.sqrt(math.pi / 2) * sum(float(p.grad.abs().sum()) for p in moved)
+        norm = math.sqrt(math.pi / 2) * sum(float(p.grad.abs().sum()) for p in moved if p.grad is not None)
         self.k += 1
         factor = group["lr"] * min(1.0, self.k / max(1, self.warmup_steps))
         alpha = factor * max(0.0, float(loss) + self.beta * ahead) / norm if norm else 0.0

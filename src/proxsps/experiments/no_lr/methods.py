@@ -92,7 +92,7 @@ def adam_groups(model: nn.Module) -> list[dict[str, Any]]:
     return model_groups(model, "adam")
 
 
-def _method(name: str, make: Callable[[Params, Trial], Optimizer] | None = None, **options: Any) -> Method:
+def _method(name: str, make: Callable[[Any, Trial], Optimizer] | None = None, **options: Any) -> Method:
     """A method of the table with further options."""
     known = methods.METHODS[name]
     return replace(known, make=make, options=(*known.options, *options.items()))

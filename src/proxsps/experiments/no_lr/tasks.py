@@ -118,7 +118,8 @@ class ImagesTask(TrialTask):
     def model(self, seed: int) -> nn.Module:
         """A fresh network, or one whose body was trained on the first half of the classes."""
         with seeded(BASE_SEED + seed):
-            model = ResNet(self.depth, self.width, 10, self.batch_norm).to(memory_format=torch.channels_last)
+            fresh = ResNet(self.depth, self.width, 10, self.batch_norm)
+        model: nn.Module = fresh.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.tuned:
             trained = _trained(replace(self, tuned=0, steps=self.tuned), seed)
             body = {name: value for name, value in trained.items() if not name.startswith("linear.")}

@@ -7,7 +7,7 @@ from functools import partial
 import pandas as pd
 
 from proxsps import figures
-from proxsps.experiments.base import Drawing, Experiment, Frames
+from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
 from proxsps.experiments.theory.checks import CHECKS, SEEDS, Check, claim, evaluate, find_check, summary
 from proxsps.experiments.theory.floor import SEEDS as FLOOR_SEEDS
 from proxsps.experiments.theory.floor import floor_grows_with_sigma, floor_tables, through_the_floor
@@ -20,7 +20,7 @@ def bound_tables(seeds: int = SEEDS) -> Frames:
     return {"checks": pd.concat([evaluate(check, seeds) for check in CHECKS.values()], ignore_index=True)}
 
 
-def _claim(name: str, frames: Frames) -> object:
+def _claim(name: str, frames: Frames) -> Claim:
     return claim(CHECKS[name], frames["checks"])
 
 

@@ -34,8 +34,8 @@ def matched_step(
     structure = phi.structure(x.shape[1:])
     if not isinstance(structure, Entries):
         lam = phi.strong_convexity
-        sums = [(part * g).sum(-1, keepdims=True) for part in (g, x)]
-        tau = l2_matched(gap, *sums, np.ones((1, 1)), np.full((1, 1), lam), cap, shared_loop).s
+        d_sq, d_dot_x = ((part * g).sum(-1, keepdims=True) for part in (g, x))
+        tau = l2_matched(gap, d_sq, d_dot_x, np.ones((1, 1)), np.full((1, 1), lam), cap, shared_loop).s
         return (x - tau[:, None] * g) / (1 + tau[:, None] * lam), tau
     psi = structure.psi
     tolerance, noise = 1e-14 * gap, 1e-16 * np.abs(g * x).sum(-1)
