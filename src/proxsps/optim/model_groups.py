@@ -106,7 +106,7 @@ def _maps_features(layer: nn.Module) -> bool:
 def _role(name: str, param: Tensor, layer: nn.Module, last: nn.Module | None) -> Role:
     """The set of a parameter, by the layer that owns it."""
     kind = type(layer).__name__
-    if param.dim() < 2:
+    if param.dim() < 2 or name.rpartition(".")[2].startswith("bias"):  # attention has biases with three dims
         return Role(name, param, REST, f"vector of {kind}")
     if not _maps_features(layer):
         return Role(name, param, REST, f"table of {kind}")
