@@ -19,6 +19,8 @@ MARKED = re.compile(
     r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.DOTALL
 )
 SIZED = re.compile(r"\\[bB]igg?(?![a-zA-Z])\s*(\\[{}]|[()\[\]|])")
+# latex2mathml writes a bar as a limit, small and far above its letter, not as an accent.
+BAR = re.compile(r'<mover>(<mi>[^<]*</mi>)<mo stretchy="true">&#x000AF;</mo>')
 FONT = files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf"
 # Latin, Greek, arrows, operators, brackets and mathematical letters.
 RANGES = (
@@ -63,6 +65,10 @@ def _mathml(match: re.Match[str]) -> str:
     math = math.replace(
         "<mo>&#x0002F;</mo>", '<mo lspace="0" rspace="0">&#x0002F;</mo>'
     )
+    math = BAR.sub(
+        r'<mover accent="true">\1<mo class="bar" stretchy="false">&#x000AF;</mo>', math
+    )
+    math = math.replace("<mo>&#x0005E;</mo>", '<mo stretchy="false">&#x002C6;</mo>')
     if "\\" in math:
         log.warning(
             "A formula uses a command that latex2mathml does not know: %s", latex
