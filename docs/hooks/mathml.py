@@ -19,7 +19,7 @@ MARKED = re.compile(
     r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.DOTALL
 )
 SIZED = re.compile(r"\\[bB]igg?(?![a-zA-Z])\s*(\\[{}]|[()\[\]|])")
-# latex2mathml writes a bar as a limit, small and far above its letter, not as an accent.
+# latex2mathml writes a bar as a limit, small and far above, not as an accent.
 BAR = re.compile(r'<mover>(<mi>[^<]*</mi>)<mo stretchy="true">&#x000AF;</mo>')
 FONT = files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf"
 # Latin, Greek, arrows, operators, brackets and mathematical letters.
