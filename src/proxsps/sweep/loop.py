@@ -12,41 +12,28 @@ import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proxsps.methods import Method, load
+from proxsps.methods import load
 from proxsps.optim import ProxSGD
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.base import BASE_SEED, seeded
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.base import subgradient_all, value_all
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
-from proxsps.sweep.spec import Constants, RunSpec
+from proxsps.sweep.spec import RunSpec
+
+if TYPE_CHECKING:
+    from proxsps.sweep.trials import Trial
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
 Closure = Callable[[], Tensor]  # computes gradients, and returns the loss
-
-
-class Settings(Protocol):
-    """What the loop has to know: a `RunSpec` or a `Trial`."""
-
-    @property
-    def definition(self) -> Method:
-        """The method."""
-
-    @property
-    def constants(self) -> Constants:
-        """What its optimizer is made with."""
-
-    @property
-    def outside(self) -> Regularizer | None:
-        """The regulariser, if the loop has to add it to the loss because the optimizer does not."""
 
 
 class Watch:
@@ -62,7 +49,7 @@ class Watch:
         """An epoch was finished and measured."""
 
 
-def make_optimizer(settings: Settings, model: nn.Module) -> Optimizer:
+def make_optimizer(settings: RunSpec | Trial, model: nn.Module) -> Optimizer:
     """The optimizer of a run or trial; those of this package take the regulariser."""
     method, (lr, weight_decay, regularizer, lower_bound) = settings.definition, settings.constants
     params = load(method.groups)(model) if method.groups else list(model.parameters())

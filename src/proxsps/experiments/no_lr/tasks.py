@@ -20,11 +20,11 @@ from proxsps.problems.resnet import ResNet
 from proxsps.problems.vision import ImageClassification
 from proxsps.regularizers import L1, Regularizer
 from proxsps.sweep.trials import Batch, TrialTask
-from proxsps.training.loader import prepared
-from proxsps.training.tasks import Digits, digits
+from proxsps.training.loader import plain_batches, prepared
+from proxsps.training.ranks import TrainingRanks
+from proxsps.training.tasks import Digits, accuracy, digits
 
 HALF = 5  # classes of CIFAR-10 that a network is trained on before it is fine-tuned on the others
-EVALUATED = 500  # images in a batch of an evaluation
 
 
 def squared_norm(model: nn.Module) -> float:
@@ -138,10 +138,8 @@ class ImagesTask(TrialTask):
 
     def measure(self, model: nn.Module) -> float:
         """The share of right answers."""
-        images, labels = _images(validation=True, second_half=bool(self.tuned))
-        parts = range(0, len(labels), EVALUATED)
-        right = [model(prepared(images[i : i + EVALUATED])).argmax(1) == labels[i : i + EVALUATED] for i in parts]
-        return float(torch.cat(right).double().mean())
+        data = _images(validation=True, second_half=bool(self.tuned))
+        return accuracy(model, plain_batches(data, TrainingRanks(torch.device("cpu"))))
 
     def data_digest(self) -> str:
         """A digest of the images."""
