@@ -60,9 +60,25 @@ def by_hand(
     return seen
 
 
+def averages_by_hand(model: nn.Module, opt: Any, batches: Any, loss_of: Callable[[Any], Tensor]) -> list[Tensor]:
+    """Two epochs with a schedule-free optimizer; the averaged weights after each step."""
+    found = []
+
+    def note() -> None:
+        opt.eval()
+        found.append(weights(model))
+        opt.train()
+
+    for _ in range(2):
+        for batch in batches:
+            by_hand(opt, [batch], loss_of, epochs=1, after_epoch=note)
+    return found
+
+
 class Kit:
     """The helpers above."""
 
+    averages_by_hand = staticmethod(averages_by_hand)
     network = staticmethod(network)
     regression = staticmethod(regression)
     loader = staticmethod(loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from proxsps import L1, ProxSGD, ProxSPS, ProxSPSAdam, SqrtLR
+from proxsps import L1, ProxSGD, ProxSPS, ProxSPSAdam, ScheduleFreeSPS, SqrtLR
 
 
 @pytest.fixture(autouse=True)
@@ -236,3 +237,30 @@ def test_the_effective_rate_is_logged(kit: Any) -> None:
     assert last["tau"] > 0
     rows, _ = logged(lambda net: torch.optim.SGD(net.parameters(), lr=0.1))
     assert rows[1] == (1, {"loss": 2.0})
+
+
+def test_averages_by_the_modes_of_the_wrapped_optimizer(kit: Any, tmp_path: Path) -> None:
+    """And a state that is saved while the averages are shown goes on bitwise."""
+    from proxsps.integrations.accelerate import Accelerator
+
+    def make(net: nn.Module) -> ScheduleFreeSPS:
+        return ScheduleFreeSPS(net.parameters(), regularizer=L1(0.1))
+
+    net, found = kit.network(), []
+    expected = kit.averages_by_hand(net, make(net), kit.loader(), lambda batch: mse_loss(net(batch[0]), batch[1]))
+    accelerator = Accelerator(cpu=True)
+    trained = kit.network()
+    trained, opt = accelerator.prepare(trained, make(trained))
+    for k, (x, y) in enumerate([*kit.loader(), *kit.loader()]):
+        opt.train()
+        accelerator.backward(mse_loss(trained(x), y))
+        opt.step()
+        opt.zero_grad()
+        opt.eval()
+        found.append(kit.weights(trained))
+        if k == 5:
+            accelerator.save_state(str(tmp_path / "state"))
+            nn.init.zeros_(trained[0].weight)
+            accelerator.load_state(str(tmp_path / "state"))
+    assert all(map(torch.equal, found, expected))
+    assert (found[-1] == 0).any()

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader
 
-from proxsps import ProxSGD, ProxSPS, ProxSPSAdam, SqrtLR
+from proxsps import L1, ProxSGD, ProxSPS, ProxSPSAdam, ScheduleFreeSPS, SqrtLR
 
 pytestmark = [
     # Advice on the number of processes that load data, for a loader that needs none.
@@ -61,7 +62,9 @@ def fit(module: Any, loader: Any, precision: str = "32-true", **options: Any) ->
     else:
         options["precision"] = precision
     quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
-    Trainer(**{"max_epochs": 2, "accelerator": "cpu", "devices": 1, **quiet, **options}).fit(module, loader)
+    Trainer(**{"max_epochs": 2, "accelerator": "cpu", "devices": 1, **quiet, **options}).fit(
+        module, **loader if isinstance(loader, dict) else {"train_dataloaders": loader}
+    )
 
 
 def by_hand(kit: Any, precision: str, micro: int, make: Any = make_optimizer) -> tuple[nn.Module, list[float]]:
@@ -286,3 +289,78 @@ def test_the_effective_rate_is_logged(kit: Any, tmp_path: Path, make: Any) -> No
     assert [float(row["tau"]) for row in rows] == pytest.approx(taus[1::2], rel=1e-6)  # written as float32
     assert [float(row["cap"]) for row in rows] == list(caps[1::2])
     assert min(taus) > 0
+
+
+def free(net: nn.Module) -> ScheduleFreeSPS:
+    return ScheduleFreeSPS(net.parameters(), regularizer=L1(0.1))
+
+
+def averages(kit: Any) -> list[Tensor]:
+    """Of each step by hand; the zeros of the regulariser are only in the averages."""
+    net = kit.network()
+    found = kit.averages_by_hand(net, free(net), kit.loader(), lambda batch: mse_loss(net(batch[0]), batch[1]))
+    assert len(found) == 12
+    assert all((x == 0).any() for x in found[2:])
+    return found
+
+
+def validated(kit: Any) -> Any:
+    """A module that keeps the weights it is validated with."""
+    trained = module(kit.network(), watch=False, make=free)
+
+    class Validated(type(trained)):
+        def configure_optimizers(self) -> Any:
+            return free(self.net)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.validated.append(kit.weights(self.net))
+
+    trained.__class__, trained.validated = Validated, []
+    return trained
+
+
+@pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_validation_and_checkpoints_have_the_averages(kit: Any, tmp_path: Path, weights_only: bool) -> None:
+    pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from proxsps.integrations.lightning import WatchLoss
+
+    trained, expected = validated(kit), averages(kit)
+    options = {"save_top_k": -1, "filename": "{step}", "save_weights_only": weights_only}
+    saving = ModelCheckpoint(tmp_path, every_n_train_steps=4, **options)
+    fit(
+        trained,
+        {"train_dataloaders": kit.loader(), "val_dataloaders": DataLoader([0])},
+        callbacks=[saving, WatchLoss()],
+        enable_checkpointing=True,
+        num_sanity_val_steps=1,
+    )
+    found = [*trained.validated[1:], kit.weights(trained.net)]  # without the check before training
+    for one, step in zip(found, (6, 12, 12), strict=True):
+        assert torch.equal(one, expected[step - 1])
+    for step in (4, 8, 12):
+        content = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
+        saved = torch.cat(
+            [content["state_dict"][f"net.{name}"].flatten() for name, _ in trained.net.named_parameters()]
+        )
+        assert torch.equal(saved, expected[step - 1])
+    assert not trained._state_dict_pre_hooks
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+def test_a_run_with_averages_goes_on_from_a_checkpoint(kit: Any, tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    from lightning import Trainer
+
+    from proxsps.integrations.lightning import WatchLoss
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    first = Trainer(max_epochs=1, callbacks=[WatchLoss()], enable_checkpointing=False, **quiet)
+    first.fit(validated(kit), kit.loader())
+    first.save_checkpoint(tmp_path / "first.ckpt")
+    trained = validated(kit)
+    second = Trainer(max_epochs=2, callbacks=[WatchLoss()], enable_checkpointing=False, **quiet)
+    second.fit(trained, kit.loader(), ckpt_path=tmp_path / "first.ckpt")
+    assert torch.equal(kit.weights(trained.net), averages(kit)[-1])

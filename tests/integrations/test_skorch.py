@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from proxsps import L1, ProxSPS, ProxSPSAdam, SqrtLR
+from proxsps import L1, ProxSPS, ProxSPSAdam, ScheduleFreeSPS, SqrtLR
 
 OPTIONS = {"max_epochs": 2, "batch_size": 8, "train_split": None, "iterator_train__shuffle": False, "verbose": 0}
 
@@ -81,3 +81,31 @@ def test_a_step_without_a_learning_rate(kit: Any) -> None:
     assert losses(net) == seen
     assert torch.equal(kit.weights(net.module_), kit.weights(model))
     assert seen[-1] < seen[0]
+
+
+def test_averages_where_the_optimizer_follows_the_module(kit: Any) -> None:
+    """skorch switches the module for every batch, and with it the optimizer."""
+    skorch = pytest.importorskip("skorch")
+    from skorch.dataset import Dataset
+    from skorch.helper import predefined_split
+
+    class Follow(skorch.callbacks.Callback):
+        def on_train_begin(self, net: Any, **kwargs: Any) -> None:
+            net.optimizer_.follow(net.module_)
+
+        def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
+            evaluated.append(kit.weights(net.module_))
+
+    x, y = kit.regression()
+    evaluated: list[Any] = []
+    split = predefined_split(Dataset(x[:8].numpy(), y[:8].numpy()))
+    options = {**OPTIONS, "optimizer__regularizer": L1(0.1), "callbacks": [Follow()], "train_split": split}
+    net = skorch.NeuralNetRegressor(kit.network(), optimizer=ScheduleFreeSPS, lr=None, **options)
+    net.fit(x.numpy(), y.numpy())
+    model = kit.network()
+    opt = ScheduleFreeSPS(model.parameters(), regularizer=L1(0.1))
+    expected = kit.averages_by_hand(model, opt, kit.loader(), lambda batch: mse_loss(model(batch[0]), batch[1]))
+    assert torch.equal(evaluated[0], expected[5])
+    net.predict(x.numpy())
+    assert torch.equal(kit.weights(net.module_), expected[-1])
+    assert (expected[-1] == 0).any()

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 
-from proxsps import ProxSGD, ProxSPS, ProxSPSAdam, SqrtLR
+from proxsps import L1, ProxSGD, ProxSPS, ProxSPSAdam, ScheduleFreeSPS, SqrtLR
 
 # A few steps, each of which rounds sums of some hundred terms in another order.
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-14}
@@ -228,3 +229,71 @@ def test_the_effective_rate_is_logged_beside_the_learning_rate(tmp_path: Path) -
     assert all(row["tau"] > 0 and row["cap_name"] in ("polyak", "distance") for row in trained)
     assert not any("tau" in row for row in found if row not in trained)
     assert not any("tau" in row for row in rows(lambda params: torch.optim.SGD(params, lr=0.1)))
+
+
+def free(model: nn.Module) -> ScheduleFreeSPS:
+    return ScheduleFreeSPS(model.parameters(), regularizer=L1(0.02))
+
+
+class Watched(Regression):
+    """Keeps the weights that it is evaluated with."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.evaluated: list[Tensor] = []
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        if not self.training:
+            self.evaluated.append(torch.cat([p.detach().flatten() for p in self.parameters()]))
+        return super().forward(x, labels)
+
+
+SAVED = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 2}
+
+
+def test_evaluations_and_checkpoints_have_the_averages(kit: Any, tmp_path: Path) -> None:
+    """Eight steps by the trainer; checkpoints are also written where nothing was evaluated before."""
+    from safetensors.torch import load_file
+
+    x, y = (part[:16].double() for part in kit.regression())
+    net, trained = kit.network().double(), Watched(kit.network().double())
+    batches = list(zip(x.split(2), y.split(2), strict=True))
+    expected = kit.averages_by_hand(net, free(net), batches, lambda batch: mse_loss(net(batch[0]), batch[1]))[:8]
+    assert (expected[7] == 0).any()
+    opt = free(trained)
+    trainer = trainer_of(trained, Rows(x=x, labels=y), opt, tmp_path, 1, **SAVED)
+    trainer.lr_scheduler = LambdaLR(opt, lambda step: 1.0)
+    trainer.train()
+    for found, step in zip((trained.evaluated[0], trained.evaluated[-1], kit.weights(trained)), (4, 8, 8), strict=True):
+        torch.testing.assert_close(found, expected[step - 1], rtol=1e-14, atol=1e-14)
+    for step in (2, 4, 6, 8):
+        state = load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors")
+        saved = torch.cat([state[name].flatten() for name, _ in trained.named_parameters()])
+        torch.testing.assert_close(saved, expected[step - 1], rtol=1e-14, atol=1e-14)
+
+    again = Watched(kit.network().double())
+    other = trainer_of(again, Rows(x=x, labels=y), free(again), tmp_path, 1, **SAVED)
+    other.lr_scheduler = LambdaLR(other.optimizer, lambda step: 1.0)
+    other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    torch.testing.assert_close(kit.weights(again), expected[7], rtol=1e-14, atol=1e-14)
+
+
+def test_the_best_model_that_is_loaded_stays_as_it_is(kit: Any, tmp_path: Path) -> None:
+    """Training is stopped where nothing is evaluated or saved, and the weights of step 4 are loaded."""
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 6
+
+    x, y = (part[:16].double() for part in kit.regression())
+    trained = Watched(kit.network().double())
+    opt = free(trained)
+    options = {**SAVED, "save_steps": 4, "load_best_model_at_end": True}
+    trainer = trainer_of(trained, Rows(x=x, labels=y), opt, tmp_path, 1, **options)
+    trainer.add_callback(Stop())
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-4")
+    trainer.evaluate()
+    for found in (kit.weights(trained), trained.evaluated[-1]):
+        assert torch.equal(found, trained.evaluated[0])

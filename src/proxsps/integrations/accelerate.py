@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from proxsps.integrations.logs import step_facts
+from proxsps.integrations.optimizers import step_facts
 from proxsps.integrations.requirements import framework
 from proxsps.optim.consistency import check_loss
 from proxsps.optim.optimizer import PolyakOptimizer

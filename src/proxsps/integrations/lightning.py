@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from proxsps._install import extra
-from proxsps.integrations.logs import last_step_of
+from proxsps.integrations.optimizers import last_step_of, set_mode
 from proxsps.integrations.requirements import framework
 from proxsps.optim.consistency import check_loss
 from proxsps.optim.optimizer import PolyakOptimizer
@@ -33,6 +33,9 @@ class WatchLoss(lightning.pytorch.Callback):
     It also logs the last step of the first optimizer: `tau`, the effective rate, and `cap`, what set it, as a number
     because Lightning logs only numbers: -1 skipped, 0 polyak, 1 lr, 2 distance.
 
+    Schedule-free optimizers, of this package or others, are switched: validation, checkpoints and the trained module
+    have the averaged weights, training has the others.
+
     It raises an error if the Trainer clips gradients, or if the module optimizes by itself and has to pass the loss.
     Optimizers that do not need the loss are not changed.
 
@@ -46,9 +49,12 @@ class WatchLoss(lightning.pytorch.Callback):
         self._check = check
         self._sum: Tensor | None = None
         self._batch: tuple[Any, int] | None = None
+        self._saving: Any = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise an error if the loss would not belong to the gradients."""
+        # Before each checkpoint: Lightning takes the state of the module first, and that of the optimizers after it.
+        self._saving = pl_module.register_state_dict_pre_hook(lambda *_: set_mode(trainer.optimizers, training=False))
         if not any(map(_needs_loss, trainer.optimizers)):
             return
         if trainer.gradient_clip_val:
@@ -70,9 +76,24 @@ class WatchLoss(lightning.pytorch.Callback):
             raise ValueError("WatchLoss(check=True) evaluates one batch: leave out accumulate_grad_batches for it.")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Keep the batch for the check."""
+        """Switch optimizers to training, and keep the batch for the check."""
+        set_mode(trainer.optimizers, training=True)
         if self._check:
             self._batch = batch, batch_idx
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluate the averages."""
+        set_mode(trainer.optimizers, training=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the averages in the module."""
+        set_mode(trainer.optimizers, training=False)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the module as it was."""
+        if self._saving is not None:
+            self._saving.remove()
+            self._saving = None
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Clear the losses together with the gradients."""

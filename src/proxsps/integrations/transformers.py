@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from proxsps._install import extra
-from proxsps.integrations.logs import step_facts
+from proxsps.integrations.optimizers import set_mode, step_facts
 from proxsps.integrations.requirements import framework
 from proxsps.optim.consistency import check_loss
 from proxsps.optim.optimizer import PolyakOptimizer
@@ -27,6 +27,9 @@ else:
 
 class WatchesLoss:
     """A mixin, to be put first: `class MyTrainer(WatchesLoss, SFTTrainer)`.
+
+    The Trainer evaluates schedule-free optimizers at their averaged weights; this class also saves these weights, and
+    leaves them in the model after training.
 
     Where the Trainer logs the learning rate, it also logs `tau` and `cap_name` of the last step.
 
@@ -55,6 +58,21 @@ class WatchesLoss:
             self._check_once(opt, share, *args, **kwargs)
         opt.watch(widened(share) * self.current_gradient_accumulation_steps)  # the step uses their mean
         return share
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As in the Trainer; the model then has the weights that were evaluated and saved."""
+        found = super().train(*args, **kwargs)
+        set_mode([self.optimizer], training=False)
+        return found
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """As in the Trainer; the next training step switches back."""
+        set_mode([self.optimizer], training=False)
+        super().save_model(*args, **kwargs)
+
+    def _load_best_model(self) -> None:
+        set_mode([self.optimizer], training=False)  # the weights that are loaded are averages
+        super()._load_best_model()
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """As in the Trainer; with the effective rate, and what set it."""

@@ -1,4 +1,4 @@
-"""What the last step did, for the logs of trainers."""
+"""What all trainers need of an optimizer: what its last step did, and its modes if it has any."""
 
 from __future__ import annotations
 
@@ -20,4 +20,12 @@ def step_facts(optimizer: Any) -> dict[str, float | str]:
     return {} if last is None else {"tau": float(last.tau.max()), "cap_name": last.cap_name}
 
 
-__all__ = ["last_step_of", "step_facts"]
+def set_mode(optimizers: Any, training: bool) -> None:
+    """Switch schedule-free optimizers, of this package or others: the model holds averages while it is not trained."""
+    for optimizer in optimizers:
+        switch = getattr(optimizer, "train" if training else "eval", None)
+        if callable(switch):
+            switch()
+
+
+__all__ = ["last_step_of", "set_mode", "step_facts"]
