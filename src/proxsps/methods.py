@@ -248,7 +248,6 @@ _TABLE = (
         rateless=True,
         schedule="constant",
         optimizer=f"{OURS}ScheduleFreeSPS",
-        swept=False,
     ),
     Method(
         "schedule-free-sps-spectral",

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from proxsps.methods import METHODS
 from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.spec import RunSpec
 
 RATES = {"prox-sps": 1.0, "sps": 1.0, "sgd": 0.05, "prox-sgd": 0.05, "dec-sps": 5.0, "adamw": 1e-2}
-RATES |= {"prox-sps-momentum": 1.0, "prox-sps-adam": 1.0}  # factors on their own steps
+RATES |= {method.name: 1.0 for method in METHODS.values() if method.rateless}  # factors on their own steps
 
 
 def tiny(**options: Any) -> ImageClassification:
