@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from sampled import norm_sq
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -110,6 +111,22 @@ def test_rows_that_never_get_a_gradient_stay_bitwise(metric):
             model.train()
     assert torch.equal(model[0].weight[20:], start[20:])
     assert (model[0].weight[:20] != start[:20]).any(1).all()
+
+
+@PATHS
+@METRICS
+@pytest.mark.parametrize("shape", [(34, 160), (70, 65), (4097, 1), (63, 65)], ids=str)
+def test_the_distance_is_that_of_the_average_over_the_sampled_entries(shape, metric, path, kit):
+    x, vector = kit.drawn(shape, (4999,), dtype=torch.float32)
+    opt = ScheduleFreeSPS([{"params": [x], "metric": metric}, {"params": [vector]}], **path)
+    starts = kit.points([x, vector])
+    for k in range(4):
+        opt.eval()
+        before = kit.points([x, vector])
+        opt.train()
+        drive(kit, [x, vector], opt, k, k + 1)
+    for group, average, start in zip(opt.param_groups, before, starts, strict=True):
+        assert group["reach"] == pytest.approx(norm_sq((average - start).double().numpy()) ** 0.5, rel=1e-4)
 
 
 # Groups and tensors that come later

@@ -1,0 +1,56 @@
+"""Sparse networks by ScheduleFreeSPS: what is evaluated has exact zeros, at the objective of the average."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from proxsps import L1
+from proxsps.core.schedule_free import average
+from proxsps.experiments.no_lr.tasks import DigitsTask
+from proxsps.optim import ScheduleFreeSPS
+
+LAM = 1e-3
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A perceptron with 12,060 parameters after 840 steps on digits, and its optimizer."""
+    task = DigitsTask()
+    model = task.model(0)
+    opt = ScheduleFreeSPS(model, regularizer=L1(LAM))
+    for _, batch in zip(range(task.steps), task.batches(0), strict=False):
+        opt.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        opt.step(loss=loss)
+    return task, model, opt
+
+
+def objective(task, model):
+    """Over the first 1,024 training digits."""
+    parts = [batch for _, batch in zip(range(16), task.batches(1), strict=False)]
+    with torch.no_grad():
+        loss = sum(float(task.loss(model, batch)) for batch in parts) / len(parts)
+        return loss + LAM * sum(float(p.abs().sum()) for p in model.parameters())
+
+
+def test_l1_on_digits(run, kit):
+    """Zeros cost nothing against the average itself; a dead network would have an accuracy of a tenth."""
+    task, model, opt = run
+    params = list(model.parameters())
+    ys = kit.points(params)
+    xs = [average(p.detach(), opt.state[p]["z"]) for p in params]
+    model.eval()
+    count = sum(int((p != 0).sum()) for p in params)
+    assert count < 0.15 * sum(p.numel() for p in params)
+    assert count < 0.25 * sum(int((x != 0).sum()) for x in xs)
+    cleaned, accuracy = objective(task, model), task.measure(model)
+    assert accuracy > 0.95
+    assert cleaned < 0.36
+    with torch.no_grad():
+        for p, x in zip(params, xs, strict=True):
+            p.copy_(x)
+        assert cleaned < 1.02 * objective(task, model)
+    model.train()
+    assert kit.same(ys, kit.points(params))  # whatever was written into them meanwhile
