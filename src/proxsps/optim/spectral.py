@@ -1,7 +1,7 @@
 """Blocks whose directions are orthogonalised averages of gradients, for matrices and filters.
 
 Matrices of one shape are orthogonalised together. Filters are matrices with one row per output channel, and a tensor
-may hold several matrices along its first dim. On accelerators the iteration runs in bf16, as it does in Muon.
+may hold several matrices along its first dim.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from proxsps.optim.lists import widened
 from proxsps.optim.rule import Heights
 
 Floats = Sequence[float]
+WIDE = 2  # times as many columns as rows, from which on the iteration works on A = X X^T
+LARGE = 128  # rows and columns from which on bf16 is faster than f32 on CPUs that multiply it
 
 
 class Stack(NamedTuple):
@@ -39,21 +42,54 @@ def stacks(shapes: Sequence[torch.Size], packed: int, block: int = 0) -> list[St
 
 
 def directions(slopes: Tensor, rho: Any) -> Tensor:
-    """p of a batch of matrices: `proxsps.core.schedule_free.orthogonalized`, with three operations per round."""
-    a, b, c = QUINTIC
+    """p of a batch of matrices: `proxsps.core.schedule_free.orthogonalized`, in few operations."""
     tall = slopes.shape[-2] > slopes.shape[-1]
     X = slopes.mT if tall else slopes
-    X = (X / (torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True) + TINY)).to(precision(slopes))
-    for _ in range(ROUNDS):
-        A = X @ X.mT
-        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
-    p: Tensor = X.to(slopes.dtype) * (rho * math.sqrt(max(slopes.shape[-2:])))
+    X = X / (torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True) + TINY)
+    if faster_in_bf16(X):
+        X = _iterated(X.bfloat16()).to(slopes.dtype)
+    else:
+        X = _by_gram(X) if X.shape[-1] >= WIDE * X.shape[-2] else _iterated(X)
+    p: Tensor = X * (rho * math.sqrt(max(slopes.shape[-2:])))
     return p.mT if tall else p
 
 
-def precision(slopes: Tensor) -> torch.dtype:
-    """The dtype of the iteration: bf16 on accelerators, which orthogonalises well enough."""
-    return slopes.dtype if slopes.is_cpu else torch.bfloat16
+def faster_in_bf16(X: Tensor) -> bool:
+    """Whether the iteration runs in bf16, as in Muon: on accelerators, and for large matrices on CPUs that have it."""
+    if X.dtype is not torch.float32:
+        return False
+    return not X.is_cpu or (X.shape[-2] >= LARGE and _multiplies_bf16())
+
+
+@cache
+def _multiplies_bf16() -> bool:
+    known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return known is not None and bool(known())
+
+
+def _iterated(X: Tensor) -> Tensor:
+    """Three operations per round."""
+    a, b, c = QUINTIC
+    for _ in range(ROUNDS):
+        A = X @ X.mT
+        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
+    return X
+
+
+def _by_gram(X: Tensor) -> Tensor:
+    """The same for wide matrices: X is multiplied by a polynomial in A = X X^T, which follows from A alone.
+
+    With P = a I + b A + c A^2 of a round, the next A is P A P. Rounding of small eigenvalues of A hardly changes P.
+    """
+    a, b, c = QUINTIC
+    A, product = X @ X.mT, None
+    for k in range(ROUNDS):
+        P = torch.baddbmm(A, A, A, beta=b, alpha=c)
+        P.diagonal(dim1=-2, dim2=-1).add_(a)
+        product = P if product is None else P @ product
+        if k + 1 < ROUNDS:
+            A = P @ (A @ P)
+    return product @ X  # type: ignore[operator]
 
 
 class SpectralPart:
