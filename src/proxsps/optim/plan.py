@@ -132,8 +132,7 @@ class Plan(HeldState):
         blocks, fused = [self.blocks[i] for i in places], opt.param_groups[0]["fused"]
         owners = [p for block in blocks for p in block.owners]
         if kind == SPECTRAL:
-            self.apart += owners
-            return Member(SpectralPart(self, opt, places), places, blocks[0].share, owners, True)
+            return Member(self._spectral(opt, places, owners), places, blocks[0].share, owners, True)
         make_part = None if fused is False or self.exact else load_kernels()
         part = None if make_part is None else make_part(self, opt, kind, places)
         compiled = part is not None
@@ -143,6 +142,18 @@ class Plan(HeldState):
             part = make_vectors(self, kind, places)
             self.apart += owners if self.rule.distance else []
         return Member(part, places, blocks[0].share, owners, compiled)
+
+    def _spectral(self, opt: Any, places: list[int], owners: list[Tensor]) -> SpectralPart:
+        """The part of spectral blocks: by kernels where they apply, else by torch."""
+        compiled = opt.param_groups[0]["fused"] is not False and not self.exact and load_kernels() is not None
+        if compiled:
+            from proxsps.optim.kernels.spectral import make_spectral
+
+            found = make_spectral(self, opt, places)
+            if found is not None:
+                return found
+        self.apart += owners
+        return SpectralPart(self, opt, places)
 
     @property
     def kept(self) -> bool:

@@ -41,24 +41,40 @@ def stacks(shapes: Sequence[torch.Size], packed: int, block: int = 0) -> list[St
     return [Stack(block, members, shape) for shape, members in found.items()]
 
 
-def directions(slopes: Tensor, rho: Any) -> Tensor:
-    """p of a batch of matrices: `proxsps.core.schedule_free.orthogonalized`, in few operations."""
+def directions(slopes: Tensor, rho: Any, few: bool = False) -> Tensor:
+    """p of a batch of matrices; arguments as in `orthogonal`."""
+    p: Tensor = orthogonal(slopes, few) * (rho * math.sqrt(max(slopes.shape[-2:])))
+    return p
+
+
+def orthogonal(slopes: Tensor, few: bool = False) -> Tensor:
+    """`proxsps.core.schedule_free.orthogonalized` of a batch of matrices.
+
+    Args:
+        slopes: the matrices.
+        few: whether to take the fewest operations, because each of them is a launch.
+    """
     tall = slopes.shape[-2] > slopes.shape[-1]
     X = slopes.mT if tall else slopes
-    X = X / (torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True) + TINY)
-    if faster_in_bf16(X):
-        X = _iterated(X.bfloat16()).to(slopes.dtype)
-    else:
+    norms = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True) + TINY
+    if few or not X.is_cpu:
+        X = X / norms
+        X = _iterated(X) if X.is_cpu or X.dtype is torch.float64 else _iterated(X.bfloat16()).to(X.dtype)
+    elif not faster_in_bf16(X):
+        X = X / norms
         X = _by_gram(X) if X.shape[-1] >= WIDE * X.shape[-2] else _iterated(X)
-    p: Tensor = X * (rho * math.sqrt(max(slopes.shape[-2:])))
-    return p.mT if tall else p
+    else:  # one by one: a batch takes longer there
+        found = torch.empty_like(slopes)
+        for out, one, norm in zip(found, X, norms, strict=True):
+            own = _iterated(one.bfloat16() / norm.bfloat16())
+            out.copy_(own.mT if tall else own)
+        return found
+    return X.mT if tall else X
 
 
 def faster_in_bf16(X: Tensor) -> bool:
-    """Whether the iteration runs in bf16, as in Muon: on accelerators, and for large matrices on CPUs that have it."""
-    if X.dtype is not torch.float32:
-        return False
-    return not X.is_cpu or (X.shape[-2] >= LARGE and _multiplies_bf16())
+    """Whether the iteration on the host runs in bf16, as in Muon: for large matrices on CPUs that multiply it."""
+    return X.dtype is torch.float32 and X.shape[-2] >= LARGE and _multiplies_bf16()
 
 
 @cache
@@ -68,11 +84,12 @@ def _multiplies_bf16() -> bool:
 
 
 def _iterated(X: Tensor) -> Tensor:
-    """Three operations per round."""
+    """Three operations per round, for one matrix or a batch."""
     a, b, c = QUINTIC
+    added: Any = torch.addmm if X.dim() == 2 else torch.baddbmm
     for _ in range(ROUNDS):
         A = X @ X.mT
-        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
+        X = added(X, added(A, A, A, beta=b, alpha=c), X, beta=a)
     return X
 
 

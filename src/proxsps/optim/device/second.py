@@ -168,7 +168,7 @@ class SpectralPoints(MetricPoints):
         for stack in stacks(shapes, block.group["packed"]):
             own = [members[i] for i in stack.members]
             slopes = torch.stack([self._views[0][i] for i in own])
-            p = directions(slopes.view(-1, *stack.shape[1:]), self._rho.to(d.dtype)).reshape(slopes.shape)
+            p = directions(slopes.view(-1, *stack.shape[1:]), self._rho.to(d.dtype), few=True).reshape(slopes.shape)
             for i, part in zip(own, p.unbind(), strict=True):
                 self._views[1][i] = part
         self._new.append((members, [d]))
