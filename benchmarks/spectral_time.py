@@ -62,7 +62,8 @@ def contestants(hidden: Shapes, rest: Shapes) -> dict[str, Callable[[], object]]
         opt, loss = ScheduleFreeSPS(groups), torch.tensor(1e9)
         return lambda: opt.step(loss=loss)
 
-    adamw = torch.optim.AdamW(sum(made(), []), lr=1e-9, fused=True)
+    matrices, others = made()
+    adamw = torch.optim.AdamW(matrices + others, lr=1e-9, fused=True)
     return {
         "Muon and fused AdamW": muon(),
         "schedule-free, spectral": ours(True),

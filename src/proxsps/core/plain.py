@@ -73,6 +73,8 @@ def first_zero(gap: float, decay: Floats, push: Floats, longest: float) -> float
     def height(s: float) -> float:
         return gap - sum([b * s / (1 + a * s) for a, b in terms])
 
+    if min(push) >= 0 and height(longest) >= 0:  # H falls
+        return longest
     low, high, above = 0.0, longest, gap
     for _ in range(ROUNDS):
         fall = sum([b / ((1 + a * low) * (1 + a * (low if b >= 0 else high))) for a, b in terms])

@@ -76,11 +76,10 @@ class SecondPoints(Estimate):
         share, self._after = next_share(numbers, self._before["k"], tau)
         for own in self._own:
             own.follow(share, ok)
-        sizes = tau * alpha
-        moved = ok & (tau > 0)
         for i, block in enumerate(self._blocks):
-            before = self._numbers.scalar(block.group["tau"])
-            store(block.group, "tau", torch.where(moved, sizes[i], before))
+            if block.group["regularizer"] is not None:  # its zeros are those of a multiple of the last step
+                before = self._numbers.scalar(block.group["tau"])
+                store(block.group, "tau", torch.where(ok & (tau > 0), tau * alpha[i], before))
 
     def changes(self) -> dict[str, tuple[Array, Array]]:
         """The numbers of the average."""
@@ -143,7 +142,8 @@ class MetricPoints(BlockAverages):
             new = gradient_point(mean, z, self._rule.mix)
             if (bounds := bounds_of(block)) is not None:
                 new = new.clamp(*bounds)
-            moves = ok & (block.alpha > 0) if isinstance(block.alpha, Tensor) else ok
+            rate = block.group["lr"]  # a block whose factor is 0 does not move
+            moves = ok & (rate > 0).to(ok.device) if isinstance(rate, Tensor) else ok if rate else ok & False
             spread(torch.where(moves, new.to(y.dtype), y), ys)
 
 
