@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
 
 from proxsps import theory
 from proxsps.core import schedules
 from proxsps.core.models import truncated_model
+from proxsps.core.schedule_free import Averaging, next_share, noise_growth
 from proxsps.experiments.theory import (
     BOUNDS,
     CHECKS,
@@ -24,6 +25,7 @@ from proxsps.experiments.theory import (
     rates,
     robustness,
     runs,
+    schedule_free,
     steps,
     summary,
 )
@@ -241,6 +243,11 @@ MUTATIONS = [
     ("matched-recursion", "matched_recursion", {"penalty": 0.5}, True),
     ("matched-neighbourhood", "matched_neighbourhood", {"sigma_sq": 0.5}, False),
     ("matched-neighbourhood", "matched_neighbourhood", {"sigma_sq": 0.5, "D_sq": 0.5, "penalty": 0.5}, True),
+    ("free-inequality", "matched_inequality", {"lam": 2.0}, True),
+    ("free-inequality", "matched_inequality", {"tau": 0.5}, True),
+    ("free-average", "average_inequality", {"weight": 2.0}, True),
+    ("free-average", "average_inequality", {"total": 2.0}, True),
+    ("free-neighbourhood", "schedule_free_neighbourhood", {"G": 0.5}, False),
     ("distance-bound", "raised_bound", {"radius": 0.5}, True),
     ("distance-bound", "raised_bound", {"radius": 2.0}, True),
 ]
@@ -288,6 +295,56 @@ def test_half_the_upper_constant_of_the_gradient_mapping_is_seen_and_twice_the_l
     monkeypatch.setattr(moreau, "MAPPING_LOWER", moreau.MAPPING_LOWER * 2)
     assert not evaluate(CHECKS["mapping-upper"])["holds"].all()
     assert evaluate(CHECKS["mapping-lower"])["holds"].all()
+
+
+def test_broken_schedule_free_steps_are_seen(monkeypatch):
+    """A model at y instead of z, an average with other weights, a y beyond x, and a wrong V."""
+    monkeypatch.setattr(schedule_free, "CONVEX", (ridge,))
+    assert evaluate(CHECKS["free-average"])["holds"].all()
+    with monkeypatch.context() as patch:
+        patch.setattr(schedule_free, "gradient_point", lambda x, z, b: z + (x - z) * (1 + b))
+        assert not evaluate(CHECKS["free-average"])["holds"].all()
+    with monkeypatch.context() as patch:
+        patch.setattr(schedule_free, "next_share", lambda *args: (0.9 * next_share(*args)[0], next_share(*args)[1]))
+        assert not evaluate(CHECKS["free-average"])["holds"].all()
+        assert not evaluate(CHECKS["free-noise"])["holds"].any()
+    with monkeypatch.context() as patch:
+        patch.setattr(schedule_free, "PROBLEMS", {"ridge": ridge})
+        assert evaluate(CHECKS["free-inequality"])["holds"].all()
+        step = caps.matched_step
+
+        def too_long(z, gap, *others):
+            return step(z, 1.5 * np.abs(gap), *others)
+
+        patch.setattr(schedule_free, "matched_step", too_long)
+        assert not evaluate(CHECKS["free-inequality"])["holds"].all()
+    monkeypatch.setattr(schedule_free, "noise_growth", lambda r: noise_growth(r + 0.1))
+    assert not evaluate(CHECKS["free-noise"])["holds"].any()
+
+
+def test_noise_grows_like_a_random_walk_at_the_edge_and_faster_beyond_it():
+    """Steps c rbar / sqrt(k + 1) in new directions: the squared distance grows like K^e with e = c^2 V_e."""
+
+    def exponent(c: float, power: float, length: int = 3000) -> float:
+        one = np.ones(1)
+        z, x, numbers, reach, seen = np.zeros(length), np.zeros(length), Averaging(0 * one, 0 * one), 1.0, []
+        for k in range(length):
+            z[k] = c * reach / np.sqrt(k + 1)
+            share, numbers = next_share(numbers, k * one, one, power)
+            x += share * (z - x)
+            reach = max(reach, np.sqrt(x @ x))
+            seen.append(reach**2)
+        return float(np.log(seen[-1] / seen[length // 10]) / np.log(10))
+
+    def off(e: float, c: float, r: float) -> float:
+        return e - c**2 * (1 - 2 * e / (e + r + 1) + e / (e + 2 * r + 2))
+
+    for power in (0.0, 1.0, 4.0):
+        for part in (0.8, 1.0, 1.3):
+            c = part * noise_growth(power) ** -0.5
+            expected = brentq(off, 0.1, 9, args=(c, power))
+            assert (expected > 1.01) == (part > 1)
+            assert exponent(c, power) == pytest.approx(expected, abs=0.02)
 
 
 def test_bounds_refuse_problems_without_their_assumptions():

@@ -17,8 +17,8 @@ that `average_exactly` finds an x from which y comes back bitwise.
 
 The distance cap is that of `proxsps.core.distance`, measured at x, with another constant c. In pure noise, steps of
 squared length s_i move x by ||x - x_0||^2 = V sum s_i, V(r) = 1 - 2/(r+2) + 1/(2r+3) in the limit of many steps: an
-average moves less than its last point. A run in pure noise then grows like K^(c^2 V / 2), so that c = V^(-1/2) is the
-edge beyond which it is faster than a random walk. Networks have curvature, and use larger constants.
+average moves less than its last point. At the edge c = V^(-1/2), steps in pure noise stay of one length, and the run is
+a random walk; beyond it, steps grow. Networks have curvature, and use larger constants.
 
 Spectral directions (Muon; Jordan et al., 2024) are for matrices. The gradients of a matrix with m rows and n columns
 are averaged to d, and p = rho sqrt(max(m, n)) U V^T for d = U S V^T, approximately. Its entries are of the order of 1,

@@ -52,6 +52,7 @@ from proxsps.theory.recursions import (
     convex_recursion,
     envelope_recursion,
 )
+from proxsps.theory.schedule_free import average_inequality, schedule_free_neighbourhood
 
 __all__ = [
     "Advice",
@@ -63,6 +64,7 @@ __all__ = [
     "Norms",
     "Sides",
     "advise",
+    "average_inequality",
     "basic_inequality",
     "bounded_envelope_recursion",
     "bounded_recursion",
@@ -90,6 +92,7 @@ __all__ = [
     "prox_by_gradient",
     "raised_bound",
     "repair_alpha",
+    "schedule_free_neighbourhood",
     "smallest_theta",
     "smooth_alpha",
     "smooth_constant_step",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from proxsps.experiments.base import Claim
-from proxsps.experiments.theory import caps, rates, steps
+from proxsps.experiments.theory import caps, rates, schedule_free, steps
 
 SEEDS = 400
 ROUNDING, SMALL = 1e-9, 1e-12  # relative and absolute: some one-step inequalities are equations
@@ -227,6 +227,39 @@ CHECKS: dict[str, Check] = {
             "the step with the bound max{C, m - r ||d||} is the best one within r, and that bound is below f(x*; s)",
             "phi = 0; for the last part f(.; s) convex and r = ||x - x*||",
             caps.distance_bound,
+            exact=True,
+        ),
+        Check(
+            "free-inequality",
+            "Schedule-free form, basic inequality",
+            "(1 + tau lam) ||z+ - u||^2 <= ||z - u||^2 - ||z+ - z||^2 + 2 tau (psi_y(u) - psi_y(z+))",
+            "phi lam-strongly convex; any cap; gradients at y",
+            schedule_free.step_inequality,
+            exact=True,
+        ),
+        Check(
+            "free-average",
+            "Schedule-free form, the average",
+            "W (f(x; s) - C) <= (W - w) (f(x'; s) - C) + w (m - C), m the model at z",
+            "f(.; s) convex; any steps and weights",
+            schedule_free.average_inequality,
+            exact=True,
+        ),
+        Check(
+            "free-neighbourhood",
+            "Schedule-free form, its neighbourhood",
+            "E f(x^K) - C <= (G sqrt(S sum w^2) + max w S/(2A))/sum w, "
+            "S = ||x^0 - u||^2 + 2A(K+1)(E f(u) - C + phi(u))",
+            "f_i convex, subgradients bounded by G, phi >= 0; weights k + 1, any cap A",
+            schedule_free.neighbourhood,
+            r"$\mathbb{E}\,f(x^K) - C$",
+        ),
+        Check(
+            "free-noise",
+            "Schedule-free form, growth in noise",
+            "||x - x_0||^2 over the sum of squared steps differs from V(r) by at most (1 + r)/K",
+            "orthogonal steps of one length",
+            schedule_free.noise,
             exact=True,
         ),
     )
