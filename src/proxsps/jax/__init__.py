@@ -15,11 +15,11 @@ except ImportError as error:
 from proxsps.jax.accumulation import multi_steps
 from proxsps.jax.ending import PolynomialAverageState, cool_down, polynomial_average
 from proxsps.jax.moments import Moments
-from proxsps.jax.roles import Role, roles
 from proxsps.jax.schedule_free import eval_params, schedule_free_sps
 from proxsps.jax.second_point import ScheduleFreeMoments
 from proxsps.jax.transformation import LastStep, PolyakState
 from proxsps.jax.transforms import dec_sps, prox, prox_sgd, prox_sps, prox_sps_adam, sps
+from proxsps.jax.tree_roles import Role, roles
 
 __all__ = [
     "LastStep",

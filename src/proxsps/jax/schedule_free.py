@@ -18,11 +18,11 @@ from proxsps.jax.checks import check_constants, check_diagonal, check_rates, wit
 from proxsps.jax.groups import Groups, Options, is_absent
 from proxsps.jax.moments import Kind
 from proxsps.jax.parts import like
-from proxsps.jax.roles import MATRICES, REST, Role, as_matrix, roles
 from proxsps.jax.second_point import Held, Matrix, ScheduleFreeMoments
 from proxsps.jax.solve import JaxMethod
 from proxsps.jax.transformation import Number, Schedule, transformation
 from proxsps.jax.transforms import GroupOptions, Labels
+from proxsps.jax.tree_roles import MATRICES, REST, Role, as_matrix, roles
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers._support import wide
 
