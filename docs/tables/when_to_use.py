@@ -1,8 +1,8 @@
-"""Print the table "when to use it, when not" from `proxsps reproduce no-lr`.
+"""Print tables from `proxsps reproduce no-lr` and `no-lr-transformer`.
 
 python docs/tables/when_to_use.py [OUT] [PAGE ...]
 
-Pages that are named get the table between their lines "<!-- when-to-use -->".
+Pages that are named get each table between its lines "<!-- NAME -->", if any.
 """
 
 import sys
@@ -10,85 +10,142 @@ from pathlib import Path
 
 import pandas as pd
 
-MARK = "<!-- when-to-use -->"
-TASKS = {
-    "transformer": "text, small transformer: validation loss",
-    "gpt": "text, GPT of 0.8 M parameters: validation loss",
-    "gru": "text, GRU: validation loss",
-    "resnet": "CIFAR-10, ResNet8 without batch norm: accuracy",
-    "resnet-bn": "CIFAR-10, ResNet8 with batch norm: accuracy",
-    "fine-tuning": "CIFAR-10, fine-tuning a ResNet8: accuracy",
-    "digits": "digits, MLP: accuracy",
-    "l1": "l1 logistic regression: objective gap",
-    "matrix": "matrix factorisation: objective",
+TASKS = {  # with the unit of their numbers, and what is better
+    "transformer": "text, small transformer: loss ↓",
+    "gpt": "text, GPT of 0.8 M parameters: loss ↓",
+    "gru": "text, GRU: loss ↓",
+    "resnet": "CIFAR-10, ResNet8 without batch norm: % correct ↑",
+    "resnet-bn": "CIFAR-10, ResNet8 with batch norm: % correct ↑",
+    "fine-tuning": "CIFAR-10, fine-tuning a ResNet8: % correct ↑",
+    "digits": "digits, perceptron: % correct ↑",
+    "digits-1e-4": "digits, weight decay 1e-4: objective ↓",
+    "digits-1e-3": "digits, weight decay 1e-3: objective ↓",
+    "matrix": "matrix factorisation: objective ↓",
+    "l1": "l1 logistic regression: objective gap ↓",
 }
-BEST = object()  # the lr of the grid with the best result
-COLUMNS = {  # method, lr and ending
-    "ScheduleFreeSPS, spectral": ("schedule-free-sps-spectral", None, "none"),
-    "ScheduleFreeSPS": ("schedule-free-sps", None, "none"),
-    "ProxSPSAdam": ("prox-sps-adam", None, "none"),
-    "ProxSPS, momentum": ("prox-sps-momentum", None, "none"),
-    "AdamW, lr=1e-3": ("adamw", 1e-3, "none"),
-    "AdamW, best lr": ("adamw", BEST, "none"),
-    "AdamW, best cosine": ("adamw", BEST, "cosine"),
-    "schedule-free AdamW, best lr": ("schedule-free", BEST, "none"),
-    "Muon, best lr": ("muon", BEST, "none"),
+UNSET, BEST = object(), object()  # no lr, and that of the grid with the best result
+SPECTRAL = ("schedule-free-sps-spectral", UNSET, ("none",))
+FREE = ("schedule-free-sps", UNSET, ("none",))
+EUCLIDEAN = ("prox-sps-momentum", UNSET, ("none",))
+TUNED = ("none", "cosine")
+COLUMNS = {  # of each table: method, lr, and endings of which the best counts
+    "when-to-use": {
+        "ScheduleFreeSPS, spectral": SPECTRAL,
+        "ScheduleFreeSPS": FREE,
+        "ProxSPS, momentum": EUCLIDEAN,
+        "AdamW, lr=1e-3": ("adamw", 1e-3, ("none",)),
+        "AdamW, tuned": ("adamw", BEST, TUNED),
+        "schedule-free AdamW, tuned": ("schedule-free", BEST, ("none",)),
+        "Muon, tuned": ("muon", BEST, TUNED),
+    },
+    "no-lr-ours": {
+        "ScheduleFreeSPS, spectral": SPECTRAL,
+        "ScheduleFreeSPS": FREE,
+        "ScheduleFreeSPS, `L2`": ("schedule-free-sps-l2", UNSET, ("none",)),
+        "ProxSPSAdam": ("prox-sps-adam", UNSET, ("none",)),
+        "ProxSPSAdam, cool-down": ("prox-sps-adam", UNSET, ("cool-down",)),
+        "ProxSPSAdam, `L2`": ("prox-sps-adam-l2", UNSET, ("none",)),
+        "ProxSPS, momentum": EUCLIDEAN,
+        "ProxSPS, cool-down": ("prox-sps-momentum", UNSET, ("cool-down",)),
+    },
+    "no-lr-baselines": {
+        "SGD, momentum": ("sgd-momentum", BEST, ("none",)),
+        "AdamW": ("adamw", BEST, ("none",)),
+        "AdamW, cosine": ("adamw", BEST, ("cosine",)),
+        "schedule-free AdamW": ("schedule-free", BEST, ("none",)),
+        "Muon": ("muon", BEST, ("none",)),
+        "Muon, cosine": ("muon", BEST, ("cosine",)),
+        "Prodigy": ("prodigy", 1.0, ("none",)),
+        "ScheduleFree+": ("schedule-free-plus", 1.0, ("none",)),
+    },
 }
 
 
-def table(trials):
+def table(trials, name="when-to-use"):
     """The table as lines of Markdown; the best of a row is bold."""
+    columns = COLUMNS[name]
     lines = [
-        "| task | " + " | ".join(COLUMNS) + " |",
-        "| --- |" + " ---: |" * len(COLUMNS),
+        "| task | " + " | ".join(columns) + " |",
+        "| --- |" + " ---: |" * len(columns),
     ]
     for task, title in TASKS.items():
         rows = trials[trials["task"] == task]
         if len(rows):
-            lines.append(f"| {title} | {' | '.join(cells(rows))} |")
+            found = cells(rows, columns.values(), name == "no-lr-baselines")
+            lines.append(f"| {title} | {' | '.join(found)} |")
     return lines
 
 
-def cells(rows):
+def cells(rows, columns, lrs):
+    """The numbers of a row: mean and half of the range over seeds, and the best lr."""
     higher = rows["metric"].iloc[0] == "accuracy"
-    values = [final(rows, *column, higher) for column in COLUMNS.values()]
-    best = (max if higher else min)(
-        value for value in values if value is not None and value == value
-    )
-    shown = "{:.1%}" if higher else "{:#.3g}"
-    texts = [
-        "" if value is None else "diverged" if value != value else shown.format(value)
-        for value in values
+    rows = rows.assign(value=rows["value"] * (100 if higher else 1))
+    found = [final(rows, *column, higher) for column in columns]
+    means = [own.value for own in found if own is not None and own.value == own.value]
+    best = (max if higher else min)(means)
+    style = "{:.1f}" if higher else "{:.3f}" if best > 1 else "{:#.3g}"
+    best = style.format(best)
+    texts = [cell(own, style, best) for own in found]
+    return [
+        f"{text} at {own.lr:g}" if lrs and text and lr is BEST else text
+        for text, own, (_, lr, _) in zip(texts, found, columns, strict=True)
     ]
-    return [f"**{text}**" if text == shown.format(best) else text for text in texts]
 
 
-def final(rows, method, lr, ending, higher):
-    """Mean over seeds; NaN where a run diverged, None if there was no such run."""
-    own = rows[(rows["method"] == method) & (rows["ending"] == ending)]
-    means = own.groupby("lr", dropna=False)["value"].agg(
-        lambda values: values.mean(skipna=False)
+def cell(own, style, best):
+    """A mean with its spread; empty if there was no such run."""
+    if own is None:
+        return ""
+    if own.value != own.value:
+        return "diverged"
+    text = style.format(own.value)
+    places = len(text.partition(".")[2])
+    return f"{f'**{text}**' if text == best else text} ± {own.spread:.{places}f}"
+
+
+def final(rows, method, lr, endings, higher):
+    """Mean (NaN if a run diverged), half range and lr; None if there was no such run."""
+    own = rows[(rows["method"] == method) & rows["ending"].isin(endings)]
+    if lr is BEST:
+        own = own[own["lr"].notna()]
+    else:
+        own = own[own["lr"].isna() if lr is UNSET else own["lr"] == lr]
+    if own.empty:
+        return None
+    means = own.groupby(["lr", "ending"], dropna=False)["value"].agg(
+        value=lambda values: values.mean(skipna=False),
+        spread=lambda values: (values.max() - values.min()) / 2,
     )
-    chosen = (
-        means.index.notna()
-        if lr is BEST
-        else means.index.isna()
-        if lr is None
-        else means.index == lr
-    )
-    means = means[chosen]
-    return None if means.empty else means.max() if higher else means.min()
+    means = means.reset_index().sort_values("value", ascending=not higher)
+    return next(means.itertuples())  # NaN is last
 
 
-def put(page, lines):
-    """Replace what is between the two marks of a page."""
-    before, _, after = page.read_text().split(MARK)
-    page.write_text("\n".join([before + MARK, "", *lines, "", MARK + after]))
+def long_table(trials):
+    """The run of 10,000 steps: one row per method and lr, one column per ending."""
+    from proxsps.experiments import EXPERIMENTS
+
+    found = EXPERIMENTS["no-lr-transformer"].table({"trials": trials})
+    lines = ["| " + " | ".join(found.columns) + " |"]
+    lines.append("| --- | --- |" + " ---: |" * (len(found.columns) - 2))
+    return lines + [f"| {' | '.join(row)} |" for row in found.itertuples(index=False)]
+
+
+def put(page, name, lines):
+    """Replace what is between the two marks of a page, if it has them."""
+    mark, text = f"<!-- {name} -->", page.read_text()
+    if mark in text:
+        before, _, after = text.split(mark)
+        page.write_text("\n".join([before + mark, "", *lines, "", mark + after]))
 
 
 if __name__ == "__main__":
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "out")
-    lines = table(pd.read_parquet(out / "no-lr" / "trials.parquet"))
-    print("\n".join(lines))
-    for page in sys.argv[2:]:
-        put(Path(page), lines)
+    trials = pd.read_parquet(out / "no-lr" / "trials.parquet")
+    tables = {name: table(trials, name) for name in COLUMNS}
+    long = out / "no-lr-transformer" / "trials.parquet"
+    if long.exists():
+        tables["no-lr-transformer"] = long_table(pd.read_parquet(long))
+    for name, lines in tables.items():
+        print("\n".join([f"{name}:", *lines, ""]))
+        for page in sys.argv[2:]:
+            put(Path(page), name, lines)
