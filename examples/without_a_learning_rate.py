@@ -1,4 +1,4 @@
-"""Train a network without a learning rate: ProxSPSAdam alone, with a cool-down, and with an average of the weights.
+"""Train a network without a learning rate: ScheduleFreeSPS in both metrics, and ProxSPSAdam with a cool-down.
 
 AdamW is run beside it with learning rates over four decades. Takes a few seconds.
 
@@ -9,9 +9,8 @@ import math
 
 import torch
 from torch.nn.functional import cross_entropy
-from torch.optim.swa_utils import AveragedModel
 
-from proxsps import CoolDown, ProxSPSAdam, polynomial_multi_avg_fn
+from proxsps import CoolDown, PolyakOptimizer, ProxSPSAdam, ScheduleFreeSPS
 
 STEPS = 400
 
@@ -32,27 +31,25 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
-def train(make, cool_down=False, average=False) -> torch.nn.Module:
-    """The network after training; `make` returns the optimizer for its parameters."""
+def train(make, cool_down=False) -> torch.nn.Module:
+    """The network after training; `make` returns the optimizer for it."""
     model, (x, labels) = network(), spirals(1500, seed=0)
-    optimizer = make(model.parameters())
+    optimizer = make(model)
     scheduler = CoolDown(optimizer, STEPS) if cool_down else None
-    averaged = AveragedModel(model, multi_avg_fn=polynomial_multi_avg_fn()) if average else None
     generator = torch.Generator().manual_seed(1)
+    model.train()
     for _ in range(STEPS):
         chosen = torch.randint(len(x), (64,), generator=generator)
         optimizer.zero_grad()
         loss = cross_entropy(model(x[chosen]), labels[chosen])
         loss.backward()
-        if isinstance(optimizer, ProxSPSAdam):
+        if isinstance(optimizer, PolyakOptimizer):
             optimizer.step(loss=loss)  # the step is chosen from the loss
         else:
             optimizer.step()
         if scheduler is not None:
             scheduler.step()
-        if averaged is not None:
-            averaged.update_parameters(model)
-    return averaged or model
+    return model.eval()  # with ScheduleFreeSPS, the average of the weights
 
 
 @torch.no_grad()
@@ -66,8 +63,8 @@ def report(name: str, model: torch.nn.Module) -> None:
 
 torch.set_num_threads(1)
 for lr in (1e-4, 1e-3, 1e-2, 1e-1):
-    report(f"AdamW, lr {lr:g}", train(lambda params, lr=lr: torch.optim.AdamW(params, lr)))
-report("ProxSPSAdam", train(ProxSPSAdam))
-report("ProxSPSAdam, lr at most 1e6", train(lambda params: ProxSPSAdam(params, lr=1e6, distance_cap=True)))
-report("ProxSPSAdam, cool-down", train(ProxSPSAdam, cool_down=True))
-report("ProxSPSAdam, average", train(ProxSPSAdam, average=True))
+    report(f"AdamW, lr {lr:g}", train(lambda model, lr=lr: torch.optim.AdamW(model.parameters(), lr)))
+report("ScheduleFreeSPS", train(ScheduleFreeSPS))
+report("ScheduleFreeSPS, spectral", train(lambda model: ScheduleFreeSPS(model, metric="spectral")))
+report("ProxSPSAdam", train(lambda model: ProxSPSAdam(model.parameters())))
+report("ProxSPSAdam, cool-down", train(lambda model: ProxSPSAdam(model.parameters()), cool_down=True))

@@ -104,7 +104,7 @@ def cell(own, style, best):
 
 
 def final(rows, method, lr, endings, higher):
-    """Mean (NaN if a run diverged), half range and lr; None if there was no such run."""
+    """Mean (NaN if a run diverged), half range and lr; None without such a run."""
     own = rows[(rows["method"] == method) & rows["ending"].isin(endings)]
     if lr is BEST:
         own = own[own["lr"].notna()]
