@@ -6,24 +6,28 @@ import copy
 import hashlib
 import json
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from proxsps import _sealed
 from proxsps._files import replace_file
 from proxsps.cli.checks import check_folder
 from proxsps.cli.console import err, finite, out, print_json
-from proxsps.optim import ProxSPSAdam
+from proxsps.optim import ProxSPSAdam, ScheduleFreeSPS, renew_statistics
 from proxsps.sparsity import save_sparse, shrink, strength_path
 from proxsps.sparsity.export import load_safetensors
 from proxsps.sparsity.graph import load_torch_pruning
 from proxsps.sparsity.path import Point
+from proxsps.sweep.loop import take_steps
 from proxsps.training.ranks import joined
 from proxsps.training.tasks import Task, accuracy, fit, task_named
 
 UNITS = "units"
+STATISTICS = 20  # batches for the statistics of batch normalisation
 
 
 def run(
@@ -106,9 +110,17 @@ def run(
 
 
 def _polished(task: Task, small: nn.Module, lr: float | None, epochs: int, seed: int) -> nn.Module:
-    """The smaller network, trained without the penalty that made its weights too small, if that helps."""
+    """The smaller network, trained without the penalty that made its weights too small, if that helps.
+
+    Without a penalty, averages give better networks than the steps of the path, and zeros are not needed.
+    """
     polished = copy.deepcopy(small)
-    fit(task, polished, ProxSPSAdam(polished.parameters(), lr=lr), epochs, seed, first_epoch=epochs)
+    optimizer = ScheduleFreeSPS(polished, lr=lr)
+    polished.train()
+    for epoch in range(epochs, 2 * epochs):
+        for _ in take_steps(optimizer, task.batches(seed, epoch), lambda b: cross_entropy(polished(b[0]), b[1])):
+            pass
+    renew_statistics(polished, (x for x, _ in islice(task.batches(seed, 2 * epochs), STATISTICS)))
     before, after = (accuracy(model, task.validation()) for model in (small, polished))
     return polished if after > before else small
 
