@@ -18,7 +18,8 @@ def run():
     """A perceptron with 12,060 parameters after 840 steps on digits, and its optimizer."""
     task = DigitsTask()
     model = task.model(0)
-    opt = ScheduleFreeSPS(model, regularizer=L1(LAM))
+    # With a bound of 0 for the loss alone, steps become short long before the objective, loss and penalty, is small.
+    opt = ScheduleFreeSPS(model, regularizer=L1(LAM), lower_bound=None)
     for _, batch in zip(range(task.steps), task.batches(0), strict=False):
         opt.zero_grad()
         loss = task.loss(model, batch)
@@ -28,8 +29,8 @@ def run():
 
 
 def objective(task, model):
-    """Over the first 1,024 training digits."""
-    parts = [batch for _, batch in zip(range(16), task.batches(1), strict=False)]
+    """Over an epoch of the training digits."""
+    parts = [batch for _, batch in zip(range(21), task.batches(1), strict=False)]
     with torch.no_grad():
         loss = sum(float(task.loss(model, batch)) for batch in parts) / len(parts)
         return loss + LAM * sum(float(p.abs().sum()) for p in model.parameters())
@@ -43,11 +44,11 @@ def test_l1_on_digits(run, kit):
     xs = [average(p.detach(), opt.state[p]["z"]) for p in params]
     model.eval()
     count = sum(int((p != 0).sum()) for p in params)
-    assert count < 0.15 * sum(p.numel() for p in params)
+    assert count <= 564  # of 12,060: the numbers of a prototype; three seeds have 481 to 499 here
     assert count < 0.25 * sum(int((x != 0).sum()) for x in xs)
     cleaned, accuracy = objective(task, model), task.measure(model)
-    assert accuracy > 0.95
-    assert cleaned < 0.36
+    assert accuracy > 0.96
+    assert cleaned <= 0.2467  # likewise; three seeds have 0.195 to 0.209
     with torch.no_grad():
         for p, x in zip(params, xs, strict=True):
             p.copy_(x)
