@@ -364,3 +364,24 @@ def test_a_run_with_averages_goes_on_from_a_checkpoint(kit: Any, tmp_path: Path)
     second = Trainer(max_epochs=2, callbacks=[WatchLoss()], enable_checkpointing=False, **quiet)
     second.fit(trained, kit.loader(), ckpt_path=tmp_path / "first.ckpt")
     assert torch.equal(kit.weights(trained.net), averages(kit)[-1])
+
+
+def test_schedule_free_optimizers_of_others_are_switched_too(kit: Any) -> None:
+    """They raise an error for a step outside of training mode, which they start in."""
+    schedulefree = pytest.importorskip("schedulefree")
+    from proxsps.integrations.lightning import WatchLoss
+
+    nets = [kit.network(), kit.network()]
+    opts = [schedulefree.AdamWScheduleFree(net.parameters(), lr=0.01) for net in nets]
+    trained = module(nets[0], watch=False)
+    trained.configure_optimizers = lambda: opts[0]
+    fit(trained, kit.loader(), callbacks=[WatchLoss()])
+    opts[1].train()
+    for x, y in [*kit.loader(), *kit.loader()]:
+        opts[1].zero_grad()
+        mse_loss(nets[1](x), y).backward()
+        opts[1].step()
+    other = kit.weights(nets[1])
+    opts[1].eval()
+    assert torch.equal(kit.weights(nets[0]), kit.weights(nets[1]))
+    assert not torch.equal(kit.weights(nets[1]), other)
