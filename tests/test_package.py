@@ -80,6 +80,7 @@ def test_public_names_of_the_parts_are_public_names_of_the_package():
     from proxsps import optim, regularizers
 
     functions = {"check_loss", "check_regularizer", "polynomial_avg_fn", "polynomial_multi_avg_fn"}
+    functions |= {"model_groups", "renew_statistics", "roles"}
     classes = {name for part in (optim, regularizers) for name in part.__all__ if isinstance(getattr(part, name), type)}
     assert classes | {"UnitLasso"} == set(proxsps.__all__) - {"__version__", *functions}
 

@@ -1,4 +1,4 @@
-"""Optimizers for torch: `ProxSPS`, `ProxSPSAdam`, `SPS`, `DecSPS`, `ProxSGD`, and schedulers for their step."""
+"""Optimizers for torch: `ScheduleFreeSPS`, `ProxSPS`, `ProxSPSAdam`, `SPS`, `DecSPS`, `ProxSGD`, and schedulers."""
 
 from proxsps.optim.averaging import polynomial_avg_fn, polynomial_multi_avg_fn
 from proxsps.optim.consistency import LossCheck, check_loss
