@@ -1,0 +1,80 @@
+"""Orthogonalised directions: every way to compute them gives those of the core."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from proxsps import ScheduleFreeSPS
+from proxsps.core.schedule_free import orthogonalized
+from proxsps.optim import spectral
+
+SHAPES = {"square": (3, 67, 67), "wide": (2, 16, 144), "tall": (2, 144, 16), "a little wide": (2, 65, 70)}
+
+
+@pytest.fixture
+def drawn() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.float64, 1e-13)])
+def test_all_forms_of_the_iteration_agree(
+    drawn: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype, tolerance: float, few: bool
+) -> None:
+    d = torch.randn(shape, generator=drawn, dtype=dtype)
+    wanted = orthogonalized(d)
+    assert torch.linalg.vector_norm(spectral.orthogonal(d, few) - wanted) <= tolerance * torch.linalg.vector_norm(
+        wanted
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 130, 150), (2, 150, 130)])
+def test_large_matrices_in_bf16_where_the_cpu_multiplies_it(
+    drawn: torch.Generator, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    d = torch.randn(shape, generator=drawn)
+    wanted = orthogonalized(d)
+    for fast, low, high in ((False, 0.0, 1e-5), (True, 1e-4, 0.03)):  # bf16 has eight bits
+        monkeypatch.setattr(spectral, "_multiplies_bf16", lambda fast=fast: fast)
+        off = torch.linalg.vector_norm(spectral.orthogonal(d) - wanted) / torch.linalg.vector_norm(wanted)
+        assert low <= off <= high
+
+
+@pytest.mark.parametrize("decades", [3, 9])
+def test_gram_matrices_keep_directions_with_small_singular_values(drawn: torch.Generator, decades: int) -> None:
+    left = torch.linalg.qr(torch.randn(16, 16, generator=drawn, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(144, 16, generator=drawn, dtype=torch.float64))[0]
+    d = (left * torch.logspace(0, -decades, 16, dtype=torch.float64)) @ right.T
+    found = spectral.orthogonal(d.float()[None])[0].double()
+    wanted = orthogonalized(d)
+    # Rounding of A in f32 shows in P by 6e-8 (a^2)^4, about 1e-3.
+    assert torch.linalg.vector_norm(found - wanted) <= 1e-3 * torch.linalg.vector_norm(wanted)
+
+
+def test_a_gradient_of_zeros_has_no_direction() -> None:
+    assert not spectral.orthogonal(torch.zeros(1, 16, 144)).any()
+
+
+@pytest.mark.parametrize("packed", [1, 3])
+@pytest.mark.parametrize("max_move", [None, 0.05])
+def test_compiled_passes_take_the_steps_of_torch(drawn: torch.Generator, packed: int, max_move: float | None) -> None:
+    runs = []
+    start = [torch.randn(shape, generator=drawn) for shape in ((66, 65), (66, 7, 3, 3), (129, 66), (65,))]
+    grads = [[torch.randn(x.shape, generator=drawn) for x in start] for _ in range(4)]
+    for fused in (True, False):
+        params = [x.clone().requires_grad_() for x in start]
+        groups = [{"params": params[:3], "metric": "spectral", "packed": packed}, {"params": params[3:]}]
+        opt = ScheduleFreeSPS(groups, weight_decay=0.1, max_move=max_move, fused=fused)
+        for own in grads:
+            for p, g in zip(params, own, strict=True):
+                p.grad = g.clone()
+            opt.step(loss=3.0)
+        runs.append((params, opt))
+    (fast, opt), (plain, other) = runs
+    for p, q in zip(fast, plain, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=2e-5)
+        for key in ("z", "average"):
+            if key in opt.state[p]:
+                torch.testing.assert_close(opt.state[p][key], other.state[q][key], rtol=0, atol=2e-5)
