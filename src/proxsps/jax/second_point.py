@@ -228,9 +228,12 @@ def _with_travel(
         ps = block.directions(block.ds)
         q = jnp.asarray(sum(p.size for p in ps), dtype) if own.spectral else dot(ps, ps, dtype)
         g_sq[own.set] = g_sq[own.set] + weight * q
-    after = advance_travel(
-        travel, root(jnp.stack(moved_sq)), jnp.stack(g_sq), factor.astype(dtype) if kind.factors else 1.0
-    )
+    total, own_factor = jnp.stack(g_sq), jnp.ones((), dtype)
+    if kind.factors:  # the factor of a set is the largest one of its blocks
+        places = jnp.asarray([own.set for own in kind.second])
+        largest = jnp.zeros(sets, dtype).at[places].max(share.astype(dtype))
+        total, own_factor = total / (largest**2 + (largest <= 0)), factor.astype(dtype) * largest
+    after = advance_travel(travel, root(jnp.stack(moved_sq)), total, own_factor)
     moments: ScheduleFreeMoments = before._replace(travel=after)
     return moments
 

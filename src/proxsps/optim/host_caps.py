@@ -28,15 +28,21 @@ class Travelled(NamedTuple):
 def distances(
     plan: Plan, travelled: Sequence[tuple[float, float]], table: Table, share: Floats, factor: float
 ) -> list[Travelled]:
-    """The distance cap of each set (`proxsps.core.distance`)."""
+    """The distance cap of each set (`proxsps.core.distance`).
+
+    The factor of a set is the largest one of its blocks, and their shares are those of it.
+    """
     squares = table.d_sq if plan.rule.beta is None and plan.rule.mix is None else table.g_sq
-    # Where all shares are 0, the average goes on while nothing moves.
-    moving = [w * w * e for w, e in zip(share, squares, strict=True)] if max(share) > 0 else squares
-    sets = zip(plan.sets.members, plan.sets.groups, travelled, strict=True)
-    return [
-        _distance(groups[0], *squared, sum([moving[j] for j in own]), factor, plan.rule.scale)
-        for own, groups, squared in sets
-    ]
+    found = []
+    for own, groups, squared in zip(plan.sets.members, plan.sets.groups, travelled, strict=True):
+        largest = max([share[j] for j in own])
+        # Where all shares are 0, the average goes on while nothing moves.
+        moving = sum([(share[j] / largest) ** 2 * squares[j] if largest > 0 else squares[j] for j in own])
+        if plan.rule.factor:
+            found.append(_distance(groups[0], *squared, moving, factor * largest, plan.rule.scale))
+        else:
+            found.append(_distance(groups[0], *squared, largest**2 * moving, factor, plan.rule.scale))
+    return found
 
 
 def _distance(

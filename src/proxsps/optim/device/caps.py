@@ -105,15 +105,19 @@ class Caps:
             return self._numbers.scalar(self._largest), 1.0, math.nan
         moved, length = torch.sqrt(travelled[0].reshape(-1, 2)).unbind(1)
         squares = g_sq if self._even else moving_weights(self.alpha) * g_sq
+        factor = self._largest if self._rule.factor else 1.0
+        own_factor: Any = factor
         if len(self.sets.members) == 1:
             moved, length, total = moved[0], length[0], over_blocks(squares)
             fresh = self._before.taken <= 0
         else:  # a set may get its first gradients later than others
             total = torch.stack([_chosen(squares[None], own).sum() for own in self.sets.members])
+            if self._rule.factor and not self._even:  # the factor of a set is the largest one of its blocks
+                shares = torch.stack([_chosen(self.alpha[None], own).max() for own in self.sets.members])
+                total, own_factor = total / (shares**2 + (shares <= 0)), factor * shares
             fresh = (self._before.first <= 0) & (length + total > 0)
         first = torch.where(fresh, start_reach(length), self._before.first)
-        factor = self._largest if self._rule.factor else 1.0
-        self._after = advance_travel(self._before._replace(first=first), moved, total, factor)
+        self._after = advance_travel(self._before._replace(first=first), moved, total, own_factor)
         distance = distance_cap(self._after, self._rule.scale)
         longest = distance if self._rule.factor else distance.clip(max=self._largest)
         if len(self.sets.members) == 1:
