@@ -13,9 +13,8 @@ from proxsps import ScheduleFreeSPS
 def test_a_factor_on_a_set_is_a_factor_on_its_first_steps(factor: float, capturable: bool) -> None:
     """While gradients do not depend on the moves, all moves of a set are multiplied."""
     generator = torch.Generator().manual_seed(0)
-    grads = [
-        [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((33, 20), (33,))] for _ in range(8)
-    ]
+    shapes = ((33, 20), (33,))
+    grads = [[torch.randn(shape, generator=generator).double() for shape in shapes] for _ in range(8)]
     taus = []
     for own in (1.0, factor):
         params = [torch.ones(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
