@@ -83,6 +83,17 @@ class Ranks:
         dist.all_reduce(pack, group=self._group)
         return unflatten(array_namespace(*arrays).asarray(pack), arrays)
 
+    @property
+    def rank(self) -> int:
+        """The place of this rank in the group."""
+        return dist.get_rank(self._group or None)
+
+    def gather(self, vector: Tensor) -> Tensor:
+        """The vectors of all ranks, which have one length, as rows."""
+        found = vector.new_empty(self.size, len(vector))
+        dist.all_gather_into_tensor(found, vector, group=self._group)
+        return found
+
     def compare(self, tau: Tensor, params: Iterable[tuple[str, Tensor]]) -> None:
         """Raise on every rank if step or replicas of some rank differ bitwise from the first rank."""
         names, flags = ["tau"], [_differs(tau, self._group)]

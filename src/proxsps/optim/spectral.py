@@ -34,11 +34,24 @@ class Stack(NamedTuple):
 
 def stacks(shapes: Sequence[torch.Size], packed: int, block: int = 0) -> list[Stack]:
     """The tensors of a block by shape."""
-    found: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    found: dict[torch.Size, list[int]] = defaultdict(list)
     for i, shape in enumerate(shapes):
         if math.prod(shape):
-            found[packed, shape[0] // packed, math.prod(shape[1:])].append(i)
-    return [Stack(block, members, shape) for shape, members in found.items()]
+            found[shape].append(i)
+    return [
+        Stack(block, members, (packed, shape[0] // packed, math.prod(shape[1:]))) for shape, members in found.items()
+    ]
+
+
+def solved(slopes: Sequence[Tensor], packed: int, rho: Any, few: bool) -> list[Tensor]:
+    """The directions of whole tensors, by shape; `few` as in `orthogonal`."""
+    found = list(slopes)  # those without entries stay as they are
+    for stack in stacks([d.shape for d in slopes], packed):
+        d = torch.stack([slopes[i] for i in stack.members])
+        p = directions(d.reshape(-1, *stack.shape[1:]), rho, few).reshape(d.shape)
+        for i, part in zip(stack.members, p.unbind(), strict=True):
+            found[i] = part
+    return found
 
 
 def directions(slopes: Tensor, rho: Any, few: bool = False) -> Tensor:
@@ -131,7 +144,7 @@ class SpectralPart:
             for stack in stacks([x.shape for x in block.params], block.group["packed"], i)
         ]
         self._new: list[tuple[Tensor, Tensor]] = []  # d and p of each stack
-        self._options = opt.param_groups[0]
+        self._opt = opt
 
     def bind(self, gradients: Sequence[int]) -> None:
         """Nothing: the plan sets the gradients of its blocks."""
@@ -146,20 +159,36 @@ class SpectralPart:
         """The sums of a step, row by row, with new averages and directions, which are kept for the write."""
         mu, squares = self._plan.momentum
         rows = [[0.0] * len(self._blocks) for _ in range(9)]
-        self._new = []
-        for stack in self._stacks:
-            block, own = self._blocks[stack.block], stack.members
-            d = torch.stack([widened(self._averages[stack.block][i]) for i in own])
-            d.lerp_(torch.stack([widened(block.slopes[i]).to(d.dtype) for i in own]), 1 - mu)
-            p = directions(d.reshape(-1, *stack.shape[1:]), math.sqrt(squares)).reshape(d.shape)
-            z = torch.stack([block.params[i] for i in own])
-            self._new.append((d, p))
+        slopes = [self._slopes(stack, 1 - mu) for stack in self._stacks]
+        self._new = list(zip(slopes, self._directions(slopes, math.sqrt(squares)), strict=True))
+        for stack, (d, p) in zip(self._stacks, self._new, strict=True):
+            z = torch.stack([self._blocks[stack.block].params[i] for i in stack.members])
             pairs = [(d, p), (d, z), (), (z, z), (), (), (p, p), (p, z)]
             for row, pair in zip(rows, pairs, strict=False):
                 if pair and (moving or row is rows[0] or row is rows[1]):
                     row[stack.block] += float(torch.sum(pair[0] * pair[1], dtype=torch.float64))
             rows[5][stack.block] += d.numel()
         return rows, Heights([], [])
+
+    def _slopes(self, stack: Stack, new: float) -> Tensor:
+        """The new averages of the gradients of a stack."""
+        block, own = self._blocks[stack.block], stack.members
+        d = torch.stack([widened(self._averages[stack.block][i]) for i in own])
+        return d.lerp_(torch.stack([widened(block.slopes[i]).to(d.dtype) for i in own]), new)
+
+    def _directions(self, slopes: Sequence[Tensor], rho: float) -> list[Tensor]:
+        """The directions of all stacks."""
+        if self._plan.ranks == 1:
+            pairs = zip(slopes, self._stacks, strict=True)
+            return [directions(d.reshape(-1, *stack.shape[1:]), rho).reshape(d.shape) for d, stack in pairs]
+        from proxsps.optim.spreading import directions_of  # which needs this module
+
+        found = [list(averages) for averages in self._averages]  # those without entries stay as they are
+        for stack, d in zip(self._stacks, slopes, strict=True):
+            for i, part in zip(stack.members, d.unbind(), strict=True):
+                found[stack.block][i] = part
+        found = [directions_of(block, own, rho, self._opt) for block, own in zip(self._blocks, found, strict=True)]
+        return [torch.stack([found[stack.block][i] for i in stack.members]) for stack in self._stacks]
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """z <- keep z + move p; stores new averages."""

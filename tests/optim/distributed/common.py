@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +14,24 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from proxsps.optim import SPS, DecSPS, PolyakOptimizer, ProxSGD, ProxSPS, ProxSPSAdam
+from proxsps.optim import SPS, DecSPS, PolyakOptimizer, ProxSGD, ProxSPS, ProxSPSAdam, ScheduleFreeSPS
 from proxsps.regularizers import L1, GroupLasso
 
 ROWS = 8  # of a batch on one rank
 F32, F64 = torch.float32, torch.float64
 
+Make = Callable[..., PolyakOptimizer]
+
+
+def spectral(params: Iterable[Tensor], **options: Any) -> ScheduleFreeSPS:
+    """Spectral directions for all matrices."""
+    tensors = list(params)
+    matrices = {"params": [p for p in tensors if p.dim() > 1], "metric": "spectral"}
+    return ScheduleFreeSPS([matrices, {"params": [p for p in tensors if p.dim() < 2]}], **options)
+
+
 # Every method, each on its own way through the code: closed form, search, subgradient.
-METHODS: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
+METHODS: dict[str, tuple[Make, dict[str, Any]]] = {
     "ProxSPS": (ProxSPS, {"lr": 8.0, "weight_decay": 0.005}),
     "ProxSPS, L1": (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002)}),
     "ProxSPS, tensors": (ProxSPS, {"lr": 8.0, "regularizer": GroupLasso(0.01)}),
@@ -36,6 +46,14 @@ METHODS: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
     "Adam, L1": (ProxSPSAdam, {"lr": 0.1, "cap": "proximal", "regularizer": L1(0.002)}),
     "Adam, tensors, limited": (ProxSPSAdam, {"lr": 0.1, "regularizer": GroupLasso(0.01), "max_move": 0.05}),
     "Adam, capturable": (ProxSPSAdam, {"weight_decay": 0.005, "capturable": True}),
+    "free, Adam": (ScheduleFreeSPS, {"weight_decay": 0.005}),
+    "free, Adam, L1, limited": (ScheduleFreeSPS, {"regularizer": L1(0.002), "max_move": 0.01}),
+    "free, Adam, tensors": (ScheduleFreeSPS, {"regularizer": GroupLasso(0.01)}),
+    "free, Adam, capturable": (ScheduleFreeSPS, {"weight_decay": 0.005, "capturable": True}),
+    "free, Adam, tensors, capturable": (ScheduleFreeSPS, {"regularizer": GroupLasso(0.01), "capturable": True}),
+    "spectral, no lr": (spectral, {"weight_decay": 0.005}),
+    "spectral, no lr, limited": (spectral, {"weight_decay": 0.005, "max_move": 0.01}),
+    "spectral, no lr, capturable": (spectral, {"weight_decay": 0.005, "capturable": True}),
     "SPS": (SPS, {"lr": 8.0, "weight_decay": 0.005}),
     "SPS, L1": (SPS, {"lr": 8.0, "regularizer": L1(0.002)}),
     "SPS, tensors, limited": (SPS, {"lr": 8.0, "regularizer": GroupLasso(0.01), "max_move": 0.5}),
@@ -46,13 +64,15 @@ METHODS: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
 
 
 # Methods whose checkpoints are read again, with options that they cannot do without.
-SAVED: dict[str, tuple[type[PolyakOptimizer], dict[str, Any]]] = {
+SAVED: dict[str, tuple[Make, dict[str, Any]]] = {
     "ProxSPS": (ProxSPS, {}),
     "DecSPS": (DecSPS, {}),
     "ProxSGD": (ProxSGD, {}),
     "momentum": (ProxSPS, {"momentum": 0.9}),
     "no lr": (ProxSPS, {"lr": None, "momentum": 0.9}),
     "Adam": (ProxSPSAdam, {"lr": None}),
+    "free": (ScheduleFreeSPS, {"lr": None}),
+    "spectral": (spectral, {"lr": None}),
 }
 
 
@@ -115,7 +135,7 @@ def train(
 
 
 def alone(
-    cls: type[PolyakOptimizer], world: int, steps: int, dtype: torch.dtype, hidden: int = 7, **options: Any
+    cls: Make, world: int, steps: int, dtype: torch.dtype, hidden: int = 7, **options: Any
 ) -> Tensor:
     """The parameters that one process reaches on the joint batches."""
     model = network(dtype, hidden=hidden)

@@ -176,6 +176,7 @@ class BlockAverages:
         weights = self._square_weights()
         for members in _buckets(block.params, block.slopes):
             self._make(members, weights)
+        self._complete()
         size = range(len(block.params))
         block.slopes, directions, metrics = ([views[i] for i in size if i in views] for views in self._views)
         if rule.beta2 is not None:
@@ -208,6 +209,9 @@ class BlockAverages:
             self._spread(2, members, D)
         self._new[-1][1].append(v)
         self._add_up(x, g, d, e, g / D)
+
+    def _complete(self) -> None:
+        """What is computed from all vectors together: spectral directions."""
 
     def _metric(self, g: Tensor, v: Tensor, members: list[int], weights: Any) -> tuple[Tensor, Tensor]:
         """The new v and D of one vector."""

@@ -23,7 +23,7 @@ from proxsps.optim.memory import entries, replace
 from proxsps.optim.reduce import Sums, further_rows
 from proxsps.optim.rule import Rule
 from proxsps.optim.second_point import Z, bounds_of, move_points, start_point
-from proxsps.optim.spectral import directions, stacks
+from proxsps.optim.spreading import directions_of
 
 
 class SecondPoints(Estimate):
@@ -45,7 +45,7 @@ class SecondPoints(Estimate):
         for block in blocks:
             move_points(block, partial(self._held, block))
         self._own = [
-            SpectralPoints(rule, block, numbers, opt.state, mu, self._squares)
+            SpectralPoints(rule, block, numbers, opt, mu, self._squares)
             if block.spectral
             else MetricPoints(rule, block, numbers, opt.state, numbers.scalar(1.0))
             for block in blocks
@@ -152,29 +152,29 @@ class SpectralPoints(MetricPoints):
 
     keys = ("average",)
 
-    def __init__(self, rule: Rule, block: Block, numbers: Numbers, state: Any, mu: Tensor, squares: Tensor) -> None:
-        self._mu, self._rho = mu, torch.sqrt(squares)
-        super().__init__(rule, block, numbers, state, mu)
+    def __init__(self, rule: Rule, block: Block, numbers: Numbers, opt: Any, mu: Tensor, squares: Tensor) -> None:
+        self._mu, self._rho, self._opt = mu, torch.sqrt(squares), opt
+        self._vectors: list[tuple[list[int], Tensor, Tensor, Tensor, Tensor]] = []
+        super().__init__(rule, block, numbers, opt.state, mu)
 
     def _make(self, members: list[int], weights: Tensor | None) -> None:
-        """New averages and directions of tensors of one shape at a time; the sums are those of one vector."""
+        """The new averages of one vector."""
         block = self._block
         columns = [block.params, self._grads, *self._held, block.ys]
         z, g, d, y = map(widened, join_all([[ts[i] for i in members] for ts in columns]))
         g = g.to(d.dtype)
         d = torch.lerp(g, d, self._mu.to(d.dtype))
         self._spread(0, members, d)
-        shapes = [self._grads[i].shape for i in members]
-        for stack in stacks(shapes, block.group["packed"]):
-            own = [members[i] for i in stack.members]
-            slopes = torch.stack([self._views[0][i] for i in own])
-            p = directions(slopes.view(-1, *stack.shape[1:]), self._rho.to(d.dtype), few=True).reshape(slopes.shape)
-            for i, part in zip(own, p.unbind(), strict=True):
-                self._views[1][i] = part
         self._new.append((members, [d]))
         self._points.append((members, average(y, z, self._rule.mix)))
-        p = join([self._views[1][i] for i in members])
-        self._add_up_slopes(z, g, d, z - y, p)
+        self._vectors.append((members, z, g, d, z - y))
+
+    def _complete(self) -> None:
+        """The directions of all tensors, and the sums."""
+        slopes = [self._views[0][i] for i in range(len(self._grads))]
+        self._views[1] = dict(enumerate(directions_of(self._block, slopes, self._rho, self._opt)))
+        for members, z, g, d, apart in self._vectors:
+            self._add_up_slopes(z, g, d, apart, join([self._views[1][i] for i in members]))
 
     def _add_up_slopes(self, z: Tensor, g: Tensor, d: Tensor, apart: Tensor, p: Tensor) -> None:
         norms = torch.stack(torch._foreach_norm([g, d], 2, self._numbers.dtype))

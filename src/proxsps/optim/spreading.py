@@ -1,0 +1,149 @@
+"""Orthogonalised directions over several ranks, of which each orthogonalises some of the matrices.
+
+The shards of a matrix meet on one rank, which orthogonalises it and sends the shards of its direction back: two
+all-to-alls, and a rank holds only its part of the matrices as a whole, for the iteration only. On replicas every rank
+has all matrices. Large ones are shared out, and one all-gather tells everybody their directions; small ones take longer
+to send than to orthogonalise. Which rank does what depends on the groups alone, so that ranks with gradients for
+different parameters still exchange messages of one size, and notice it in the sums of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from proxsps.core.schedule_free import ROUNDS
+from proxsps.optim.blocks import Block
+from proxsps.optim.memory import memory_dtype
+from proxsps.optim.reduce import ProcessGroup, Ranks
+from proxsps.optim.spectral import solved
+
+# The shorter side of matrices that are shared out. An iteration takes about 5 to 7 times as many operations per byte as
+# the shorter side; processors do about 10 operations in the time in which a byte is sent, accelerators thousands.
+SIDE, ACCELERATED = 64, 1024
+
+
+def directions_of(block: Block, slopes: Sequence[Tensor], rho: Any, opt: Any) -> list[Tensor]:
+    """The directions of the tensors of a block, or of their shards on this rank."""
+    if block.sharded:
+        return _over_shards(block, slopes, rho)
+    # Under Join, ranks without batches have no averages to orthogonalise.
+    if opt._ranks.size > 1 and not opt._join_config.enable:
+        return _over_replicas(block, slopes, rho, opt._ranks)
+    return solved(slopes, block.group["packed"], rho)
+
+
+def shared_out(shapes: Sequence[torch.Size], packed: int, size: int) -> list[list[int]]:
+    """The tensors of each rank: those with the most work first, each to the rank with the least work so far."""
+    work = [_work(shape, packed) for shape in shapes]
+    found: list[list[int]] = [[] for _ in range(size)]
+    load = [0] * size
+    for i in sorted(range(len(shapes)), key=lambda i: -work[i]):
+        rank = load.index(min(load))
+        found[rank].append(i)
+        load[rank] += work[i]
+    return found
+
+
+def _sides(shape: torch.Size, packed: int) -> list[int]:
+    """The shorter and the longer side of the matrices of a tensor."""
+    return sorted((shape[0] // packed, math.prod(shape[1:])))
+
+
+def _work(shape: torch.Size, packed: int) -> int:
+    """The multiplications of the iteration."""
+    short, long = _sides(shape, packed)
+    return ROUNDS * packed * short * short * (2 * long + short)
+
+
+def _over_replicas(block: Block, slopes: Sequence[Tensor], rho: Any, ranks: Ranks) -> list[Tensor]:
+    params, packed = block.group["params"], block.group["packed"]
+    places = sorted([*block.indices, *block.resting])
+    large = [i for i in places if _sides(params[i].shape, packed)[0] >= (SIDE if params[i].is_cpu else ACCELERATED)]
+    at = {index: i for i, index in enumerate(block.indices)}
+    shares = [[large[i] for i in own] for own in shared_out([params[i].shape for i in large], packed, ranks.size)]
+    elsewhere = {at[i] for i in large if i in at} - {at[i] for i in shares[ranks.rank] if i in at}
+    here = [i for i in range(len(slopes)) if i not in elsewhere]
+    found = dict(zip(here, solved([slopes[i] for i in here], packed, rho), strict=True))
+    if not large:
+        return [found[i] for i in range(len(slopes))]
+    dtypes = {memory_dtype("average", params[i]) for i in large}
+    wire = torch.zeros(
+        max(sum([params[i].numel() for i in own]) for own in shares),
+        dtype=torch.float64 if torch.float64 in dtypes else torch.float32,
+        device=params[large[0]].device,
+    )
+    for i, part in _parts(wire, shares[ranks.rank], params):
+        if i in at:
+            part.copy_(found[at[i]])
+    for own, told in zip(shares, ranks.gather(wire).unbind(), strict=True):
+        for i, part in _parts(told, own, params):
+            if i in at:
+                found[at[i]] = part.to(slopes[at[i]].dtype)
+    return [found[i] for i in range(len(slopes))]
+
+
+def _parts(wire: Tensor, places: Sequence[int], params: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+    """The tensors of a rank in its message, with their places in the group."""
+    first, found = 0, []
+    for i in places:
+        found.append((i, wire[first : first + params[i].numel()].view(params[i].shape)))
+        first += params[i].numel()
+    return found
+
+
+def _over_shards(block: Block, slopes: Sequence[Tensor], rho: Any) -> list[Tensor]:
+    teams: dict[tuple[ProcessGroup, torch.dtype], list[int]] = {}
+    for i, owner in enumerate(block.owners):
+        teams.setdefault((_team(owner), slopes[i].dtype), []).append(i)
+    found = list(slopes)
+    for (team, _), members in teams.items():
+        shapes = [block.owners[i].shape for i in members]
+        parts = _exchanged([slopes[i] for i in members], shapes, block.group["packed"], rho, team)
+        for i, part in zip(members, parts, strict=True):
+            found[i] = part
+    return found
+
+
+def _team(owner: Any) -> ProcessGroup:
+    """The ranks that hold the shards of a tensor."""
+    dims = [i for i, placement in enumerate(owner.placements) if hasattr(placement, "dim")]
+    dims = [i for i in dims if owner.device_mesh.size(i) > 1]
+    if len(dims) != 1:
+        raise ValueError(
+            f'metric="spectral" needs matrices that are sharded along one dim of the mesh, as fully_shard does, got '
+            f'{tuple(owner.placements)}: use metric="adam" for these.'
+        )
+    return owner.device_mesh.get_group(dims[0])
+
+
+def _exchanged(
+    slopes: Sequence[Tensor], shapes: Sequence[torch.Size], packed: int, rho: Any, team: ProcessGroup
+) -> list[Tensor]:
+    """The shards of the directions, from those of the slopes."""
+    size, rank = dist.get_world_size(team), dist.get_rank(team)
+    shares = shared_out(shapes, packed, size)
+    own, order = shares[rank], [i for share in shares for i in share]
+    held = [[_entries_of(shapes[i], size, r) for i in own] for r in range(size)]
+    sent, received = [sum([slopes[i].numel() for i in share]) for share in shares], list(map(sum, held))
+    wire = slopes[0].new_empty(sum(received))
+    dist.all_to_all_single(wire, torch.cat([slopes[i].reshape(-1) for i in order]), received, sent, group=team)
+    pieces = [part.split(sizes) for part, sizes in zip(wire.split(received), held, strict=True)]
+    whole = [torch.cat(shards).view(shapes[i]) for i, shards in zip(own, zip(*pieces, strict=True), strict=True)]
+    found = [p.reshape(-1).split([sizes[j] for sizes in held]) for j, p in enumerate(solved(whole, packed, rho))]
+    back = torch.cat([shards[r] for r in range(size) for shards in found]) if found else wire
+    told = wire.new_empty(sum(sent))
+    dist.all_to_all_single(told, back, sent, received, group=team)
+    parts = dict(zip(order, told.split([slopes[i].numel() for i in order]), strict=True))
+    return [parts[i].view(slopes[i].shape) for i in range(len(slopes))]
+
+
+def _entries_of(shape: torch.Size, size: int, rank: int) -> int:
+    """The entries of a tensor on one of the ranks that hold its shards along the first dim."""
+    rows = -(-shape[0] // size)
+    return min(rows, max(0, shape[0] - rank * rows)) * math.prod(shape[1:])
