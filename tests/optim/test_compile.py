@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam
+from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam, ScheduleFreeSPS
 from proxsps.regularizers import L1, L2, GroupLasso
 
 # Dynamo warns of caches in array_api_compat, which it traces through.
@@ -32,7 +32,7 @@ def check(kit, optimizers, backend, dtype, tolerance, once=True):
         with torch._dynamo.config.patch(error_on_recompile=once or k > 1):
             compiled(loss)
     for one, two in zip(plain, traced, strict=True):
-        got, want = (kit.flat(opt.param_groups[0]["params"]) for opt in (two, one))
+        got, want = (kit.flat([p for group in opt.param_groups for p in group["params"]]) for opt in (two, one))
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
         assert one.last_step.branch_name == two.last_step.branch_name
 
@@ -55,6 +55,15 @@ def test_a_method_with_memory_is_compiled_once_more(kit):
 def test_averaged_models_are_compiled_once_more(kit):
     # Their state does not exist at the first step.
     optimizers = [(ProxSPS, {"lr": None, "momentum": 0.9, "weight_decay": 0.3}), (ProxSPSAdam, {"weight_decay": 0.3})]
+    check(kit, optimizers, "eager", torch.float64, 1e-13, once=False)
+
+
+def spectral(params, **options):
+    return ScheduleFreeSPS([{"params": params[:1], "metric": "spectral"}, {"params": params[1:]}], **options)
+
+
+def test_the_schedule_free_form_is_compiled_once_more_in_both_metrics(kit):
+    optimizers = [(ScheduleFreeSPS, {"weight_decay": 0.3}), (spectral, {"weight_decay": 0.3, "max_move": 0.1})]
     check(kit, optimizers, "eager", torch.float64, 1e-13, once=False)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from proxsps.optim import ScheduleFreeSPS
 from proxsps.regularizers import L1, Box, GroupLasso, NuclearNorm, SparseGroupLasso
 
 READS = ("aten._local_scalar_dense", "aten.item", "aten.is_nonzero", "aten.equal", "aten.nonzero")
@@ -118,3 +119,28 @@ def test_groups_with_different_options_read_nothing(case, kit):
     with CountReads() as count:
         opt.step(loss=torch.tensor(0.7), lower_bound=torch.tensor(0.1) if case.loss else None)
     assert count.reads == []
+
+
+def test_both_metrics_read_nothing_and_write_in_place(kit):
+    """A captured step finds parameters, state and numbers where they were."""
+    params = kit.drawn((4, 3), (6, 2), (4, 3), (7,))
+    groups = [
+        {"params": params[:2], "metric": "spectral", "packed": 2},
+        {"params": params[2:3], "regularizer": L1(0.1)},
+        {"params": params[3:], "weight_decay": 0.2},
+    ]
+    opt = ScheduleFreeSPS(groups, capturable=True, max_move=0.1)
+    opt.step(loss=torch.tensor(0.7))
+
+    def tensors():
+        held = [value for group in opt.param_groups for value in group.values()]
+        held += [value for own in opt.state.values() for value in own.values()]
+        return [*params, *[t for t in held if isinstance(t, torch.Tensor)]]
+
+    before, points = tensors(), kit.points(params)
+    with CountReads() as count:
+        opt.step(loss=torch.tensor(0.7))
+    assert count.reads == []
+    assert list(map(id, tensors())) == list(map(id, before))
+    assert len(before) > 40
+    assert not any(map(torch.equal, kit.points(params), points))

@@ -63,24 +63,33 @@ def _show_cleaned(opt: Any, group: dict[str, Any], params: list[Tensor], b: floa
     """Let parameters with a regulariser hold x with zeros; y is kept."""
     phi: Regularizer = group["regularizer"]
     places = {id(p): i for i, p in enumerate(group["params"])}
+    pieces = [_piece(phi, places[id(p)], p) for p in params]
     points, steps = [], []
-    for param in params:
+    for param, piece in zip(params, pieces, strict=True):
         own = opt.state[param]
         own[HELD] = param.detach().clone()
-        y, z = (widened(entries(own.get(key, param), True)) for key in (Y, Z))
-        points.append(average(y, z, b))
-        D = metric(entries(own["square"], True), group["eps"]).clamp_min(least_metric(own["square"].dtype))
-        steps.append(CLEANING * float(group["tau"]) / D)
+        y, z, v = (entries(t, piece is None) for t in (own.get(Y, param), own[Z], own["square"]))
+        points.append(average(widened(y), widened(z), b))
+        steps.append(CLEANING * float(group["tau"]) / metric(v, group["eps"]).clamp_min(least_metric(v.dtype)))
     if phi.joint:
         found = unflatten(cleaned(flatten(points), phi.prox_diagonal(flatten(points), flatten(steps))), points)
     else:
-        regularizers = [phi.at(places[id(p)]) for p in params]
+        regularizers = [phi.at(places[id(p)]) if own is None else own for p, own in zip(params, pieces, strict=True)]
         found = [
             _within(own, cleaned(x, own.prox_diagonal(x, step)))
             for own, x, step in zip(regularizers, points, steps, strict=True)
         ]
-    for param, x in zip(params, found, strict=True):
-        _write(param, x)
+    for param, piece, x in zip(params, pieces, found, strict=True):
+        _write(param, x, piece is None)
+
+
+def _piece(phi: Regularizer, index: int, param: Tensor) -> Regularizer | None:
+    """The regulariser on this rank's shard of a parameter; None for a whole tensor, and where it needs one."""
+    if type(param) not in PLAIN and "torch.distributed.tensor" in sys.modules:
+        from proxsps.optim.shards import is_sharded, piece_of
+
+        return piece_of(phi, index, param) if is_sharded(param) else None
+    return None
 
 
 def _within(phi: Regularizer, x: Tensor) -> Tensor:
@@ -95,13 +104,12 @@ def _local(tensor: Tensor) -> Tensor:
     return entries(tensor.detach(), False)
 
 
-def _write(param: Tensor, new: Tensor) -> None:
-    """Store new entries of a whole tensor in a parameter, which may be sharded."""
-    if type(param) not in PLAIN and "torch.distributed.tensor" in sys.modules:
+def _write(param: Tensor, new: Tensor, whole: bool) -> None:
+    """Store new entries of a whole tensor, or of a shard, in a parameter, which may be sharded."""
+    if whole and type(param) not in PLAIN and "torch.distributed.tensor" in sys.modules:
         from proxsps.optim.shards import cut, is_sharded
 
-        if is_sharded(param):
-            new = cut(new, param)
+        new = cut(new, param) if is_sharded(param) else new
     _local(param).copy_(new)
 
 

@@ -90,9 +90,9 @@ class Ranks:
 
     def gather(self, vector: Tensor) -> Tensor:
         """The vectors of all ranks, which have one length, as rows."""
-        found = vector.new_empty(self.size, len(vector))
+        found = vector.new_empty(self.size * len(vector))  # gloo takes no matrix
         dist.all_gather_into_tensor(found, vector, group=self._group)
-        return found
+        return found.view(self.size, len(vector))
 
     def compare(self, tau: Tensor, params: Iterable[tuple[str, Tensor]]) -> None:
         """Raise on every rank if step or replicas of some rank differ bitwise from the first rank."""

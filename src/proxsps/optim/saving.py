@@ -30,6 +30,10 @@ class SavesState(Optimizer):
         self.register_state_dict_post_hook(cast(Any, _only_plain_data))
         self.register_load_state_dict_pre_hook(cast(Any, _remember))
 
+    def _further_state(self) -> dict[Tensor, dict[str, Any]]:
+        """What a checkpoint has besides the state, so that it has the same keys in each mode of an optimizer."""
+        return {}
+
     def _packed(self, param: Tensor, key: str, value: Any) -> Any:
         """A value of the state as it goes into a checkpoint."""
         return value
@@ -91,8 +95,10 @@ def _only_plain_data(opt: SavesState, state: dict[str, Any]) -> None:
     state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
     params = [p for group in opt.param_groups for p in group["params"]]
     owners = dict(zip((i for group in state["param_groups"] for i in group["params"]), params, strict=True))
+    further = opt._further_state()
     for i, own in list(state["state"].items()):
         if i in owners and isinstance(own, dict):  # else it is the user's own entry
+            own = own | further.get(owners[i], {})
             state["state"][i] = {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
 
 

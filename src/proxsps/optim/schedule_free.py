@@ -18,7 +18,7 @@ from proxsps.optim.model_groups import MATRICES, REST, model_groups
 from proxsps.optim.modes import show_averages, show_gradient_points
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
-from proxsps.optim.second_point import AVERAGING, Y, Z, start_point
+from proxsps.optim.second_point import AVERAGING, HELD, Y, Z, start_point
 from proxsps.regularizers import Regularizer
 
 ADAM = "adam"
@@ -165,6 +165,19 @@ class ScheduleFreeSPS(CappedPolyak):
         k = self.param_groups[0]["k"]
         if not isinstance(k, Tensor) and k == 0:  # z begins at the parameters of the first step
             self.state.clear()
+
+    # Checkpoints
+
+    def _further_state(self) -> dict[Tensor, dict[str, Any]]:
+        regularized = [p for group in self.param_groups if group["regularizer"] is not None for p in group["params"]]
+        held = [p for p in regularized if Z in self.state.get(p, {}) and HELD not in self.state[p]]
+        return {p: {HELD: p.detach()} for p in held}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for own in () if self._evaluating else self.state.values():
+            if isinstance(own, dict):
+                own.pop(HELD, None)
 
     # Modes
 

@@ -66,7 +66,7 @@ def ran(base: Path, world: int, *modules: str) -> Path:
 
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ran(tmp_path_factory.getbasetemp(), 2, "replicated", "sharded", "uneven")
+    return ran(tmp_path_factory.getbasetemp(), 2, "replicated", "sharded", "uneven", "free")
 
 
 @pytest.fixture(scope="session")
@@ -87,3 +87,8 @@ def meshes(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.fixture(scope="session")
 def uneven(two_ranks: Path) -> Outcome:
     return Outcome(two_ranks, 2, "uneven")
+
+
+@pytest.fixture(scope="session")
+def schedule_free(two_ranks: Path) -> Outcome:
+    return Outcome(two_ranks, 2, "free")
