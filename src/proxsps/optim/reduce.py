@@ -88,11 +88,11 @@ class Ranks:
         """The place of this rank in the group."""
         return dist.get_rank(self._group or None)
 
-    def gather(self, vector: Tensor) -> Tensor:
-        """The vectors of all ranks, which have one length, as rows."""
-        found = vector.new_empty(self.size * len(vector))  # gloo takes no matrix
-        dist.all_gather_into_tensor(found, vector, group=self._group)
-        return found.view(self.size, len(vector))
+    def gather(self, vector: Tensor) -> list[Tensor]:
+        """The vectors of all ranks, which have one length."""
+        found = [torch.empty_like(vector) for _ in range(self.size)]
+        dist.all_gather(found, vector, group=self._group)
+        return found
 
     def compare(self, tau: Tensor, params: Iterable[tuple[str, Tensor]]) -> None:
         """Raise on every rank if step or replicas of some rank differ bitwise from the first rank."""

@@ -46,14 +46,9 @@ METHODS: dict[str, tuple[Make, dict[str, Any]]] = {
     "Adam, L1": (ProxSPSAdam, {"lr": 0.1, "cap": "proximal", "regularizer": L1(0.002)}),
     "Adam, tensors, limited": (ProxSPSAdam, {"lr": 0.1, "regularizer": GroupLasso(0.01), "max_move": 0.05}),
     "Adam, capturable": (ProxSPSAdam, {"weight_decay": 0.005, "capturable": True}),
-    "free, Adam": (ScheduleFreeSPS, {"weight_decay": 0.005}),
     "free, Adam, L1, limited": (ScheduleFreeSPS, {"regularizer": L1(0.002), "max_move": 0.01}),
-    "free, Adam, tensors": (ScheduleFreeSPS, {"regularizer": GroupLasso(0.01)}),
-    "free, Adam, capturable": (ScheduleFreeSPS, {"weight_decay": 0.005, "capturable": True}),
     "free, Adam, tensors, capturable": (ScheduleFreeSPS, {"regularizer": GroupLasso(0.01), "capturable": True}),
-    "spectral, no lr": (spectral, {"weight_decay": 0.005}),
     "spectral, no lr, limited": (spectral, {"weight_decay": 0.005, "max_move": 0.01}),
-    "spectral, no lr, capturable": (spectral, {"weight_decay": 0.005, "capturable": True}),
     "SPS": (SPS, {"lr": 8.0, "weight_decay": 0.005}),
     "SPS, L1": (SPS, {"lr": 8.0, "regularizer": L1(0.002)}),
     "SPS, tensors, limited": (SPS, {"lr": 8.0, "regularizer": GroupLasso(0.01), "max_move": 0.5}),
@@ -134,9 +129,7 @@ def train(
     return seen
 
 
-def alone(
-    cls: Make, world: int, steps: int, dtype: torch.dtype, hidden: int = 7, **options: Any
-) -> Tensor:
+def alone(cls: Make, world: int, steps: int, dtype: torch.dtype, hidden: int = 7, **options: Any) -> Tensor:
     """The parameters that one process reaches on the joint batches."""
     model = network(dtype, hidden=hidden)
     opt = cls(model.parameters(), process_group=False, **options)

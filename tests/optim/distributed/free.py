@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import common
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from common import F64, METHODS
+from common import F64
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.state_dict import (
@@ -24,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import mse_loss
 
-from proxsps.optim import ScheduleFreeSPS
+from proxsps.optim import ScheduleFreeSPS, spreading
 from proxsps.regularizers import L1, Box, GroupLasso
 
 Result = dict[str, Any]
@@ -41,11 +43,12 @@ SAVED = {"adam": functools.partial(ScheduleFreeSPS, regularizer=L1(0.001)), "spe
 MODES = [(saved, held) for saved in (True, False) for held in (True, False)]
 
 
-def deep() -> nn.Sequential:
+def deep(width: int = spreading.SIDE) -> nn.Sequential:
     """With two matrices that are large enough to be shared out, and one that is not."""
     torch.manual_seed(0)
-    layers = [nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 70), nn.Tanh(), nn.Linear(70, 64), nn.Tanh(), nn.Linear(64, 3)]
-    return nn.Sequential(*layers).to(F64)
+    sizes = (6, width, width + 2, width, 3)
+    layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
+    return nn.Sequential(*layers[:-1]).to(F64)
 
 
 def rows(rank: int, world: int) -> Any:
@@ -73,29 +76,33 @@ def sent(opt: Any) -> dict[str, int]:
     return {str(kind): count for kind, count in seen.get_comm_counts().items()}
 
 
-CASES = ("free, Adam", "free, Adam, capturable", "spectral, no lr", "spectral, no lr, capturable")
+CASES = {
+    "adam": (ScheduleFreeSPS, {"weight_decay": 0.005}),
+    "adam, capturable": (ScheduleFreeSPS, {"weight_decay": 0.005, "capturable": True}),
+    "spectral": (common.spectral, {"weight_decay": 0.005}),
+    "spectral, capturable": (common.spectral, {"weight_decay": 0.005, "capturable": True}),
+}
 
 
 def replicas(rank: int, world: int, folder: Path) -> Result:
-    """100 steps on ranks and in one process."""
+    """100 steps on ranks and in one process, of which the matrices are shared out as if they were large."""
     out = {}
-    for name in CASES:
-        make, options = METHODS[name]
-        model = common.parallel(deep())
-        opt = make(model.parameters(), check_replicas=True, **options)
-        common.train(model, opt, rows(rank, world), STEPS)
-        found = points(model, opt)
-        opt._ranks.check = False
-        single = alone(make, deep(), world, STEPS, **options) if rank == 0 else None
-        out[name] = [common.everywhere(point, world) for point in found], single, sent(opt)
+    with mock.patch.object(spreading, "SIDE", 16):
+        for name, (make, options) in CASES.items():
+            model = common.parallel(deep(16))
+            opt = make(model.parameters(), check_replicas=True, **options)
+            common.train(model, opt, rows(rank, world), STEPS)
+            found = points(model, opt)
+            opt._ranks.check = False
+            single = alone(make, deep(16), world, STEPS, **options) if rank == 0 else None
+            out[name] = [common.everywhere(point, world) for point in found], single, sent(opt)
     return out
 
 
 def shards(rank: int, world: int, folder: Path) -> Result:
     """The same on shards, which are uneven, and of which one rank has none of some tensors."""
     out = {}
-    for name in CASES:
-        make, options = METHODS[name]
+    for name, (make, options) in CASES.items():
         model = fully_shard(common.network())
         opt = make(model.parameters(), **options)
         common.train(model, opt, rows(rank, world), STEPS)
@@ -256,7 +263,7 @@ def compiled(rank: int, world: int, folder: Path) -> Result:
             p.grad = torch.cos(3 * p.detach())
         step(torch.tensor(0.5, dtype=F64))
         found.append(common.vector(model))
-    return {"points": tuple(found)}
+    return {"points": tuple(found), "sent": sent(opt)}
 
 
 SCENARIOS = (replicas, shards, packed, cleaned, missing, joined, save, spread_out, compiled)

@@ -18,7 +18,7 @@ from proxsps.optim import ProxSPS
 Result = dict[str, Any]
 NAMES = ("ProxSPS", "ProxSPS, L1", "ProxSPS, tensors", "SPS, tensors, limited", "DecSPS", "ProxSGD, L1, limited")
 AVERAGED = ("ProxSPS, momentum", "ProxSPS, matched", "Adam, tensors, limited")
-RATELESS = ("ProxSPS, no lr", "Adam", "free, Adam", "free, Adam, tensors", "spectral, no lr", "spectral, no lr, capturable")
+RATELESS = ("ProxSPS, no lr", "Adam", "free, Adam, L1, limited", "spectral, no lr, limited")
 
 
 def replicas_of_shards(rank: int, world: int, folder: Path) -> Result:

@@ -18,7 +18,7 @@ from proxsps.optim import DecSPS, PolyakOptimizer, ProxSPS
 
 Result = dict[str, Any]
 BATCHES = (2, 5)  # of the first and of the second rank
-NAMES = ("ProxSPS, L1", "ProxSPS, capturable", "SPS, L1", "DecSPS", "ProxSPS, no lr", "Adam", "free, Adam")
+NAMES = ("ProxSPS, L1", "ProxSPS, capturable", "SPS, L1", "DecSPS", "ProxSPS, no lr", "Adam", "free, Adam, L1, limited")
 
 
 def rows(rank: int, world: int) -> Iterator[tuple[Tensor, ...]]:
