@@ -4,7 +4,8 @@
 
 The parameters are the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries). Steps with the all-reduce
 (process_group=None) and without it (process_group=False) alternate, after a barrier each; a time is the median over
-rounds on rank 0. The last row is what data parallel training sends anyway: one all-reduce of all gradients. With
+rounds on rank 0. One row is what data parallel training sends anyway: one all-reduce of all gradients. The last rows
+are steps with spectral directions, whose matrices are shared out, or all orthogonalised by each process. With
 `--device cuda` each process has a device of its own, and nccl takes the place of gloo.
 """
 
@@ -18,32 +19,43 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from step_time import DECAY, resnet110_shapes, synchronize
 
-from proxsps import ProxSPS
+from proxsps import ProxSPS, ScheduleFreeSPS
 from proxsps.optim.plan import load_kernels
 
+MATRICES = (64, 128, 256, 512)  # rows; those of 64 are never shared out
 
-def contestants(device: str) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+
+def contestants(device: str) -> dict[str, tuple[Callable[[], object], ...]]:
     """Pairs of steps: with the all-reduce, and without."""
-    params = [torch.randn(shape, device=device).requires_grad_() for shape in resnet110_shapes()]
-    for p in params:
-        p.grad = torch.randn_like(p)
     loss = torch.tensor(1.0, device=device)
 
-    def pair(**options: object) -> tuple[Callable[[], object], Callable[[], object]]:
-        opts = [ProxSPS(params, process_group=group, **options) for group in (None, False)]
+    def drawn(shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
+        params = [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
+        for p in params:
+            p.grad = torch.randn_like(p)
+        return params
+
+    def pair(cls: Any, params: list[torch.Tensor], **options: object) -> tuple[Callable[[], object], ...]:
+        opts = [cls(params, process_group=group, **options) for group in (None, False)]
         return tuple(lambda opt=opt: opt.step(loss=loss) for opt in opts)
 
-    pairs = {"ProxSPS, torch only": pair(weight_decay=DECAY, fused=False)}
+    params = drawn(resnet110_shapes())
+    pairs = {"ProxSPS, torch only": pair(ProxSPS, params, weight_decay=DECAY, fused=False)}
     if device == "cpu" and load_kernels() is not None:
-        pairs["ProxSPS, kernels"] = pair(weight_decay=DECAY, fused=True)
+        pairs["ProxSPS, kernels"] = pair(ProxSPS, params, weight_decay=DECAY, fused=True)
     gradient = torch.randn(sum(p.numel() for p in params), device=device)
     pairs["all gradients"] = (lambda: dist.all_reduce(gradient), lambda: None)
+    for n in MATRICES:
+        pairs[f"ScheduleFreeSPS, 8 matrices of {n} x {n}"] = pair(
+            ScheduleFreeSPS, drawn([(n, n)] * 8), metric="spectral"
+        )
     return pairs
 
 

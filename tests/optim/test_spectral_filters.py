@@ -28,3 +28,17 @@ def test_filters_in_channels_last_move_as_contiguous_ones():
     plain, last = (trained(layout, x) for layout in (torch.contiguous_format, torch.channels_last))
     for one, other in zip(plain, last, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_filters_and_matrices_with_the_same_rows_and_columns_step_together():
+    torch.manual_seed(2)
+    wide, filters = nn.Parameter(torch.randn(4, 27)), nn.Parameter(torch.randn(4, 3, 3, 3))
+    wide.grad, filters.grad = torch.randn(4, 27), torch.randn(4, 3, 3, 3)
+    flat = nn.Parameter(filters.detach().reshape(4, 27).clone())
+    flat.grad = filters.grad.reshape(4, 27)
+    alike = nn.Parameter(wide.detach().clone())
+    alike.grad = wide.grad
+    for params in ([wide, filters], [alike, flat]):
+        ScheduleFreeSPS([{"params": params, "metric": "spectral"}]).step(loss=1.0)
+    torch.testing.assert_close(filters.reshape(4, 27), flat)
+    torch.testing.assert_close(wide, alike)

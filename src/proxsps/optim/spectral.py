@@ -186,7 +186,7 @@ class SpectralPart:
         found = [list(averages) for averages in self._averages]  # those without entries stay as they are
         for stack, d in zip(self._stacks, slopes, strict=True):
             for i, part in zip(stack.members, d.unbind(), strict=True):
-                found[stack.block][i] = part
+                found[stack.block][i] = part.view(found[stack.block][i].shape)
         found = [directions_of(block, own, rho, self._opt) for block, own in zip(self._blocks, found, strict=True)]
         return [torch.stack([found[stack.block][i] for i in stack.members]) for stack in self._stacks]
 

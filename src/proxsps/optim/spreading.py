@@ -10,7 +10,8 @@ different parameters still exchange messages of one size, and notice it in the s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,20 +24,31 @@ from proxsps.optim.memory import memory_dtype
 from proxsps.optim.reduce import ProcessGroup, Ranks
 from proxsps.optim.spectral import solved
 
-# The shorter side from which matrices are shared out. An iteration takes 5 to 7 times as many operations per byte as the
-# shorter side has entries. Two processes on one machine are level at 128, and at 256 share out in half the time;
-# accelerators do about ten times as many operations while a byte is sent.
+Solve = Callable[[Sequence[Tensor]], list[Tensor]]
+
+# The shorter side from which matrices are shared out: an iteration takes 5 to 7 times as many operations per byte as it
+# is long. On CPUs `benchmarks/allreduce_overhead.py` shows what sharing gains. Accelerators do more operations while a
+# byte is sent; their limit is an estimate.
 SIDE, ACCELERATED = 128, 1024
 
 
-def directions_of(block: Block, slopes: Sequence[Tensor], rho: Any, opt: Any) -> list[Tensor]:
-    """The directions of the tensors of a block, or of their shards on this rank."""
+def directions_of(block: Block, slopes: Sequence[Tensor], rho: Any, opt: Any, few: bool = False) -> list[Tensor]:
+    """The directions of the tensors of a block, or of their shards on this rank.
+
+    Args:
+        block: the block.
+        slopes: the new averages of its gradients.
+        rho: what averaging takes away from noise.
+        opt: the optimizer.
+        few: as in `proxsps.optim.spectral.orthogonal`.
+    """
+    solve = partial(solved, packed=block.group["packed"], rho=rho, few=few)
     if block.sharded:
-        return _over_shards(block, slopes, rho)
+        return _over_shards(block, slopes, solve)
     # Under Join, ranks without batches have no averages to orthogonalise.
     if opt._ranks.size > 1 and not opt._join_config.enable:
-        return _over_replicas(block, slopes, rho, opt._ranks)
-    return solved(slopes, block.group["packed"], rho)
+        return _over_replicas(block, slopes, solve, opt._ranks)
+    return solve(slopes)
 
 
 def shared_out(shapes: Sequence[torch.Size], packed: int, size: int) -> list[list[int]]:
@@ -62,7 +74,7 @@ def _work(shape: torch.Size, packed: int) -> int:
     return ROUNDS * packed * short * short * (2 * long + short)
 
 
-def _over_replicas(block: Block, slopes: Sequence[Tensor], rho: Any, ranks: Ranks) -> list[Tensor]:
+def _over_replicas(block: Block, slopes: Sequence[Tensor], solve: Solve, ranks: Ranks) -> list[Tensor]:
     params, packed = block.group["params"], block.group["packed"]
     places = sorted([*block.indices, *block.resting])
     large = [i for i in places if _sides(params[i].shape, packed)[0] >= (SIDE if params[i].is_cpu else ACCELERATED)]
@@ -70,7 +82,7 @@ def _over_replicas(block: Block, slopes: Sequence[Tensor], rho: Any, ranks: Rank
     shares = [[large[i] for i in own] for own in shared_out([params[i].shape for i in large], packed, ranks.size)]
     elsewhere = {at[i] for i in large if i in at} - {at[i] for i in shares[ranks.rank] if i in at}
     here = [i for i in range(len(slopes)) if i not in elsewhere]
-    found = dict(zip(here, solved([slopes[i] for i in here], packed, rho), strict=True))
+    found = dict(zip(here, solve([slopes[i] for i in here]), strict=True))
     if not large:
         return [found[i] for i in range(len(slopes))]
     dtypes = {memory_dtype("average", params[i]) for i in large}
@@ -98,14 +110,15 @@ def _parts(wire: Tensor, places: Sequence[int], params: Sequence[Tensor]) -> lis
     return found
 
 
-def _over_shards(block: Block, slopes: Sequence[Tensor], rho: Any) -> list[Tensor]:
+def _over_shards(block: Block, slopes: Sequence[Tensor], solve: Solve) -> list[Tensor]:
     teams: dict[tuple[ProcessGroup, torch.dtype], list[int]] = {}
     for i, owner in enumerate(block.owners):
         teams.setdefault((_team(owner), slopes[i].dtype), []).append(i)
     found = list(slopes)
     for (team, _), members in teams.items():
         shapes = [block.owners[i].shape for i in members]
-        parts = _exchanged([slopes[i] for i in members], shapes, block.group["packed"], rho, team)
+        shares = shared_out(shapes, block.group["packed"], dist.get_world_size(team))
+        parts = _exchanged([slopes[i] for i in members], shapes, shares, solve, team)
         for i, part in zip(members, parts, strict=True):
             found[i] = part
     return found
@@ -124,19 +137,17 @@ def _team(owner: Any) -> ProcessGroup:
 
 
 def _exchanged(
-    slopes: Sequence[Tensor], shapes: Sequence[torch.Size], packed: int, rho: Any, team: ProcessGroup
+    slopes: Sequence[Tensor], shapes: Sequence[torch.Size], shares: list[list[int]], solve: Solve, team: ProcessGroup
 ) -> list[Tensor]:
     """The shards of the directions, from those of the slopes."""
-    size, rank = dist.get_world_size(team), dist.get_rank(team)
-    shares = shared_out(shapes, packed, size)
-    own, order = shares[rank], [i for share in shares for i in share]
+    size, own, order = len(shares), shares[dist.get_rank(team)], [i for share in shares for i in share]
     held = [[_entries_of(shapes[i], size, r) for i in own] for r in range(size)]
     sent, received = [sum([slopes[i].numel() for i in share]) for share in shares], list(map(sum, held))
     wire = slopes[0].new_empty(sum(received))
     dist.all_to_all_single(wire, torch.cat([slopes[i].reshape(-1) for i in order]), received, sent, group=team)
     pieces = [part.split(sizes) for part, sizes in zip(wire.split(received), held, strict=True)]
     whole = [torch.cat(shards).view(shapes[i]) for i, shards in zip(own, zip(*pieces, strict=True), strict=True)]
-    found = [p.reshape(-1).split([sizes[j] for sizes in held]) for j, p in enumerate(solved(whole, packed, rho))]
+    found = [p.reshape(-1).split([sizes[j] for sizes in held]) for j, p in enumerate(solve(whole))]
     back = torch.cat([shards[r] for r in range(size) for shards in found]) if found else wire
     told = wire.new_empty(sum(sent))
     dist.all_to_all_single(told, back, sent, received, group=team)

@@ -12,7 +12,7 @@ import common
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from common import F64
+from common import F32, F64
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.state_dict import (
@@ -97,6 +97,14 @@ def replicas(rank: int, world: int, folder: Path) -> Result:
             single = alone(make, deep(16), world, STEPS, **options) if rank == 0 else None
             out[name] = [common.everywhere(point, world) for point in found], single, sent(opt)
     return out
+
+
+def single_precision(rank: int, world: int, folder: Path) -> Result:
+    """Large matrices of f32, whose iteration runs in bf16 on some CPUs."""
+    model = common.parallel(deep().float())
+    opt = common.spectral(model.parameters(), check_replicas=True)
+    common.train(model, opt, lambda k: common.part(common.batch(k, world, F32), rank), 5)
+    return {"points": [common.everywhere(point, world) for point in points(model, opt)]}
 
 
 def shards(rank: int, world: int, folder: Path) -> Result:
@@ -266,4 +274,4 @@ def compiled(rank: int, world: int, folder: Path) -> Result:
     return {"points": tuple(found), "sent": sent(opt)}
 
 
-SCENARIOS = (replicas, shards, packed, cleaned, missing, joined, save, spread_out, compiled)
+SCENARIOS = (replicas, single_precision, shards, packed, cleaned, missing, joined, save, spread_out, compiled)

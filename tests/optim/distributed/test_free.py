@@ -27,6 +27,11 @@ def test_replicas_stay_together_for_100_steps_and_with_one_process(schedule_free
         assert sent == (SHARED if "spectral" in name else ALL_REDUCE), name
 
 
+def test_replicas_are_bitwise_equal_in_single_precision(schedule_free):
+    for one, other in schedule_free.of("single_precision")[0]["points"]:
+        assert torch.equal(one, other)
+
+
 def test_shards_stay_with_one_process_for_100_steps(schedule_free):
     for outcome in schedule_free.of("shards"):
         for name, ((y, x, again), single, sent, local) in outcome.items():

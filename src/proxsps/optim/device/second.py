@@ -172,7 +172,7 @@ class SpectralPoints(MetricPoints):
     def _complete(self) -> None:
         """The directions of all tensors, and the sums."""
         slopes = [self._views[0][i] for i in range(len(self._grads))]
-        self._views[1] = dict(enumerate(directions_of(self._block, slopes, self._rho, self._opt)))
+        self._views[1] = dict(enumerate(directions_of(self._block, slopes, self._rho, self._opt, few=True)))
         for members, z, g, d, apart in self._vectors:
             self._add_up_slopes(z, g, d, apart, join([self._views[1][i] for i in members]))
 

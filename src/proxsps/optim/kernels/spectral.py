@@ -169,10 +169,12 @@ class CompiledSpectralPart(SpectralPart):
             self._new_at[places] = _rows_at(own)
         chunks = self._layout.chunks
         run(_blend, chunks, self._like, *chunks.columns, self._d_at, self._g_at, self._new_at, mu, weight=1.5)
-        found = [orthogonal(own.flatten(0, 1)).contiguous() for own in slopes]
+        alone = self._plan.ranks == 1
+        scaled = [] if alone else self._directions(slopes, math.sqrt(squares))
+        found = [own.contiguous() for own in scaled or [orthogonal(own.flatten(0, 1)) for own in slopes]]
         for stack, places, own in zip(self._stacks, self._places, found, strict=True):
             self._p_at[places] = _rows_at(own.view(len(places), -1))
-            scales[places] = math.sqrt(squares * max(stack.shape[1:]))
+            scales[places] = math.sqrt(squares * max(stack.shape[1:])) if alone else 1.0
         self._new, self._scales = list(zip(slopes, found, strict=True)), scales
         partial = np.empty((len(chunks.sizes), SUMS))
         args = (self._z_at, self._g_at, self._y_at, self._new_at, self._p_at, scales, *self._start, self._mix[0])
