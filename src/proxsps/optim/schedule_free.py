@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from proxsps.core.schedule_free import SCALE
@@ -171,7 +172,7 @@ class ScheduleFreeSPS(CappedPolyak):
     def _further_state(self) -> dict[Tensor, dict[str, Any]]:
         regularized = [p for group in self.param_groups if group["regularizer"] is not None for p in group["params"]]
         held = [p for p in regularized if Z in self.state.get(p, {}) and HELD not in self.state[p]]
-        return {p: {HELD: p.detach()} for p in held}
+        return {p: {HELD: torch.zeros_like(p.detach())} for p in held}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
