@@ -67,11 +67,10 @@ def shared(plan: Plan, alpha: list[float], found: Sequence[Travelled], limit: fl
     longest = max([own.cap for own in found])
     if len(found) == 1 or not min(longest, limit) > 0:
         return longest, alpha
-    longest = min(longest, limit)
     shares = list(alpha)
     for members, own in zip(plan.sets.members, found, strict=True):
         for j in members:
-            shares[j] *= min(own.cap, limit) / longest
+            shares[j] *= min(own.cap, limit) / min(longest, limit)
     return longest, shares
 
 

@@ -55,7 +55,8 @@ class ScheduleFreeSPS(CappedPolyak):
         weight_decay: $\lambda$: decay by $1/(1 + \tau\lambda)$, decoupled from the metric as in AdamW.
         regularizer: another regulariser, instead of `weight_decay`, in groups with Adam's metric. It needs an exact
             prox in a diagonal metric. Evaluated models have its exact zeros.
-        lower_bound: as in `ProxSPS`.
+        lower_bound: as in `ProxSPS`. With a regulariser that keeps the loss far from its bound, such as a strong l1
+            norm, None is usually better: the step then does not become short when the loss alone could reach it.
         metric: "adam", or "spectral" for matrices: those of a model, or all tensors of a group.
         factor: as in `ProxSPS`.
         max_move: limit on the Euclidean length of the move of all $z$ together.
