@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxsps import L1, SPS, Box, DecSPS, ElasticNet, GroupLasso, ProxSPS, ProxSPSAdam
+from proxsps import L1, SPS, Box, DecSPS, ElasticNet, GroupLasso, ProxSPS, ProxSPSAdam, ScheduleFreeSPS
 from proxsps.optim.plan import load_kernels
 
 FREE = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "profiler.")
@@ -126,6 +126,15 @@ def contestants(device: str) -> dict[str, Callable[[], object]]:
         opt = ProxSPS(groups, lr=1.0, capturable=True)
         return lambda: opt.step(loss=loss)
 
+    def spectral() -> Callable[[], object]:
+        params = draw(device)
+        groups = [
+            {"params": [p for p in params if p.dim() > 1], "metric": "spectral"},
+            {"params": [p for p in params if p.dim() == 1]},
+        ]
+        opt = ScheduleFreeSPS(groups, weight_decay=DECAY, capturable=True)
+        return lambda: opt.step(loss=loss)
+
     adamw = torch.optim.AdamW
     return {
         "AdamW fused": adamw(draw(device), fused=True).step,
@@ -138,6 +147,9 @@ def contestants(device: str) -> dict[str, Callable[[], object]]:
         "ProxSPS, matched cap": polyak(ProxSPS, cap="matched", weight_decay=DECAY),
         "ProxSPS, momentum, no lr": polyak(ProxSPS, lr=None, momentum=0.9, weight_decay=DECAY),
         "ProxSPSAdam": polyak(ProxSPSAdam, lr=None, weight_decay=DECAY),
+        "ScheduleFreeSPS": polyak(ScheduleFreeSPS, lr=None),
+        "ScheduleFreeSPS, weight decay": polyak(ScheduleFreeSPS, lr=None, weight_decay=DECAY),
+        "ScheduleFreeSPS, spectral, weight decay": spectral(),
         "ProxSPS, L1": polyak(ProxSPS, regularizer=L1(1e-3)),
         "ProxSPS, ElasticNet": polyak(ProxSPS, regularizer=ElasticNet(1e-3, DECAY)),
         "ProxSPS, Box": polyak(ProxSPS, regularizer=Box(-2.0, 2.0)),

@@ -68,13 +68,13 @@ def first_zero(gap: float, decay: Floats, push: Floats, longest: float) -> float
     make a line below H, whose zero is the new `low`: a valid step at all times. With convex terms alone this is
     Newton's method. A `high` where H is not positive makes the chords tight.
     """
+    if len(push) < 3:
+        return _two_terms(gap, [*decay, 0.0][:2], [*push, 0.0][:2], longest)
     terms = list(zip(decay, push, strict=True))
 
     def height(s: float) -> float:
         return gap - sum([b * s / (1 + a * s) for a, b in terms])
 
-    if min(push) >= 0 and height(longest) >= 0:  # H falls
-        return longest
     low, high, above = 0.0, longest, gap
     for _ in range(ROUNDS):
         fall = sum([b / ((1 + a * low) * (1 + a * (low if b >= 0 else high))) for a, b in terms])
@@ -90,6 +90,18 @@ def first_zero(gap: float, decay: Floats, push: Floats, longest: float) -> float
         if above <= 0:  # rounding
             break
     return low
+
+
+def _two_terms(gap: float, decay: Floats, push: Floats, longest: float) -> float:
+    """The same for two terms, by the roots of a square (`caps._two_blocks`)."""
+    (left, right), (one, two) = decay, push
+    b = gap * (left + right) - one - two
+    a = gap * (left * right) - one * right - two * left
+    inside = b * b - 4 * gap * a
+    if inside < 0 or (b >= 0 and a >= 0):
+        return longest
+    root = math.sqrt(inside)
+    return min(2 * gap / (root - b) if b < 0 else (b + root) / (-2 * a), longest)
 
 
 class Found(NamedTuple):
