@@ -27,6 +27,11 @@ print(
     f"Picture: {figures.save(drawing.draw({'trials': trials}), folder / 'no-lr.png')}"
 )
 one = trials[(trials["task"] == "transformer") & trials["method"].isin(FIRST)]
-print(
-    f"Picture: {figures.save(figures.over_lr(one), folder / 'no-lr-transformer.svg')}"
-)
+figure = figures.over_lr(one)
+print(f"Picture: {figures.save(figure, folder / 'no-lr-transformer.svg')}")
+(legend,) = figure.legends
+labels = [text.get_text() for text in legend.texts]
+legend.remove()
+figure.set_size_inches(5.2, 5.0)  # for phones
+figure.legend(legend.legend_handles, labels, loc="outside lower center", ncols=2)
+figures.save(figure, folder / "no-lr-transformer-narrow.svg")

@@ -131,6 +131,7 @@ def long_table(trials):
     from proxsps.experiments import EXPERIMENTS
 
     found = EXPERIMENTS["no-lr-transformer"].table({"trials": trials})
+    found = found.rename(columns={"none": "constant"})
     lines = ["| " + " | ".join(found.columns) + " |"]
     lines.append("| --- | --- |" + " ---: |" * (len(found.columns) - 2))
     return lines + [f"| {' | '.join(row)} |" for row in found.itertuples(index=False)]

@@ -206,7 +206,7 @@ _TABLE = (
     Method(
         "schedule-free",
         label="schedule-free AdamW",
-        colour="#A9ADB3",
+        colour="#E08A00",
         marker="h",
         coupled=False,
         lr=2.5e-3,
