@@ -124,7 +124,7 @@ NO_LR = Experiment(
     table=no_lr_table,
     summary=task_table,
     seeds=3,
-    seconds=3600,
+    seconds=1400,
 )
 
 NO_LR_LONG = replace(
@@ -153,7 +153,7 @@ NO_LR_TRANSFORMER = replace(
     table=endings_table,
     summary=None,
     seeds=1,
-    seconds=600,
+    seconds=450,
 )
 
 EXPERIMENTS = (NO_LR, NO_LR_LONG, NO_LR_TRANSFORMER)
