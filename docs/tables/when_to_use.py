@@ -134,7 +134,10 @@ def long_table(trials):
     found = found.rename(columns={"none": "constant"})
     lines = ["| " + " | ".join(found.columns) + " |"]
     lines.append("| --- | --- |" + " ---: |" * (len(found.columns) - 2))
-    return lines + [f"| {' | '.join(row)} |" for row in found.itertuples(index=False)]
+    for method, lr, *losses in found.itertuples(index=False):
+        texts = [f"{float(loss):.3f}" if loss else "" for loss in losses]
+        lines.append(f"| {' | '.join([method, lr, *texts])} |")
+    return lines
 
 
 def put(page, name, lines):
