@@ -242,6 +242,7 @@ OTHER_FIELDS = {
     "options": (("momentum", 0.1),),
     "optax": "proxsps.jax:sps",
     "make": lambda params, run: None,
+    "groups": "proxsps.optim:model_groups",
 }
 
 
