@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from proxsps.methods import Method, load
-from proxsps.optim import CoolDown, polynomial_multi_avg_fn
+from proxsps.optim import CoolDown, polynomial_multi_avg_fn, renew_statistics
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
@@ -200,21 +200,6 @@ def warm_cosine(steps: int, k: int) -> float:
 @torch.no_grad()
 def _measured(trial: Trial, model: nn.Module, optimizer: Optimizer) -> float:
     set_mode(model, optimizer, training=False)
-    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
-        # Running statistics belong to the weights of the last steps, not to an average of weights.
-        model.train()
-        _renew_statistics(model, trial.task, trial.seed)
-        model.eval()
-    inner = model.module if isinstance(model, AveragedModel) else model
-    return trial.task.measure(inner)
-
-
-def _renew_statistics(model: nn.Module, task: TrialTask, seed: int) -> None:
-    """Running statistics of batch normalisation as plain means over some training batches."""
-    norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # torch's way to say "plain mean"
-    inner = model.module if isinstance(model, AveragedModel) else model
-    for batch in islice(task.batches(seed), RENEWED):
-        task.loss(inner, batch)
+    # Running statistics belong to the weights of the last steps, not to an average of weights.
+    renew_statistics(model, islice(trial.task.batches(trial.seed), RENEWED))
+    return trial.task.measure(model.module if isinstance(model, AveragedModel) else model)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -13,12 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from proxsps.optim import CoolDown
 from proxsps.problems.base import BASE_SEED, Problem, seeded
 from proxsps.problems.linear import LogisticRegression
 from proxsps.problems.matrix import matrix_fac1
 from proxsps.problems.resnet import ResNet
 from proxsps.problems.vision import ImageClassification
 from proxsps.regularizers import L1, Regularizer
+from proxsps.sweep.loop import take_steps
 from proxsps.sweep.trials import Batch, TrialTask
 from proxsps.training.loader import plain_batches, prepared
 from proxsps.training.ranks import TrainingRanks
@@ -158,24 +162,41 @@ def _images(validation: bool, second_half: bool) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=8)
 def _trained(task: ImagesTask, seed: int) -> dict[str, Tensor]:
     """Weights after training on the first half of the classes, by AdamW with a cool-down."""
-    from proxsps.optim import CoolDown
-
     model = task.model(seed)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     scheduler = CoolDown(optimizer, task.steps)
-    problem = ImageClassification(size=16)
-    images, labels = problem.train_data()
+    images, labels = ImageClassification(size=16).train_data()
     first = torch.nonzero(labels < HALF)[:, 0][:20_000]
-    for chosen, _ in zip(_orders(len(first), task.batch_size, seed), range(task.steps), strict=False):
-        optimizer.zero_grad()
-        task.loss(model, (prepared(images[first[chosen]]), labels[first[chosen]])).backward()
-        optimizer.step()
+    orders = islice(_orders(len(first), task.batch_size, seed), task.steps)
+    batches = ((prepared(images[first[chosen]]), labels[first[chosen]]) for chosen in orders)
+    for _ in take_steps(optimizer, batches, partial(task.loss, model)):
         scheduler.step()
     return model.state_dict()
 
 
+class ProblemTask(TrialTask):
+    """A problem of sweeps, whose starting point is the same for all seeds: they shuffle."""
+
+    @abstractmethod
+    def problem(self) -> Problem:
+        """The problem."""
+
+    def model(self, seed: int) -> nn.Module:
+        """The start of the problem."""
+        return self.problem().module()
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        """Samples in a new order, epoch by epoch."""
+        data = self.problem().train_data()
+        return (tuple(part[i] for part in data) for i in _orders(len(data[0]), self.problem().batch_size, seed))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss of the problem."""
+        return model(*batch)
+
+
 @dataclass(frozen=True)
-class MatrixTask(TrialTask):
+class MatrixTask(ProblemTask):
     """The paper's first matrix factorisation; its objective on the training set."""
 
     metric: ClassVar[str] = "loss"
@@ -189,26 +210,13 @@ class MatrixTask(TrialTask):
         """The published problem."""
         return matrix_fac1()
 
-    def model(self, seed: int) -> nn.Module:
-        """The published start, the same for all seeds: they shuffle."""
-        return self.problem().module()
-
-    def batches(self, seed: int) -> Iterator[Batch]:
-        """Samples in a new order, epoch by epoch."""
-        data = self.problem().train_data()
-        return (tuple(part[i] for part in data) for i in _orders(len(data[0]), self.problem().batch_size, seed))
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss of the problem."""
-        return model(*batch)
-
     def measure(self, model: nn.Module) -> float:
         """The objective."""
         return float(model(*self.problem().train_data())) + self.weight_decay / 2 * squared_norm(model)
 
 
 @dataclass(frozen=True)
-class SparseTask(TrialTask):
+class SparseTask(ProblemTask):
     """Logistic regression with an l1 penalty: how far the objective is above its smallest value, relative to that.
 
     Optimizers without a prox get a subgradient of the penalty.
@@ -230,19 +238,6 @@ class SparseTask(TrialTask):
     def regularizer(self) -> Regularizer:
         """lam ||x||_1."""
         return L1(self.lam)
-
-    def model(self, seed: int) -> nn.Module:
-        """Zeros."""
-        return self.problem().module()
-
-    def batches(self, seed: int) -> Iterator[Batch]:
-        """Samples in a new order, epoch by epoch."""
-        data = self.problem().train_data()
-        return (tuple(part[i] for part in data) for i in _orders(len(data[0]), self.problem().batch_size, seed))
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The logistic loss."""
-        return model(*batch)
 
     def measure(self, model: nn.Module) -> float:
         """F(x) / F* - 1 in double precision."""
