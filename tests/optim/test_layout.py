@@ -288,8 +288,9 @@ print(*out)
 """
 
 
-def test_kernels_are_compiled_again_after_an_edit_of_what_they_inline(tmp_path, forked):
+def test_kernels_are_compiled_again_after_an_edit_of_what_they_inline(tmp_path, forked, monkeypatch):
     """Of a function in another file, in a copy of the package."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
 
     def result():
         words = [sys.executable, "-c", EDITED, str(tmp_path)]

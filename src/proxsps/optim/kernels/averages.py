@@ -10,23 +10,23 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.caching import compiled
+from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, pointer
 
 
-@numba.njit
+@inlined()
 def typed_weights(like, weights, eps, least, j):
     """old, new, old_v, new_v of a tensor, eps, least and 1 in the type of the entries."""
     of = like.dtype.type
     return of(weights[j, 0]), of(weights[j, 1]), of(weights[j, 2]), of(weights[j, 3]), of(eps), of(least), of(1)
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def _square(old, v, new, g):
     return old * v + (new * g) * g  # in this order a weight of 0 wins over a square that overflows
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def new_slopes(g, d, own, out):
     """d' of a run, in memory for at least as many entries."""
     old, new, _, _, _, _, _ = own
@@ -35,7 +35,7 @@ def new_slopes(g, d, own, out):
     return out[: len(g)]
 
 
-@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+@inlined(fastmath=ENTRYWISE, error_model="numpy")
 def new_metric(g, v, own, out):
     """r of a run."""
     _, _, old_v, new_v, eps, least, one = own
@@ -44,7 +44,7 @@ def new_metric(g, v, own, out):
     return out[: len(g)]
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def store_slopes(g, d, own):
     """d <- d'."""
     old, new, _, _, _, _, _ = own
@@ -52,7 +52,7 @@ def store_slopes(g, d, own):
         d[k] = old * d[k] + new * g[k]
 
 
-@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+@inlined(fastmath=ENTRYWISE, error_model="numpy")
 def store_metric(g, v, own, out):
     """v <- v', and r."""
     _, _, old_v, new_v, eps, least, one = own
@@ -62,7 +62,7 @@ def store_metric(g, v, own, out):
     return out[: len(g)]
 
 
-@numba.njit(fastmath=REORDER, error_model="numpy")
+@inlined(fastmath=REORDER, error_model="numpy")
 def metric_sums(x, g, d, v, own):
     """<d', r d'>, <d', x>, <g, x>, ||r g||^2 and ||g||^2 of a run, in one loop without memory in between."""
     old, new, old_v, new_v, eps, least, one = own
@@ -79,7 +79,7 @@ def metric_sums(x, g, d, v, own):
     return dp, dx, gx, gg, size
 
 
-@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+@inlined(fastmath=ENTRYWISE, error_model="numpy")
 def write_in_metric(x, g, d, v, own, keep, move):
     """d <- d', v <- v', x <- keep x + move r d', in one loop."""
     old, new, old_v, new_v, eps, least, one = own
@@ -89,14 +89,14 @@ def write_in_metric(x, g, d, v, own, keep, move):
         x[k] = keep * x[k] + move * (one / max(np.sqrt(square) + eps, least) * slope)
 
 
-@numba.njit
+@inlined()
 def typed_mix(like, weights, j):
     """b and the share of the new point in the average, in the type of the entries."""
     of = like.dtype.type
     return of(weights[j, 4]), of(weights[j, 5])
 
 
-@numba.njit(fastmath=REORDER, error_model="numpy")
+@inlined(fastmath=REORDER, error_model="numpy")
 def second_sums(z, g, y, r, one):
     """<g, r g>, <g, z>, <g, z - y>, ||r g||^2 and ||g||^2 of a run of the schedule-free form."""
     dp, dx, gx, gg, size = one - one, one - one, one - one, one - one, one - one
@@ -110,7 +110,7 @@ def second_sums(z, g, y, r, one):
     return dp, dx, gx, gg, size
 
 
-@numba.njit(fastmath=REORDER, error_model="numpy")
+@inlined(fastmath=REORDER, error_model="numpy")
 def second_metric_sums(z, g, y, v, own):
     """The same in one loop without memory in between."""
     _, _, old_v, new_v, eps, least, one = own
@@ -128,7 +128,7 @@ def second_metric_sums(z, g, y, v, own):
 # No operation of these two may be fused with another one: torch computes the same numbers when modes are switched.
 
 
-@numba.njit(error_model="numpy")
+@inlined(error_model="numpy")
 def averaged_points(y, z, b, out):
     """x of a run (`proxsps.core.schedule_free.average`)."""
     for k in range(len(y)):
@@ -136,7 +136,7 @@ def averaged_points(y, z, b, out):
     return out[: len(y)]
 
 
-@numba.njit
+@inlined()
 def gradient_points(x, z, b, share, lower, upper, y):
     """y <- the next point of gradients, from the last x and the new z; x stays between its bounds, also in rounding."""
     for k in range(len(x)):
@@ -145,7 +145,7 @@ def gradient_points(x, z, b, share, lower, upper, y):
         y[k] = min(max(z[k] + (mean - z[k]) * b, lower), upper)
 
 
-@numba.njit(error_model="numpy")
+@inlined(error_model="numpy")
 def write_second_in_metric(z, g, y, v, own, keep, move, b, share):
     """v <- v', z <- keep z + move r g, and the next y, in one loop."""
     _, _, old_v, new_v, eps, least, _ = own
@@ -159,7 +159,7 @@ def write_second_in_metric(z, g, y, v, own, keep, move, b, share):
         y[k] = new + (mean - new) * b
 
 
-@numba.njit
+@inlined()
 def overflows(g):
     """Whether the square of an entry leaves the range of its type: v may too, and infinity does not show in sums."""
     return not np.isfinite(g * g).all()

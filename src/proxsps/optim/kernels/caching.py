@@ -31,6 +31,16 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
+def inlined(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator for a function that kernels call: it becomes part of each of them.
+
+    numba optimises a function alone, and once more inside of a kernel, under the same name. In the process that
+    compiles them, calls run the first version; the cache on disk has the second one only. Their sums may be rounded
+    differently, and a process that loads the kernel would not take bitwise the same step.
+    """
+    return numba.njit(forceinline=True, **options)  # type: ignore[no-any-return]
+
+
 class KernelCache(FunctionCache):
     """numba's cache of a function, with the digest of all sources in its stamp."""
 

@@ -43,7 +43,7 @@ from proxsps.optim.kernels.averages import (
     write_in_metric,
     write_second_in_metric,
 )
-from proxsps.optim.kernels.caching import compiled
+from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.heights import add_box, add_general, add_soft, general_change, typed_psi
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.sampling import moved_sq
@@ -71,7 +71,7 @@ class Sources(NamedTuple):
     least: float
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def _coupled_slopes(x, g, lam, fresh):
     """g + lam x of a run."""
     if lam != 0:
@@ -81,7 +81,7 @@ def _coupled_slopes(x, g, lam, fresh):
     return g
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _sums(x, g, d, r, zero, one):
     """<d, p>, <d, x>, and for averages <g, x>, ||r g||^2 and in a metric ||g||^2."""
     dp, dx, gx, gg, size = zero, zero, zero, zero, zero
@@ -97,7 +97,7 @@ def _sums(x, g, d, r, zero, one):
     return dp, dx, gx, gg, size
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _noise(x, d, zero):
     total = zero
     for k in range(len(x)):
@@ -106,7 +106,7 @@ def _noise(x, d, zero):
     return total
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _lengths(x, d, r, zero, one):
     """||x||^2, ||p||^2, <p, x>."""
     xx, pp, px = zero, zero, zero
@@ -118,7 +118,7 @@ def _lengths(x, d, r, zero, one):
     return xx, pp, px
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _change_sq(x, d, r, s, psi):
     total = psi[-1]
     for k in range(len(x)):
@@ -127,13 +127,13 @@ def _change_sq(x, d, r, s, psi):
     return total
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def _write_line(x, d, r, keep, move, one):
     for k in range(len(x)):
         x[k] = keep * x[k] + move * ((one if r is None else r[k]) * d[k])
 
 
-@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+@inlined(fastmath=ENTRYWISE, error_model="numpy")
 def _write_prox(x, d, r, s, psi, relax):
     threshold, _, curvature, lower, upper, one, _ = psi
     for k in range(len(x)):

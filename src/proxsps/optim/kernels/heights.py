@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
-
+from proxsps.optim.kernels.caching import inlined
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def _soft_change(x, d, r, s, psi):
     """x - y for l1 alone, and dy/dz along p."""
     threshold, _, _, _, _, _, zero = psi
@@ -23,7 +22,7 @@ def _soft_change(x, d, r, s, psi):
     return s * p + c if inside else x, p if inside else zero
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def _box_change(x, d, r, s, psi):
     """x - y for bounds alone, and dy/dz along p."""
     _, _, _, lower, upper, _, zero = psi
@@ -33,7 +32,7 @@ def _box_change(x, d, r, s, psi):
     return s * p if inside else x - min(max(z, lower), upper), p if inside else zero
 
 
-@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+@inlined(fastmath=ENTRYWISE, error_model="numpy")
 def general_change(x, d, r, s, psi):
     """x - y, and dy/dz along p."""
     threshold, edge, curvature, lower, upper, one, zero = psi
@@ -45,7 +44,7 @@ def general_change(x, d, r, s, psi):
     return shrink * (s * p + c + bend * x) if inside else x - y, shrink * p if inside else zero
 
 
-@numba.njit
+@inlined()
 def typed_psi(like, psi, b, alpha):
     """Threshold, edge, curvature, lower and upper of a block with this cap, then 1 and 0, in the type of the entries.
 
@@ -59,7 +58,7 @@ def typed_psi(like, psi, b, alpha):
 def _heights(change: Any) -> Any:
     """A function that adds h and its slope at several steps, for a run of entries; three at a time are cheap."""
 
-    @numba.njit(fastmath=REORDER)
+    @inlined(fastmath=REORDER)
     def one(x, d, r, s, psi):
         h, slope = psi[-1], psi[-1]
         for k in range(len(x)):
@@ -68,7 +67,7 @@ def _heights(change: Any) -> Any:
             slope += d[k] * inside
         return h, slope
 
-    @numba.njit(fastmath=REORDER)
+    @inlined(fastmath=REORDER)
     def three(x, d, r, s, t, v, psi):
         h_s, h_t, h_v, slope_s, slope_t, slope_v = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
         for k in range(len(x)):
@@ -84,7 +83,7 @@ def _heights(change: Any) -> Any:
             slope_v += d[k] * inside
         return h_s, h_t, h_v, slope_s, slope_t, slope_v
 
-    @numba.njit
+    @inlined()
     def add(x, d, r, steps, psi, heights, slopes):
         p = 0
         while p + 3 <= len(steps):

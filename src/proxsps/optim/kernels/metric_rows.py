@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
-from proxsps.optim.kernels.caching import compiled
+from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.entrywise import Sources
 from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, pointer, run
 from proxsps.optim.kernels.row_layout import RowLayout, RowMemory
@@ -41,7 +41,7 @@ def memory(rows: RowMemory) -> MetricRows | None:
     return MetricRows(rows.like, rows.layout, np.zeros(rows.layout.rows), rows.turns)
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def _start(x, d, r, s, threshold, tiny, z, t):
     """z and t of a row; a positive t spares the cases without a threshold."""
     for k in range(len(x)):
@@ -49,7 +49,7 @@ def _start(x, d, r, s, threshold, tiny, z, t):
         t[k] = max(threshold * r[k], tiny)
 
 
-@numba.njit(fastmath=REORDER, error_model="numpy")
+@inlined(fastmath=REORDER, error_model="numpy")
 def _run_norm_and_slope(z, t, radius, one):
     norm_sq, slope = one - one, one - one
     for k in range(len(z)):
@@ -61,7 +61,7 @@ def _run_norm_and_slope(z, t, radius, one):
     return norm_sq, slope
 
 
-@numba.njit
+@inlined()
 def _norm_and_slope(z, t, radius):
     """||z / (R + t)||^2, and minus half of its derivative."""
     norm_sq, slope, of = 0.0, 0.0, z.dtype.type
@@ -72,7 +72,7 @@ def _norm_and_slope(z, t, radius):
     return norm_sq, slope
 
 
-@numba.njit(error_model="numpy")
+@inlined(error_model="numpy")
 def _radius(z, t, guess):
     """The root R by Newton's method, 0 if there is none.
 
@@ -94,14 +94,14 @@ def _radius(z, t, guess):
     return radius
 
 
-@numba.njit(fastmath=ENTRYWISE, error_model="numpy")
+@inlined(fastmath=ENTRYWISE, error_model="numpy")
 def _point(z, t, radius):
     """z <- y of a row that is not 0."""
     for k in range(len(z)):
         z[k] *= radius / (radius + t[k])
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _height(x, d, y):
     total = 0.0
     for k in range(len(x)):
@@ -109,7 +109,7 @@ def _height(x, d, y):
     return total
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _move_sq(x, y):
     total = 0.0
     for k in range(len(x)):
@@ -118,7 +118,7 @@ def _move_sq(x, y):
     return total
 
 
-@numba.njit
+@inlined()
 def _new_row(x, d, r, s, threshold, norms, at, z, t):
     """y of a row, in the memory of z; its norm is kept."""
     y, own, of = z[: len(x)], t[: len(x)], z.dtype.type
@@ -131,7 +131,7 @@ def _new_row(x, d, r, s, threshold, norms, at, z, t):
     return y
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _sums(x, g, d, r, zero):
     """The sums of a run but the last one, and ||g||^2."""
     de, dx, noise, gx, gg, size = zero, zero, zero, zero, zero, zero
@@ -146,7 +146,7 @@ def _sums(x, g, d, r, zero):
     return de, dx, noise, gx, gg, size
 
 
-@numba.njit
+@inlined()
 def _add_sums(x, g, d, r, out):
     """The same of a row; NaN if a square of g overflows."""
     for low in range(0, len(x), RUN):

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.averages import new_slopes, store_slopes, typed_weights
-from proxsps.optim.kernels.caching import compiled
+from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, pointer, run
 from proxsps.optim.kernels.row_layout import RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
@@ -25,7 +25,7 @@ from proxsps.optim.kernels.scalar import Psi, prox
 SAFE = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 0.1}
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _row_sums(x, d):
     xx, xd, dd = 0.0, 0.0, 0.0
     for k in range(len(x)):
@@ -36,7 +36,7 @@ def _row_sums(x, d):
     return xx, xd, dd
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _row_norm_sq(x, d, s):
     zz = 0.0
     for k in range(len(x)):
@@ -45,7 +45,7 @@ def _row_norm_sq(x, d, s):
     return zz
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _add_sums(x, d, xx, xd, dd):
     for k in range(len(x)):
         a, b = np.float64(x[k]), np.float64(d[k])
@@ -54,14 +54,14 @@ def _add_sums(x, d, xx, xd, dd):
         dd[k] += b * b
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _add_norm_sq(x, d, s, zz):
     for k in range(len(x)):
         z = np.float64(x[k] - s * d[k])
         zz[k] += z * z
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def _scale_row(x, d, s, factor, relax, zero):
     """x <- factor (x - s d), or a part of the way there."""
     if relax != 1:
@@ -74,7 +74,7 @@ def _scale_row(x, d, s, factor, relax, zero):
             x[k] = factor * (x[k] - s * d[k])
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def _scale_columns(x, d, s, factor, relax, zero):
     """The same with one factor per entry."""
     for k in range(len(x)):
@@ -82,7 +82,7 @@ def _scale_columns(x, d, s, factor, relax, zero):
         x[k] = y if relax == 1 else x[k] + relax * (y - x[k])
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _add_further(x, g, out):
     """<g, x> and ||g||^2."""
     gx, gg = 0.0, 0.0
@@ -145,7 +145,7 @@ def _norm_sq(
                 _add_norm_sq(xs, ds, of(steps[group[at]]), partial[at : at + n])
 
 
-@numba.njit
+@inlined()
 def _factor(norm_sq, alpha, l1, l2, lower, upper):
     """The c of y = c z, for a group with this ||z||^2."""
     if norm_sq == 0:

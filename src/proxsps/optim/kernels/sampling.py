@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from proxsps.core.sampling import BLOCK_BITS, block_bits, position, sample_size
+from proxsps.optim.kernels.caching import inlined
 from proxsps.optim.kernels.layout import REORDER, addresses, pointer
 
 
@@ -27,10 +28,10 @@ class Start(NamedTuple):
 
 NO_START = Start(np.empty((0, 0), np.int64), np.empty(0))
 
-_position = numba.njit(position)
+_position = inlined()(position)
 
 
-@numba.njit
+@inlined()
 def _at(block):
     """`sampled_at` with a constant number of bits."""
     return (block << BLOCK_BITS) + _position(block, BLOCK_BITS)
@@ -62,7 +63,7 @@ def _samples(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], 
     return tuple(map(block_bits, sizes)), taken, np.array(sizes, np.float64) / np.maximum(taken, 1)
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def moved_sq(like, start_at, j, x, origin, y=None, b=None):
     """||x - x_0||^2 over the sampled entries among x, the first of which is entry `origin` of tensor j.
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from proxsps.optim.kernels.caching import inlined
 from proxsps.optim.kernels.layout import ENTRYWISE
 
 
@@ -30,7 +30,7 @@ class Psi(NamedTuple):
         return cls(*(np.broadcast_to(np.asarray(c, np.float64), (count,)).copy() for c in (l1, l2, lower, upper)))
 
 
-@numba.njit(fastmath=ENTRYWISE)
+@inlined(fastmath=ENTRYWISE)
 def prox(z, threshold, shrink, lower, upper):
     """prox of alpha psi at z, for threshold = alpha l1 and shrink = 1 / (1 + alpha l2)."""
     return min(max((z - min(max(z, -threshold), threshold)) * shrink, lower), upper)

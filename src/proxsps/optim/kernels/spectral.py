@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.averages import gradient_points
-from proxsps.optim.kernels.caching import compiled
+from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
 from proxsps.optim.kernels.sampling import moved_sq
 
@@ -31,7 +31,7 @@ def blend(like, block, tensor, origin, length, d_at, g_at, new_at, mu, first, la
             out[k] = old * d[k] + new * g[k]
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _sums(z, g, y, d, p, scale, zero):
     """<d, p>, <d, z>, <g, z - y>."""
     dp, dz, gap = zero, zero, zero
@@ -42,7 +42,7 @@ def _sums(z, g, y, d, p, scale, zero):
     return dp, dz, gap
 
 
-@numba.njit(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _lengths(z, p, scale, zero):
     """||z||^2, ||p||^2, <p, z>."""
     zz, pp, pz = zero, zero, zero
