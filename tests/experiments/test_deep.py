@@ -259,11 +259,11 @@ def test_stagnation_and_its_reason(made: Made) -> None:
     one = lambda spec: math.nan if spec.method == "prox-sps" and spec.seed else rising  # noqa: E731
     judged(claim, made(name, val_error=one), False, "ProxSPS diverged in 1 of 2 runs")  # at the largest lambda
     decay = np.where(np.arange(12) < 6, 5.0, 0.01)
-    judged(deep_claims.capped_far_above, made(name, zeta_median=lambda spec: decay), True, "0.01 and 0.002")
-    judged(deep_claims.capped_far_above, made(name, zeta_median=lambda spec: 0.01), False, "0.01 and 1")
-    judged(deep_claims.capped_far_above, made(name, zeta_median=lambda spec: 20 * decay), False, "0.2 and 0.002")
+    judged(deep_claims.zeta_below_alpha, made(name, zeta_median=lambda spec: decay), True, "0.01 and 0.002")
+    judged(deep_claims.zeta_below_alpha, made(name, zeta_median=lambda spec: 0.01), False, "0.01 and 1")
+    judged(deep_claims.zeta_below_alpha, made(name, zeta_median=lambda spec: 20 * decay), False, "0.2 and 0.002")
     lost = lambda spec: math.nan if spec.seed else decay  # noqa: E731
-    judged(deep_claims.capped_far_above, made(name, zeta_median=lost), False, "ProxSPS diverged in 1 of 2 runs")
+    judged(deep_claims.zeta_below_alpha, made(name, zeta_median=lost), False, "ProxSPS diverged in 1 of 2 runs")
 
 
 def test_adaptive_helps(made: Made) -> None:
@@ -294,7 +294,7 @@ def test_norms_so_far(made: Made) -> None:
 
 
 def test_good_with_c_1(made: Made) -> None:
-    name, claim = "cifar10-resnet56", deep_claims.good_with_c_1()
+    name, claim = "cifar10-resnet56", deep_claims.good_with_c_1
     judged(claim, made(name, val_error=errors(sps=0.2, adamw=0.3)), True, "+10.0 points", "SPS 80.0% at lambda = ")
     judged(claim, made(name, val_error=errors(sps=0.3, adamw=0.3)), False, "+0.0 points")
     judged(claim, made(name, val_error=errors(sps=0.6, adamw=0.7)), False, "SPS 40.0%")  # works badly
@@ -376,8 +376,8 @@ def test_different_norm(made: Made) -> None:
     judged(claim, norms(sgd=120.0), False, "1 and 2")
 
 
-def test_active_early(made: Made) -> None:
-    claim, early = imagenet_claims.active_early, np.where(np.arange(12) < 1, 0.5, 2.0)[:, None]
+def test_adaptive_early(made: Made) -> None:
+    claim, early = imagenet_claims.adaptive_early, np.where(np.arange(12) < 1, 0.5, 2.0)[:, None]
     trained = {"val_error": lambda spec: 0.6}
     judged(claim, made(NAME, zeta=lambda spec: early, **trained), True, "minimum 100% in the first", "at most 0%")
     judged(claim, made(NAME, zeta=lambda spec: 0.5, **trained), False, "at most 100%")

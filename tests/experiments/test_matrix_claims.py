@@ -30,8 +30,8 @@ def path(made: Made) -> Made:
 # Strengths of regularisation
 
 
-def test_best_strength(path: Made) -> None:
-    claim = matrix_claims.best_strength
+def test_best_lambda(path: Made) -> None:
+    claim = matrix_claims.best_lambda
     best = {"method": "prox-sps", "value": 1e-5, "elsewhere": 1e-3}
     judged(claim, path(val_error=only(lr=10.0, weight_decay=1e-4, **best)), True, "1.00e-05", "alpha_0 = 10, lambda = ")
     judged(claim, path(val_error=only(lr=5.0, weight_decay=1e-4, **best)), True, "alpha_0 = 5, lambda = 0.0001")
@@ -72,8 +72,8 @@ def test_a_difference_within_the_spread_of_the_seeds_does_not_count(path: Made) 
     judged(matrix_claims.smaller_norm, path(model_norm=norms), False, "largest 0.95")
 
 
-def test_same_for_small_caps(path: Made) -> None:
-    claim, far = matrix_claims.same_for_small_caps, {"method": "sps", "lr": 10.0}
+def test_same_at_1(path: Made) -> None:
+    claim, far = matrix_claims.same_at_1, {"method": "sps", "lr": 10.0}
     judged(claim, path(val_error=only(2.0, by_method(prox_sps=1.02, sps=1.0), **far)), True, "2.0%", "49.0%")
     judged(claim, path(val_error=only(2.0, by_method(prox_sps=0.9, sps=1.0), **far)), False, "10.0%")
     judged(claim, path(), False, "0.0%")  # the methods never differ
@@ -105,8 +105,8 @@ def test_unstable_sps(path: Made) -> None:
     judged(claim, path(objective=only(math.nan, apart, weight_decay=1e-2, **close)), True, "3 at")
 
 
-def test_good_unless_both_large(path: Made) -> None:
-    claim = matrix_claims.good_unless_both_large
+def test_deteriorates_at_the_corner(path: Made) -> None:
+    claim = matrix_claims.deteriorates_at_the_corner
     corner = {"value": 1.5, "method": "prox-sps", "lr": 10.0, "weight_decay": 0.1}
     bad_sps = only(1.5, 1.0, method="sps", lr=10.0)
     judged(claim, path(objective=only(elsewhere=bad_sps, **corner)), True, "50.0% there, elsewhere at most 0.0%")
@@ -129,8 +129,8 @@ def falls(end: float) -> np.ndarray:
     return np.where(np.arange(12) == 0, 10.0, end)
 
 
-def test_good_for_many_caps(path: Made) -> None:
-    claim, bad_sps = matrix_claims.good_for_many_caps, only(falls(3.0), falls(1.0), method="sps", lr=10.0)
+def test_good_for_many_alpha(path: Made) -> None:
+    claim, bad_sps = matrix_claims.good_for_many_alpha, only(falls(3.0), falls(1.0), method="sps", lr=10.0)
     judged(claim, path(objective=bad_sps), True, "at most 0.0%", "SPS up to 22.2%, above 10% in 4 of 12 settings")
     judged(claim, path(objective=lambda spec: falls(1.0)), False, "above 10% in 0 of 12")  # so is SPS
     judged(claim, path(), False)  # nothing has changed since the first epoch
@@ -149,19 +149,19 @@ def test_what_a_stricter_rule_gives_is_told(path: Made) -> None:
     near = only(np.where(np.arange(12) == 5, 1.0, 1.1), falls(1.1), method="prox-sps", lr=1.0, seed=0)
     frames = path(objective=only(falls(3.0), near, method="sps", lr=10.0))
     text = "at most 5% above the best objective of any run in any epoch: ProxSPS in 0 of 12 settings, SPS in 0"
-    assert judged(matrix_claims.good_for_many_caps, frames, True).strict == text
+    assert judged(matrix_claims.good_for_many_alpha, frames, True).strict == text
     errors = only(1e-5, 1e-3, method="prox-sps", lr=10.0, weight_decay=1e-4)
-    best = matrix_claims.best_strength(path(val_error=errors))
+    best = matrix_claims.best_lambda(path(val_error=errors))
     assert best.strict == "by the mean over runs, ProxSPS 1.00e-05 at alpha_0 = 10, lambda = 0.0001"
 
 
 def test_the_best_strength_holds_in_part_at_one_of_two_caps(path: Made) -> None:
     ours = {"method": "prox-sps", "weight_decay": 1e-4}
     one = only(2e-5, only(1e-5, 1e-3, method="prox-sps", lr=5.0, weight_decay=1e-3), lr=10.0, **ours)
-    found = judged(matrix_claims.best_strength, path(val_error=one), False, "1.00e-05 at alpha_0 = 5, lambda = 0.001")
+    found = judged(matrix_claims.best_lambda, path(val_error=one), False, "1.00e-05 at alpha_0 = 5, lambda = 0.001")
     assert found.part == "at alpha_0 = 10; lambda = 0.001 is better at alpha_0 = 5"
     better = only(1e-6, one, method="sps", lr=1.0)
-    assert judged(matrix_claims.best_strength, path(val_error=better), False).verdict == FAILS
+    assert judged(matrix_claims.best_lambda, path(val_error=better), False).verdict == FAILS
 
 
 def test_errors_that_are_higher_in_most_settings(path: Made) -> None:
@@ -176,7 +176,7 @@ def test_the_corner_is_compared_with_its_neighbours_at_the_same_strength(path: M
     """The rule is for all lambda, and 0.1 is one of them."""
     neighbour = only(2.0, 1.0, method="prox-sps", lr=5.0, weight_decay=0.1)
     frames = path(objective=only(1.5, neighbour, method="prox-sps", lr=10.0, weight_decay=0.1))
-    assert judged(matrix_claims.good_unless_both_large, frames, False).verdict == FAILS
+    assert judged(matrix_claims.deteriorates_at_the_corner, frames, False).verdict == FAILS
 
 
 def larger(spec: RunSpec) -> float:
@@ -218,8 +218,8 @@ def test_more_spread_zeta(path: Made) -> None:
     judged(claim, path(zeta=only(early, wide, method="sps", lr=5.0)), False, "0.5", "alpha_0 = 5")
 
 
-def test_capped_for_small_caps(path: Made) -> None:
-    claim = matrix_claims.capped_for_small_caps
+def test_zeta_above_alpha_at_1(path: Made) -> None:
+    claim = matrix_claims.zeta_above_alpha_at_1
     judged(claim, path(zeta=lambda spec: 3.0), True, "minimum 100%", "at alpha_0 = 10 at most 0%")
     judged(claim, path(zeta=lambda spec: 0.5), False, "minimum 0%")
     judged(claim, path(zeta=lambda spec: 20.0), False, "at most 100%")  # at alpha_0 = 10 as well

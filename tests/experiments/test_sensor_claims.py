@@ -37,21 +37,21 @@ def judged(claim: Callable[[Frames], Claim], frames: Frames, holds: bool, *measu
         assert text in decided.measured
 
 
-def test_best_for_small_strengths(errors: Callable[..., Frames]) -> None:
+def test_best_for_small_lambda(errors: Callable[..., Frames]) -> None:
     best = {("prox-sps", 10.0, 5e-5): 0.25, ("prox-sps", 5.0, 1e-4): 0.5}
-    judged(sensor.best_for_small_strengths, errors(best), True, "0.250", "0.500", "ProxSPS with alpha_0 = 10")
+    judged(sensor.best_for_small_lambda, errors(best), True, "0.250", "0.500", "ProxSPS with alpha_0 = 10")
     beaten = {**best, ("adamw", 1e-3, 1e-4): 0.125}
-    judged(sensor.best_for_small_strengths, errors(beaten), False, "0.250", "AdamW with alpha_0 = 0.001, 0.125")
-    assert sensor.best_for_small_strengths(errors(beaten)).part == "at lambda = 5e-05"
+    judged(sensor.best_for_small_lambda, errors(beaten), False, "0.250", "AdamW with alpha_0 = 0.001, 0.125")
+    assert sensor.best_for_small_lambda(errors(beaten)).part == "at lambda = 5e-05"
     elsewhere = {**best, ("sgd", 1.0, 5e-4): 0.125}
-    judged(sensor.best_for_small_strengths, errors(elsewhere), True)
+    judged(sensor.best_for_small_lambda, errors(elsewhere), True)
 
 
-def test_alike_at_large_strength(made: Made) -> None:
+def test_alike_for_large_lambda(made: Made) -> None:
     def alike(values: dict[Setting, float]) -> Frames:
         return made("sensor", val_error=lambda spec: values.get(_setting(spec), 0.5))
 
-    claim = sensor.alike_at_large_strength
+    claim = sensor.alike_for_large_lambda
     judged(claim, alike({("sps", 5.0, 5e-4): 0.51}), True, "2.0%", "0.510")
     for method in ("prox-sps", "sps", "sgd"):
         judged(claim, alike({(method, 5.0, 5e-4): 0.55}), False, "10.0%", "0.550")
@@ -59,11 +59,11 @@ def test_alike_at_large_strength(made: Made) -> None:
     judged(claim, made("sensor"), False, "0.0% (1.000, 1.000, 1.000)")  # no better than the mean
 
 
-def test_sgd_best_at_large_strength(errors: Callable[..., Frames]) -> None:
+def test_sgd_best_for_large_lambda(errors: Callable[..., Frames]) -> None:
     best = {("sgd", 1.0, 5e-4): 0.5}
-    judged(sensor.sgd_best_at_large_strength, errors(best), True, "SGD with alpha_0 = 1, 0.500")
-    judged(sensor.sgd_best_at_large_strength, errors({("sgd", 5.0, 5e-4): 0.5}), False, "alpha_0 = 5")
-    judged(sensor.sgd_best_at_large_strength, errors({**best, ("sps", 5.0, 5e-4): 0.25}), False, "SPS", "0.250")
+    judged(sensor.sgd_best_for_large_lambda, errors(best), True, "SGD with alpha_0 = 1, 0.500")
+    judged(sensor.sgd_best_for_large_lambda, errors({("sgd", 5.0, 5e-4): 0.5}), False, "alpha_0 = 5")
+    judged(sensor.sgd_best_for_large_lambda, errors({**best, ("sps", 5.0, 5e-4): 0.25}), False, "SPS", "0.250")
 
 
 def test_best_overall(errors: Callable[..., Frames]) -> None:
@@ -74,7 +74,7 @@ def test_best_overall(errors: Callable[..., Frames]) -> None:
 
 def test_methods_that_share_the_least_error_have_no_winner(errors: Callable[..., Frames]) -> None:
     tie = {("prox-sps", 5.0, lam): 0.25 for lam in sensor.LAMBDAS} | {("sgd", 1.0, lam): 0.25 for lam in sensor.LAMBDAS}
-    for claim in (sensor.best_for_small_strengths, sensor.best_overall, sensor.sgd_best_at_large_strength):
+    for claim in (sensor.best_for_small_lambda, sensor.best_overall, sensor.sgd_best_for_large_lambda):
         judged(claim, errors(tie), False, "not less with 95 % confidence")
         judged(claim, errors({}), False, "no better than the mean")
     two = {("prox-sps", lr, lam): 0.25 for lr in (5.0, 10.0) for lam in sensor.LAMBDAS}  # of one method: no matter
@@ -90,7 +90,7 @@ def test_a_lead_within_the_spread_of_the_seeds_does_not_count(made: Made) -> Non
 
         return made("sensor", val_error=error)
 
-    for claim in (sensor.best_overall, sensor.best_for_small_strengths):
+    for claim in (sensor.best_overall, sensor.best_for_small_lambda):
         judged(claim, ours(0.5), False, "ProxSPS", "not less with 95 % confidence")
         judged(claim, ours(0.27), True, "ProxSPS")
     norms = lambda spec: 1 - 0.5 * spec.seed * (spec.method == "prox-sps")  # noqa: E731
@@ -106,8 +106,8 @@ def test_with_one_seed_there_are_no_bounds(errors: Callable[..., Frames]) -> Non
 
 def test_no_verdict_with_runs_that_diverged(errors: Callable[..., Frames]) -> None:
     values = {("sgd", 1.0, 5e-4): math.nan, ("sgd", 5.0, 5e-4): 0.5, ("prox-sps", 5.0, 1e-4): 0.25}
-    judged(sensor.sgd_best_at_large_strength, errors(values), False, "SGD diverged in 2 of 12 runs")
-    judged(sensor.alike_at_large_strength, errors({("sgd", 5.0, 5e-4): math.nan}), False, "SGD diverged")
+    judged(sensor.sgd_best_for_large_lambda, errors(values), False, "SGD diverged in 2 of 12 runs")
+    judged(sensor.alike_for_large_lambda, errors({("sgd", 5.0, 5e-4): math.nan}), False, "SGD diverged")
 
 
 def test_smaller_norm(made: Made) -> None:

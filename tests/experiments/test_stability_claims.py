@@ -118,8 +118,8 @@ def test_without_runs_at_the_same_cap_the_neighbours_of_sgd_are_a_range(stabilit
         judged(stability_claims.like_sgd, without_small_caps(frames), holds, "at alpha_0 = 0.5;")
 
 
-def test_slow_for_small_caps(stability: Made) -> None:
-    claim = stability_claims.slow_for_small_caps
+def test_slow_for_small_alpha(stability: Made) -> None:
+    claim = stability_claims.slow_for_small_alpha
     late = gap(np.where(np.arange(1, 13) < 8, 1e-3, 0.0))
     sps = only(late, BEST, method="sps", lr=SGD[0])
     both = only(late, sps, method="sgd", lr=SGD[0])
@@ -198,8 +198,8 @@ def test_validation_alike(stability: Made) -> None:
     judged(claim, stability(val_error=only(math.nan, worse, method="sgd", lr=0.7)), True)
 
 
-def test_sqrt_stabilises(stability: Made) -> None:
-    claim = stability_claims.sqrt_stabilises
+def test_sqrt_stabilises_sps(stability: Made) -> None:
+    claim = stability_claims.sqrt_stabilises_sps
     stable = only(gap(4e-3), only(gap(1e-3), BEST, method="sps"), method="sps", schedule="constant")
     judged(claim, stability(objective=stable), True, "minimum 4")
     one = only(gap(1.5e-3), stable, method="sps", schedule="constant", lr=0.875)

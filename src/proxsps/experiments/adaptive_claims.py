@@ -32,14 +32,12 @@ def on_published_caps(claim: Checked) -> Checked:
 
 
 @states(
-    "adaptive-helps",
-    "We should choose alpha_k roughly of the order of zeta_k, for example by its values from the previous epoch.",
     "final validation accuracy of ProxSPS, adaptive cap minus sqrt cap, mean over runs",
     f"at least one point, {SURE}; both above {CHANCE:.0%}",
     needs=("prox-sps",),
 )
 def adaptive_helps(frames: Frames) -> tuple[str, bool]:
-    """Final accuracy with the cap that follows zeta."""
+    """We should choose alpha_k roughly of the order of zeta_k, for example by its values from the previous epoch."""
     runs, both = relabelled(frames)["runs"], ["prox-sps", FOLLOWED]
     require_methods(runs, both)
     require_finite(runs, "val_error", both)

@@ -19,7 +19,6 @@ from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
 from proxsps.experiments.deep_claims import (
     CHANCE,
     both_work,
-    capped_far_above,
     competitive,
     faster_than_adamw,
     good_with_c_1,
@@ -27,10 +26,11 @@ from proxsps.experiments.deep_claims import (
     less_sensitive,
     stagnates,
     tiny_steps,
+    zeta_below_alpha,
 )
 from proxsps.experiments.imagenet_claims import WORKS as IMAGENET_WORKS
 from proxsps.experiments.imagenet_claims import (
-    active_early,
+    adaptive_early,
     different_norm,
     equally_well,
     faster_start,
@@ -116,8 +116,8 @@ def _steps_of(schedule: str, text: str) -> Drawing:
 
 
 PUBLISHED_DRAWINGS = (*drawings(5, 2), STEP_SIZES)
-LATE56 = (less_sensitive(), stagnates(), capped_far_above)
-RESNET56_CLAIMS = (both_work(), competitive(), good_with_c_1(), smaller_norm(), *LATE56)
+LATE56 = (less_sensitive(), stagnates(), zeta_below_alpha)
+RESNET56_CLAIMS = (both_work(), competitive(), good_with_c_1, smaller_norm(), *LATE56)
 RESNET110_CLAIMS = (
     *(leaves_chance(sps_after=50), tiny_steps, faster_than_adamw, competitive()),
     *(smaller_norm(largest_only=True), less_sensitive(ours=("prox-sps",))),
@@ -125,7 +125,7 @@ RESNET110_CLAIMS = (
 # An epoch of a twin counts as 0.4 epochs: twins reach the published epochs 5 and 6.
 TWIN56_CLAIMS = (both_work(CHANCE), competitive(CHANCE), norms_so_far(5))
 TWIN110_CLAIMS = (leaves_chance(), tiny_steps, faster_than_adamw, competitive(CHANCE), norms_so_far(6))
-LONG_CLAIMS = (both_work(CHANCE), competitive(CHANCE), smaller_norm(CHANCE), stagnates(CHANCE), capped_far_above)
+LONG_CLAIMS = (both_work(CHANCE), competitive(CHANCE), smaller_norm(CHANCE), stagnates(CHANCE), zeta_below_alpha)
 # On a GPU: 1.5 GFLOP to train a ResNet110 on an image, half of it for a ResNet56, at 5 TFLOP/s. Not measured.
 HOUR, GPU = 3600.0, "a GPU, estimated"
 
@@ -176,7 +176,7 @@ IMAGENET32 = Experiment(
         similar_accuracies,
         less_sensitive(IMAGENET_WORKS),
         different_norm,
-        active_early,
+        adaptive_early,
         faster_start,
     ),
     partial(specs, image_problem("imagenet32-resnet110"), LAMBDAS, (*POLYAK, "sgd")),

@@ -95,12 +95,12 @@ def leaves_chance(sps_after: int | None = None) -> Checked:
     """Epochs to leave chance level, at the largest strength; SPS takes more than `sps_after`, or all there are."""
 
     @states(
-        "leaves-chance",
-        "SPS does not make progress for a long time; ProxSPS does not share this issue and performs well after a few "
-        "initial epochs.",
         f"first epoch with a validation accuracy above {CHANCE:.0%}, largest lambda, every run",
         f"ProxSPS gets there within {f'{sps_after} epochs' if sps_after else 'all epochs'}, SPS does not",
+        name="leaves-chance",
         needs=POLYAK,
+        gist="SPS does not make progress for a long time; ProxSPS does not share this issue and performs well after a "
+        "few initial epochs.",
     )
     def check(frames: Frames) -> tuple[str, bool]:
         runs = largest_strength(frames["runs"])
@@ -117,12 +117,11 @@ def leaves_chance(sps_after: int | None = None) -> Checked:
 
 
 @states(
-    "tiny-steps",
-    "SPS makes no progress for a long time because its adaptive step size is very small; ProxSPS does not share "
-    "this issue.",
     f"zeta_k, median over epochs, largest lambda: of SPS at an accuracy of at most {CHANCE:.0%}, of ProxSPS above",
     "below 1e-4 for SPS, above for ProxSPS; SPS has such low accuracies in at least twice as many epochs",
     needs=POLYAK,
+    gist="SPS makes no progress for a long time because its adaptive step size is very small; ProxSPS does not share "
+    "this issue.",
 )
 def tiny_steps(frames: Frames) -> tuple[str, bool]:
     """Why SPS stalls."""
@@ -139,15 +138,13 @@ def tiny_steps(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "faster-than-adamw",
-    "For larger lambda the training is considerably faster than for AdamW.",
     "first epoch with a validation accuracy above nine tenths of AdamW's final one, but not below "
     f"{CHANCE:.0%}; every lambda but the smallest, if there are several; mean over runs",
     f"for ProxSPS after at most two thirds of AdamW's epochs, {SURE}; final accuracy of AdamW above {GUESSING:.0%}",
     needs=("prox-sps", "adamw"),
 )
 def faster_than_adamw(frames: Frames) -> tuple[str, bool]:
-    """Speed against AdamW at the larger strengths."""
+    """For larger lambda the training is considerably faster than for AdamW."""
     runs = frames["runs"]
     strengths = sorted(runs["weight_decay"].unique())
     texts, verdicts = [], []
@@ -175,14 +172,14 @@ def competitive(floor: float = WORKS) -> Checked:
     """Final accuracy against AdamW."""
 
     @states(
-        "competitive",
-        "ProxSPS performs well in comparison to AdamW, without extensive tuning.",
         "final validation accuracy of ProxSPS minus that of AdamW, every lambda, mean over runs",
         f"at least minus two points, {SURE}; accuracies of ProxSPS above {floor:.0%}, of AdamW above {GUESSING:.0%}",
+        name="competitive",
         needs=("prox-sps", "adamw"),
         finite="val_error",
     )
     def check(frames: Frames) -> tuple[str, bool]:
+        """ProxSPS performs well in comparison to AdamW, without extensive tuning."""
         lead, text = lead_over(frames["runs"], ["prox-sps"], "adamw")
         table = accuracies(frames["runs"])
         return text, lead >= -LEVEL and table["prox-sps"].min() > floor and table["adamw"].min() > GUESSING
@@ -197,14 +194,14 @@ def both_work(floor: float = WORKS) -> Checked:
     """SPS and ProxSPS."""
 
     @states(
-        "both-work",
-        "Both SPS and ProxSPS work well.",
         "final validation accuracy of the worse of the two minus that of AdamW, every lambda, mean over runs",
         f"at least minus two points, {SURE}; accuracies of both above {floor:.0%}, of AdamW above {GUESSING:.0%}",
+        name="both-work",
         needs=ALL,
         finite="val_error",
     )
     def check(frames: Frames) -> tuple[str, bool]:
+        """Both SPS and ProxSPS work well."""
         lead, text = lead_over(frames["runs"], list(POLYAK), "adamw")
         table = accuracies(frames["runs"])
         works = table[list(POLYAK)].min(axis=None) > floor and table["adamw"].min() > GUESSING
@@ -213,29 +210,23 @@ def both_work(floor: float = WORKS) -> Checked:
     return check
 
 
-def good_with_c_1() -> Checked:
-    """SPS_max with c = 1, as in all runs here."""
-
-    @states(
-        "good-with-c-1",
-        "Setting c = 1 in SPS_max leads to good results, without extensive tuning.",
-        "final validation accuracy of SPS (c = 1) at its best lambda minus that of AdamW at its best lambda",
-        f"above 0, {SURE}; above {WORKS:.0%}, and that of AdamW above {GUESSING:.0%}",
-        needs=("sps", "adamw"),
-        finite="val_error",
+@states(
+    "final validation accuracy of SPS (c = 1) at its best lambda minus that of AdamW at its best lambda",
+    f"above 0, {SURE}; above {WORKS:.0%}, and that of AdamW above {GUESSING:.0%}",
+    needs=("sps", "adamw"),
+    finite="val_error",
+)
+def good_with_c_1(frames: Frames) -> tuple[str, bool]:
+    """Setting c = 1 in SPS_max leads to good results, without extensive tuning."""
+    errors, table = by_seed(frames["runs"], "val_error"), accuracies(frames["runs"])
+    best = {method: table[method].idxmax() for method in ("sps", "adamw")}
+    lead = lower_bound(errors["adamw"][best["adamw"]] - errors["sps"][best["sps"]])
+    ours, theirs = (table[method].max() for method in best)
+    return (
+        f"{100 * (ours - theirs):+.1f} points, 95 % lower bound {100 * lead:+.1f}: SPS {ours:.1%} at lambda = "
+        f"{best['sps']:g}, AdamW {theirs:.1%} at lambda = {best['adamw']:g}",
+        lead > 0 and ours > WORKS and theirs > GUESSING,
     )
-    def check(frames: Frames) -> tuple[str, bool]:
-        errors, table = by_seed(frames["runs"], "val_error"), accuracies(frames["runs"])
-        best = {method: table[method].idxmax() for method in ("sps", "adamw")}
-        lead = lower_bound(errors["adamw"][best["adamw"]] - errors["sps"][best["sps"]])
-        ours, theirs = (table[method].max() for method in best)
-        return (
-            f"{100 * (ours - theirs):+.1f} points, 95 % lower bound {100 * lead:+.1f}: SPS {ours:.1%} at lambda = "
-            f"{best['sps']:g}, AdamW {theirs:.1%} at lambda = {best['adamw']:g}",
-            lead > 0 and ours > WORKS and theirs > GUESSING,
-        )
-
-    return check
 
 
 def less_sensitive(floor: float = WORKS, ours: tuple[str, ...] = POLYAK) -> Checked:
@@ -243,13 +234,13 @@ def less_sensitive(floor: float = WORKS, ours: tuple[str, ...] = POLYAK) -> Chec
     names = " and ".join(label(method) for method in reversed(ours))
 
     @states(
-        "less-sensitive",
-        f"{names} {'are' if len(ours) > 1 else 'is'} less sensitive to lambda than AdamW.",
         f"largest minus smallest final validation accuracy over lambda, of AdamW minus that of {names}",
         f"at least one point, and above 0, {SURE}; all above {floor:.0%} at their best lambda. In part: without the "
         "smallest lambda",
+        name="less-sensitive",
         needs=(*ours, "adamw"),
         finite="val_error",
+        gist=f"{names} {'are' if len(ours) > 1 else 'is'} less sensitive to lambda than AdamW.",
     )
     def check(frames: Frames) -> Found:
         runs = frames["runs"]
@@ -285,13 +276,13 @@ def stagnates(floor: float = WORKS) -> Checked:
     """ProxSPS at the largest strength, from a quarter of the epochs on."""
 
     @states(
-        "stagnates",
-        "At lambda = 5e-4 the progress of ProxSPS stagnates after roughly a quarter of the epochs.",
         "gain of validation accuracy after a quarter of the epochs, largest lambda, mean over runs",
         f"at most two points for ProxSPS, from above {floor:.0%}; more than two for SPS; more for SPS, {SURE}",
+        name="stagnates",
         needs=POLYAK,
     )
     def check(frames: Frames) -> tuple[str, bool]:
+        """At lambda = 5e-4 the progress of ProxSPS stagnates after roughly a quarter of the epochs."""
         largest = largest_strength(frames["runs"])
         require_finite(largest, "val_accuracy", POLYAK)
         (level, gain), (_, other) = (_gains(largest, method) for method in POLYAK)
@@ -304,15 +295,13 @@ def stagnates(floor: float = WORKS) -> Checked:
 
 
 @states(
-    "zeta-below-alpha",
-    "zeta_k decays over time until it is far below alpha_k, which biases the weights towards zero.",
     "zeta_k over alpha_k of ProxSPS at the end, and zeta_k at the end over its largest, medians of epochs, largest "
     "lambda",
     "both below 0.1",
     needs=("prox-sps",),
 )
-def capped_far_above(frames: Frames) -> tuple[str, bool]:
-    """Why ProxSPS stagnates."""
+def zeta_below_alpha(frames: Frames) -> tuple[str, bool]:
+    """zeta_k decays over time until it is far below alpha_k, which biases the weights towards zero."""
     largest = largest_strength(frames["runs"])
     require_finite(largest, "zeta_median", ("prox-sps",))
     require_finite(largest, "val_accuracy", ("prox-sps",))

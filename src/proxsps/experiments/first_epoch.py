@@ -14,13 +14,12 @@ GUESSED = np.log(10)  # the loss of a network that knows nothing
 
 
 @states(
-    "weights-shrink",
-    "Every iteration of ProxSPS shrinks the weights by 1 / (1 + alpha_k lambda), however short the step along the "
-    "gradient is; SPS does not make progress.",
     "norm of ProxSPS's weights over that of SPS's after the epoch, divided by (1 + alpha_k lambda)^-390, minus 1",
     "at most 0.2 %",
     needs=METHODS,
     finite="model_norm",
+    gist="Every iteration of ProxSPS shrinks the weights by 1 / (1 + alpha_k lambda), however short the step along the "
+    "gradient is; SPS does not make progress.",
 )
 def weights_shrink(frames: Frames) -> tuple[str, bool]:
     """What 390 steps of pure shrinkage would give."""
@@ -31,15 +30,13 @@ def weights_shrink(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "norms-as-published",
-    "The published norms after the first epoch are 74.16 (ProxSPS) and 90.12 (SPS).",
     "relative difference of the norms from the published ones",
     "at most 0.2 % for both",
     needs=METHODS,
     finite="model_norm",
 )
 def norms_as_published(frames: Frames) -> tuple[str, bool]:
-    """The same network, data and steps should give the same norms, whatever the draw."""
+    """The published norms after the first epoch are 74.16 (ProxSPS) and 90.12 (SPS)."""
     norms = frames["runs"].groupby("method")["model_norm"].mean()
     apart = {method: abs(norms[method] / NORMS[method] - 1) for method in METHODS}
     return (
@@ -49,15 +46,13 @@ def norms_as_published(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "stands-still",
-    "SPS does not make progress for a long time because its adaptive step size is very small.",
     "median of zeta_k over the epoch, training loss and accuracy after it",
     "zeta_k of SPS below 1e-4; its loss above that of guessing (2.3) by a factor of 100 or more, and that of ProxSPS "
     "by less than a tenth of SPS's",
     needs=METHODS,
 )
 def stands_still(frames: Frames) -> tuple[str, bool]:
-    """Step sizes and losses."""
+    """SPS does not make progress for a long time because its adaptive step size is very small."""
     runs = frames["runs"]
     require_finite(runs, "train_loss", METHODS)
     means = runs.groupby("method")[["zeta_median", "train_loss", "val_accuracy"]].mean()

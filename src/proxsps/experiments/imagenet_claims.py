@@ -19,15 +19,13 @@ APART = 1.5  # a norm that is larger or smaller by this factor differs significa
 
 
 @states(
-    "equally-well",
-    "SPS and ProxSPS perform equally well.",
     "difference of their final validation accuracies, every lambda",
     f"at most two points, and a tenth of the smaller one; {TRAINED}",
     needs=POLYAK,
     finite="val_error",
 )
 def equally_well(frames: Frames) -> tuple[str, bool]:
-    """ProxSPS against SPS."""
+    """SPS and ProxSPS perform equally well."""
     table = accuracies(frames["runs"])[list(POLYAK)]
     gap, low = (table["prox-sps"] - table["sps"]).abs(), table.min(axis=1)
     return (
@@ -37,15 +35,13 @@ def equally_well(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "similar-accuracies",
-    "All methods perform similarly well in terms of accuracy.",
     "final validation accuracy of each method at its best lambda, largest minus smallest",
     f"at most four points, and a tenth of the smallest; {TRAINED}",
     needs=ALL,
     finite="val_error",
 )
 def similar_accuracies(frames: Frames) -> Found:
-    """The best accuracy of each method."""
+    """All methods perform similarly well in terms of accuracy."""
     best = accuracies(frames["runs"])[list(ALL)].max()
     apart = best.max() - best.min()
     return Found(
@@ -57,8 +53,6 @@ def similar_accuracies(frames: Frames) -> Found:
 
 
 @states(
-    "different-norm",
-    "The norm of AdamW's iterates differs significantly from that of the other methods.",
     "factor between AdamW's final norm and the nearest one of the others, every lambda; factor among the others",
     f"larger than among the others at every lambda, and at least {APART:g} at one; every method above {WORKS:.0%} at "
     "its best lambda",
@@ -66,7 +60,7 @@ def similar_accuracies(frames: Frames) -> Found:
     finite="model_norm",
 )
 def different_norm(frames: Frames) -> Found:
-    """The norm of AdamW's weights against the others."""
+    """The norm of AdamW's iterates differs significantly from that of the other methods."""
     norms = np.log(final(frames["runs"], "model_norm")[list(ALL)])
     others = norms.drop(columns="adamw")
     away = np.exp(others.sub(norms["adamw"], axis=0).abs().min(axis=1))
@@ -83,16 +77,14 @@ def different_norm(frames: Frames) -> Found:
 
 
 @states(
-    "adaptive-early",
-    "The adaptive step size is active in the initial iterations.",
     "share of steps with zeta_k < alpha_k in the first epoch and in the last tenth of them, SPS and ProxSPS, every "
     "lambda",
     f"above a tenth in the first epoch, and larger than at the end; {TRAINED}",
     needs=POLYAK,
     finite="val_error",
 )
-def active_early(frames: Frames) -> tuple[str, bool]:
-    """Where the adaptive step is shorter than its cap."""
+def adaptive_early(frames: Frames) -> tuple[str, bool]:
+    """The adaptive step size is active in the initial iterations."""
     steps = frames["steps"]
     require_methods(steps, POLYAK)
     steps = steps[steps["method"].isin(POLYAK)]
@@ -107,15 +99,13 @@ def active_early(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "faster-start",
-    "The adaptive step size leads to faster learning in the initial epochs compared to SGD.",
     "mean validation accuracy over the first tenth of the epochs, the worse of both minus SGD, every lambda",
     f"at least half a point; at the end {TRAINED}",
     needs=(*POLYAK, "sgd"),
     finite="val_accuracy",
 )
 def faster_start(frames: Frames) -> tuple[str, bool]:
-    """The first epochs against SGD."""
+    """The adaptive step size leads to faster learning in the initial epochs compared to SGD."""
     runs = frames["runs"]
     early = runs[runs["epoch"] <= last_tenth(runs)]
     table = early.groupby(["weight_decay", "method"])["val_accuracy"].mean().unstack()

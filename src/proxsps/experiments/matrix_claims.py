@@ -47,16 +47,14 @@ def _strong(table: pd.DataFrame | pd.Series) -> np.ndarray:
 
 
 @states(
-    "best-lambda",
-    "The best validation error is obtained for lambda = 1e-4 and large alpha_0.",
     "validation error, median over the last ten epochs, median over runs (a few of ten runs dominate their mean)",
     f"minimum for ProxSPS at lambda = 1e-4 with alpha_0 >= 5; below that of every other setting, {SURE}. In part: at "
     "one of these alpha_0",
     needs=BOTH,
     finite="val_error",
 )
-def best_strength(frames: Frames) -> Found:
-    """Where the validation error is smallest."""
+def best_lambda(frames: Frames) -> Found:
+    """The best validation error is obtained for lambda = 1e-4 and large alpha_0."""
     pairs = _pairs(frames["runs"], "val_error")
     medians = pairs.groupby(["lr", "weight_decay"]).median()
     ours, other = medians["prox-sps"], medians["sps"]
@@ -80,8 +78,6 @@ def best_strength(frames: Frames) -> Found:
 
 
 @states(
-    "lower-error",
-    "With SPS the validation error is higher, in particular for large alpha_0 and lambda.",
     "validation error of SPS over that of ProxSPS, alpha_0 in {5, 10}, every lambda; and their median difference",
     f"above 1, {SURE}; the difference is larger for lambda >= 1e-3 than below, and for alpha_0 = 10 than for 5. In "
     "part: in three of four settings, and on average everywhere",
@@ -89,7 +85,7 @@ def best_strength(frames: Frames) -> Found:
     finite="val_error",
 )
 def lower_error(frames: Frames) -> Found:
-    """ProxSPS against SPS at large caps."""
+    """With SPS the validation error is higher, in particular for large alpha_0 and lambda."""
     pairs = _pairs(frames["runs"], "val_error").loc[list(LARGE)]
     bound = lower_bounds(np.log(pairs["sps"] / pairs["prox-sps"]))
     means = pairs.groupby(["lr", "weight_decay"]).mean()
@@ -107,15 +103,13 @@ def lower_error(frames: Frames) -> Found:
 
 
 @states(
-    "same-at-1",
-    "For alpha_0 = 1 the two methods give almost identical results.",
     "relative difference of their validation errors at alpha_0 = 1, and its median over lambda at alpha_0 = 10",
     "at most 5 % at every lambda, but more at alpha_0 = 10",
     needs=BOTH,
     finite="val_error",
 )
-def same_for_small_caps(frames: Frames) -> tuple[str, bool]:
-    """At alpha_0 = 1 both methods are capped most of the time."""
+def same_at_1(frames: Frames) -> tuple[str, bool]:
+    """For alpha_0 = 1 the two methods give almost identical results."""
     means = _means(frames["runs"], "val_error")
     apart = (means["prox-sps"] / means["sps"] - 1).abs()
     near, far = apart[1.0], apart[10.0].median()
@@ -126,15 +120,13 @@ def same_for_small_caps(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "smaller-norm",
-    "ProxSPS leads to a smaller norm of the iterates, hence a more effective regularisation.",
     "model norm of ProxSPS over that of SPS, alpha_0 in {5, 10}, every lambda",
     f"below 1, {SURE}. In part: in three of four settings, and on average everywhere",
     needs=BOTH,
     finite="model_norm",
 )
 def smaller_norm(frames: Frames) -> Found:
-    """Norm of the iterates."""
+    """ProxSPS leads to a smaller norm of the iterates, hence a more effective regularisation."""
     pairs = _pairs(frames["runs"], "model_norm").loc[list(LARGE)]
     bound = lower_bounds(np.log(pairs["sps"] / pairs["prox-sps"]))
     means = pairs.groupby(["lr", "weight_decay"]).mean()
@@ -158,8 +150,6 @@ def _excess(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 @states(
-    "unstable-sps",
-    "SPS is unstable for large alpha_0 for all lambda >= 1e-4.",
     "objective above the best one found, SPS over ProxSPS, alpha_0 in {5, 10}",
     "at least 2 at every lambda >= 1e-4",
     needs=BOTH,
@@ -167,7 +157,7 @@ def _excess(runs: pd.DataFrame) -> pd.DataFrame:
     unless=("sps",),
 )
 def unstable_sps(frames: Frames) -> tuple[str, bool]:
-    """The objective of SPS with a large cap."""
+    """SPS is unstable for large alpha_0 for all lambda >= 1e-4."""
     excess = _excess(frames["runs"]).loc[list(LARGE)]
     excess = excess[excess.index.get_level_values("weight_decay") >= 1e-4]
     ratio = (excess["sps"] / excess["prox-sps"]).fillna(0)  # 0/0: neither is above the best one
@@ -199,8 +189,6 @@ def _stricter(runs: pd.DataFrame) -> str:
 
 
 @states(
-    "good-for-many-alpha",
-    "ProxSPS has a good performance for a wide range of alpha_0 in [1, 10] if lambda is not too large.",
     "objective gap at the end (above the minimum of the mean curves at that lambda) over the mean gap after epoch 1, "
     "every alpha_0, lambda < 0.1",
     f"at most {CLOSED:.0%} for ProxSPS everywhere, above that for SPS somewhere. In part: in three of four settings, "
@@ -209,8 +197,8 @@ def _stricter(runs: pd.DataFrame) -> str:
     finite="objective",
     unless=("sps",),
 )
-def good_for_many_caps(frames: Frames) -> Found:
-    """All caps, all strengths but the largest."""
+def good_for_many_alpha(frames: Frames) -> Found:
+    """ProxSPS has a good performance for a wide range of alpha_0 in [1, 10] if lambda is not too large."""
     runs = frames["runs"]
     left = _closing(runs[runs["weight_decay"] < CORNER[1]])
     ours, theirs = left["prox-sps"], left["sps"]
@@ -225,8 +213,6 @@ def good_for_many_caps(frames: Frames) -> Found:
 
 
 @states(
-    "deteriorates-at-the-corner",
-    "ProxSPS starts to deteriorate only when both alpha_0 and lambda are very large.",
     "objective at the end over that with alpha_0 = 1 at the same lambda, minus 1, every alpha_0 and lambda",
     f"above {GOOD:.0%} for ProxSPS at alpha_0 = 10, lambda = 0.1 and nowhere else; for SPS elsewhere too. In part: in "
     "at most one other setting",
@@ -234,8 +220,8 @@ def good_for_many_caps(frames: Frames) -> Found:
     finite="objective",
     unless=("sps",),
 )
-def good_unless_both_large(frames: Frames) -> Found:
-    """Where ProxSPS deteriorates."""
+def deteriorates_at_the_corner(frames: Frames) -> Found:
+    """ProxSPS starts to deteriorate only when both alpha_0 and lambda are very large."""
     ends = _ends(frames["runs"])
     larger = ends.drop(1.0, level="lr")
     base = ends.loc[1.0].loc[larger.index.get_level_values("weight_decay")].to_numpy()
@@ -270,30 +256,21 @@ def _typical(ratio: pd.Series) -> tuple[str, bool]:
 TYPICAL = "above 1 in at least three of four settings; its median is above 1 for lambda >= 1e-3, and larger than below"
 
 
-@states(
-    "larger-zeta",
-    "The adaptive step zeta_k is typically larger for SPS than for ProxSPS, in particular for large lambda.",
-    "epoch median of zeta_k, SPS over ProxSPS, every alpha_0 and lambda",
-    TYPICAL,
-    needs=BOTH,
-    finite="zeta_median",
-)
+@states("epoch median of zeta_k, SPS over ProxSPS, every alpha_0 and lambda", TYPICAL, needs=BOTH, finite="zeta_median")
 def larger_zeta(frames: Frames) -> tuple[str, bool]:
-    """The adaptive step of SPS."""
+    """The adaptive step zeta_k is typically larger for SPS than for ProxSPS, in particular for large lambda."""
     means = _means(frames["runs"], "zeta_median")
     return _typical((means["sps"] / means["prox-sps"]).fillna(0))
 
 
 @states(
-    "more-spread-zeta",
-    "zeta_k has more variance for SPS than for ProxSPS, in particular for large lambda.",
     "standard deviation of log10 zeta_k over the last ten epochs of one run, SPS over ProxSPS, every alpha_0, lambda",
     f"{TYPICAL}; above 1 everywhere for lambda >= 1e-3",
     needs=BOTH,
     finite="zeta_median",
 )
 def more_spread_zeta(frames: Frames) -> tuple[str, bool]:
-    """The spread of the adaptive step of SPS."""
+    """zeta_k has more variance for SPS than for ProxSPS, in particular for large lambda."""
     steps = frames["steps"]
     late = steps[(steps["epoch"] > steps["epoch"].max() - 10) & (steps["zeta"] > 0)]
     spread = late.assign(log=np.log10(late["zeta"])).groupby(["lr", "weight_decay", "method"])["log"].std().unstack()
@@ -303,15 +280,13 @@ def more_spread_zeta(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "zeta-above-alpha-at-1",
-    "If alpha_0 = 1, zeta_k > alpha_k for most iterations, so that both methods are almost identical.",
     "share of iterations with zeta_k > alpha_k in one run, both methods, every lambda",
     "above one half for alpha_0 = 1, and below one half for alpha_0 = 10",
     needs=BOTH,
     finite="zeta_median",
 )
-def capped_for_small_caps(frames: Frames) -> tuple[str, bool]:
-    """Why the methods are almost identical at alpha_0 = 1."""
+def zeta_above_alpha_at_1(frames: Frames) -> tuple[str, bool]:
+    """If alpha_0 = 1, zeta_k > alpha_k for most iterations, so that both methods are almost identical."""
     steps = frames["steps"]
     require_methods(steps, BOTH)
     keys = [steps[name] for name in ("lr", "method", "weight_decay")]
@@ -324,14 +299,14 @@ def capped_for_small_caps(frames: Frames) -> tuple[str, bool]:
 
 
 PATH_CLAIMS = (
-    best_strength,
+    best_lambda,
     lower_error,
-    same_for_small_caps,
+    same_at_1,
     smaller_norm,
     unstable_sps,
-    good_for_many_caps,
-    good_unless_both_large,
+    good_for_many_alpha,
+    deteriorates_at_the_corner,
     larger_zeta,
     more_spread_zeta,
-    capped_for_small_caps,
+    zeta_above_alpha_at_1,
 )

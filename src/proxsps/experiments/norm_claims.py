@@ -19,14 +19,14 @@ def smaller_norm(floor: float = WORKS, largest_only: bool = False) -> Checked:
     """Norm of the weights."""
 
     @states(
-        "smaller-norm",
-        "ProxSPS produces smaller weights in the trained network.",
         "final norm of ProxSPS's weights over the smaller one of SPS's and AdamW's, "
         f"{'largest' if largest_only else 'every'} lambda",
         f"below 1, {SURE}; of ProxSPS every accuracy above {floor:.0%}",
+        name="smaller-norm",
         needs=ALL,
     )
     def check(frames: Frames) -> tuple[str, bool]:
+        """ProxSPS produces smaller weights in the trained network."""
         runs = largest_strength(frames["runs"]) if largest_only else frames["runs"]
         require_finite(runs, "model_norm", ALL)
         require_finite(runs, "val_error", ("prox-sps",))
@@ -48,12 +48,12 @@ def norms_so_far(epoch: int) -> Checked:
     """Norm of the weights early in training, where AdamW's are smaller in the paper as well."""
 
     @states(
-        "norms-so-far",
-        f"ProxSPS produces smaller weights than SPS. In the published epoch {epoch}, which this twin reaches, those of "
-        "AdamW are smaller still; they grow later.",
         "norms of the weights at the end, largest lambda: SPS over ProxSPS, and ProxSPS over AdamW",
         f"both above 1, {SURE}. In part: the second one, and the first one on average",
+        name="norms-so-far",
         needs=ALL,
+        gist=f"ProxSPS produces smaller weights than SPS. In the published epoch {epoch}, which this twin reaches, "
+        "those of AdamW are smaller still; they grow later.",
     )
     def check(frames: Frames) -> Found:
         runs = largest_strength(frames["runs"])

@@ -44,15 +44,14 @@ COUNT = "number of a method's alpha_0 whose objective ends within 1, 2 and 5 % o
 
 
 @states(
-    "more-robust",
-    "ProxSPS admits a larger range of initial step sizes that converge fast, and so is more robust than SGD and "
-    "SPS to the tuning of alpha_0 (constant steps).",
     f"{COUNT}, constant schedule",
     f"at each level at least two for ProxSPS, and more than for SPS and for SGD, which is within {WORKS:.0%} "
     "somewhere. In part: at two levels",
     needs=ALL,
     finite="objective",
     unless=("sps", "sgd"),
+    gist="ProxSPS admits a larger range of initial step sizes that converge fast, and so is more robust than SGD and "
+    "SPS to the tuning of alpha_0 (constant steps).",
 )
 def more_robust(frames: Frames) -> Found:
     """Good step sizes, constant steps."""
@@ -60,8 +59,6 @@ def more_robust(frames: Frames) -> Found:
 
 
 @states(
-    "less-sensitive",
-    "ProxSPS is less sensitive to the choice of alpha_0 than SGD (sqrt schedule).",
     f"{COUNT}, sqrt schedule",
     f"at each level at least two for ProxSPS, and more than for SGD, which is within {WORKS:.0%} somewhere. In part: "
     "at two levels",
@@ -70,20 +67,19 @@ def more_robust(frames: Frames) -> Found:
     unless=("sgd",),
 )
 def less_sensitive(frames: Frames) -> Found:
-    """Good step sizes, decreasing steps."""
+    """ProxSPS is less sensitive to the choice of alpha_0 than SGD (sqrt schedule)."""
     return _counts(frames["runs"], "sqrt", ("sgd",))
 
 
 @states(
-    "validation-alike",
-    "The same can be observed for the validation error: ProxSPS is good for all alpha_0, SPS with constant steps is "
-    "not, sqrt steps stabilise it, and ProxSPS is less sensitive than SGD.",
     "validation error after the last epochs, both schedules",
     "constant: largest of ProxSPS below the minimum of SPS with alpha_0 > 0.5; SPS there: less with sqrt steps; sqrt: "
     "largest over smallest is less for ProxSPS than for SGD where it converges",
     needs=ALL,
     finite="val_error",
     unless=("sgd",),
+    gist="The same can be observed for the validation error: ProxSPS is good for all alpha_0, SPS with constant steps "
+    "is not, sqrt steps stabilise it, and ProxSPS is less sensitive than SGD.",
 )
 def validation_alike(frames: Frames) -> tuple[str, bool]:
     """The same on validation data."""

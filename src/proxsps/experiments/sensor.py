@@ -61,16 +61,14 @@ def _told(errors: pd.DataFrame) -> str:
 
 
 @states(
-    "best-for-small-lambda",
-    "ProxSPS achieves the smallest validation error for the two smaller lambda.",
     "validation error (root mean square), median over the last ten epochs, mean over runs",
     f"smallest for ProxSPS at lambda = 5e-5 and 1e-4, below every other method's, {SURE}, and below 1 "
     "(that of the mean). In part: at one of them",
     needs=ALL,
     finite="val_error",
 )
-def best_for_small_strengths(frames: Frames) -> Found:
-    """The two smaller strengths."""
+def best_for_small_lambda(frames: Frames) -> Found:
+    """ProxSPS achieves the smallest validation error for the two smaller lambda."""
     errors = _errors(frames)
     winners = [_best(errors.loc[[lam]]) for lam in LAMBDAS[:2]]
     measured = "; ".join(f"lambda = {lam:g}: {_told(errors.loc[[lam]])}" for lam in LAMBDAS[:2])
@@ -80,15 +78,13 @@ def best_for_small_strengths(frames: Frames) -> Found:
 
 
 @states(
-    "alike-for-large-lambda",
-    "For the largest lambda ProxSPS, SPS and SGD are almost identical for alpha_0 = 5.",
     "largest over smallest validation error of the three at lambda = 5e-4, alpha_0 = 5, minus 1",
     "at most 3 %, and all below 1 (that of the mean)",
     needs=ALL[:3],
     finite="val_error",
 )
-def alike_at_large_strength(frames: Frames) -> tuple[str, bool]:
-    """The largest strength with alpha_0 = 5."""
+def alike_for_large_lambda(frames: Frames) -> tuple[str, bool]:
+    """For the largest lambda ProxSPS, SPS and SGD are almost identical for alpha_0 = 5."""
     means = _errors(frames).mean(axis=1).loc[LAMBDAS[-1]]
     values = [means[method, 5.0] for method in ALL[:3]]
     apart = max(values) / min(values) - 1
@@ -96,45 +92,39 @@ def alike_at_large_strength(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "sgd-best-for-large-lambda",
-    "For the largest lambda SGD with alpha_0 = 1 is the best method.",
     "method with the smallest validation error at lambda = 5e-4",
     f"SGD with alpha_0 = 1, below every other method, {SURE}",
     needs=ALL,
     finite="val_error",
 )
-def sgd_best_at_large_strength(frames: Frames) -> tuple[str, bool]:
-    """The largest strength, all methods."""
+def sgd_best_for_large_lambda(frames: Frames) -> tuple[str, bool]:
+    """For the largest lambda SGD with alpha_0 = 1 is the best method."""
     errors = _errors(frames).loc[[LAMBDAS[-1]]]
     key, lead = _best(errors)
     return _told(errors), key == ("sgd", 1.0) and lead > 0
 
 
 @states(
-    "best-overall",
-    "Over all tested lambda ProxSPS obtains the smallest error.",
     "method with the smallest validation error over all lambda",
     f"ProxSPS, below every other method at each lambda, {SURE}",
     needs=ALL,
     finite="val_error",
 )
 def best_overall(frames: Frames) -> tuple[str, bool]:
-    """All strengths together."""
+    """Over all tested lambda ProxSPS obtains the smallest error."""
     errors = _errors(frames)
     key, lead = _best(errors)
     return f"lambda = {errors.mean(axis=1).idxmin()[0]:g}: {_told(errors)}", key[0] == "prox-sps" and lead > 0
 
 
 @states(
-    "smaller-norm",
-    "ProxSPS produces iterates with smaller norm.",
     "model norm of ProxSPS over that of SPS, same alpha_0 and lambda",
     f"below 1 everywhere, {SURE}. In part: in three of four settings, and on average everywhere",
     needs=ALL[:2],
     finite="model_norm",
 )
 def smaller_norm(frames: Frames) -> Found:
-    """Norm of the iterates against SPS."""
+    """ProxSPS produces iterates with smaller norm."""
     norms = last_medians(frames["runs"], "model_norm").droplevel("schedule")
     ratio = norms["prox-sps"] / norms["sps"]
     mean, bound = ratio.groupby(["lr", "weight_decay"]).mean(), lower_bounds(-np.log(ratio))
@@ -164,7 +154,7 @@ DRAWINGS = (
         lambda f: figures.lambda_path(f["runs"], "val_error"),
     ),
 )
-CLAIMS = (best_for_small_strengths, alike_at_large_strength, sgd_best_at_large_strength, best_overall, smaller_norm)
+CLAIMS = (best_for_small_lambda, alike_for_large_lambda, sgd_best_for_large_lambda, best_overall, smaller_norm)
 SEEDS = 3
 TEXT = (
     "A rank-24 factorisation with biases fills the gaps in a month of air-quality sensors; constant steps, three "

@@ -43,24 +43,24 @@ class DivergedError(ValueError):
 
 
 def states(
-    name: str,
-    gist: str,
     quantity: str,
     rule: str,
     needs: Iterable[str] = (),
     finite: str = "",
     unless: Iterable[str] = (),
+    name: str = "",
+    gist: str = "",
 ) -> Callable[[Check], Callable[[Frames], Claim]]:
-    """Make a claim of a function that measures.
+    """Make a claim of a function that measures; its docstring is the sentence of the paper, in short.
 
     Args:
-        name: of the claim.
-        gist: the sentence of the paper, in short.
         quantity: what is measured.
         rule: when the claim holds.
         needs: the methods that it compares; without runs of each it cannot be checked.
         finite: a metric; the claim does not hold if a run of these methods has diverged.
         unless: methods that may diverge, because the sentence says that they are unstable.
+        name: of the claim, if it is not that of the function.
+        gist: the sentence, if it is too long for a docstring.
     """
     compared, stable = tuple(needs), tuple(method for method in needs if method not in set(unless))
 
@@ -79,7 +79,8 @@ def states(
             measured, holds, part, strict = found
             if checked and SURE in rule and frames["runs"]["seed"].nunique() == 1:
                 measured = re.sub(BOUND, "", measured) + NO_BOUNDS
-            return Claim(name, gist, quantity, rule, measured, bool(holds), "" if holds else part, strict, checked)
+            title, sentence = name or check.__name__.replace("_", "-"), gist or check.__doc__ or ""
+            return Claim(title, sentence, quantity, rule, measured, bool(holds), "" if holds else part, strict, checked)
 
         return claim
 
@@ -90,13 +91,13 @@ def similar(sentences: Sequence[Callable[[Frames], Claim]], needs: Iterable[str]
     """What the paper says of the second data set: what it says of the first one is true here as well."""
 
     @states(
-        "qualitatively-similar",
-        "The results on matrix-fac2 are qualitatively very similar to those on matrix-fac1.",
         "verdicts of the sentences on matrix-fac1, on these results",
         "all hold at least in part. In part: three of four",
+        name="qualitatively-similar",
         needs=needs,
     )
     def check(frames: Frames) -> Found:
+        """The results on matrix-fac2 are qualitatively very similar to those on matrix-fac1."""
         judged = [sentence(frames) for sentence in sentences]
         kept = [claim for claim in judged if claim.verdict != FAILS]
         lost = "; ".join(f"{claim.name}: {claim.measured}" for claim in judged if claim.verdict == FAILS)

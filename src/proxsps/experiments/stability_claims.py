@@ -68,8 +68,6 @@ def _good_from(runs: pd.DataFrame) -> pd.Series:
 
 
 @states(
-    "proxsps-converges",
-    "With constant steps ProxSPS converges quickly for all alpha_0, while SPS is unstable.",
     "objective above the minimum of all mean curves, relative to it, at the end, and the epoch from which on it is at "
     f"most {GOOD:.0%}; constant schedule",
     f"for ProxSPS at most {CONVERGED:.0%}, and {GOOD:.0%} from half of the epochs on, at every alpha_0; for SPS not",
@@ -78,7 +76,7 @@ def _good_from(runs: pd.DataFrame) -> pd.Series:
     unless=("sps",),
 )
 def proxsps_converges(frames: Frames) -> tuple[str, bool]:
-    """ProxSPS converges where SPS does not."""
+    """With constant steps ProxSPS converges quickly for all alpha_0, while SPS is unstable."""
     runs = frames["runs"]
     gaps, when = excess(runs, "constant"), _good_from(runs)["prox-sps"]
     ours, other = gaps["prox-sps"], gaps["sps"]
@@ -90,8 +88,6 @@ def proxsps_converges(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "sps-stalls",
-    "With constant steps SPS is unstable for alpha_0 above 0.5 and stalls.",
     "objective above the minimum of all mean curves, relative to it, at the end, constant schedule, alpha_0 > 0.5",
     f"at least {STALLED:.0%} for SPS at every alpha_0; for ProxSPS at most a tenth of SPS's minimum. In part: at three "
     "of four alpha_0",
@@ -100,7 +96,7 @@ def proxsps_converges(frames: Frames) -> tuple[str, bool]:
     unless=("sps",),
 )
 def sps_stalls(frames: Frames) -> Found:
-    """SPS with large caps."""
+    """With constant steps SPS is unstable for alpha_0 above 0.5 and stalls."""
     gaps = excess(frames["runs"], "constant")
     gap, other = (gaps[method][gaps[method].index > UNSTABLE] for method in ("sps", "prox-sps"))
     stalled = (gap >= STALLED) & (gap >= 10 * other.max())
@@ -112,14 +108,12 @@ def sps_stalls(frames: Frames) -> Found:
 
 
 @states(
-    "sgd-diverges",
-    "SGD diverges for large alpha_0; it needs much smaller ones than ProxSPS.",
     "share of runs that diverged, constant schedule: SGD at its largest alpha_0, ProxSPS at larger ones",
     "SGD at least one half, but none at alpha_0 of at most half of ProxSPS's largest; ProxSPS none",
     needs=("prox-sps", "sgd"),
 )
 def sgd_diverges(frames: Frames) -> tuple[str, bool]:
-    """SGD with steps that are short for the other methods."""
+    """SGD diverges for large alpha_0; it needs much smaller ones than ProxSPS."""
     runs = frames["runs"]
     final = runs[(runs["schedule"] == "constant") & (runs["epoch"] == runs["epoch"].max())]
     share = final["objective"].isna().groupby([final["method"], final["lr"]]).mean()
@@ -134,8 +128,6 @@ def sgd_diverges(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "like-sgd",
-    "SPS is unstable for large alpha_0, while for small alpha_0 its performance is similar to that of SGD.",
     "largest relative difference of the objectives of SPS and SGD in any epoch, constant schedule, at the same small "
     "alpha_0 (without such runs: distance to the range of SGD at the alpha_0 next to SPS's smallest one); objective of "
     "SPS at its largest alpha_0, relative to the minimum, over that of SGD there",
@@ -145,7 +137,7 @@ def sgd_diverges(frames: Frames) -> tuple[str, bool]:
     unless=("sps", "sgd"),
 )
 def like_sgd(frames: Frames) -> tuple[str, bool]:
-    """SPS with small caps against SGD with the same steps."""
+    """SPS is unstable for large alpha_0, while for small alpha_0 its performance is similar to that of SGD."""
     curves, best = _curves(frames["runs"])
     sps, sgd = (curves.loc[method, "constant"] for method in ("sps", "sgd"))
     same = [lr for lr in sps.index if lr in sgd.index] or [sps.index[0]]
@@ -175,16 +167,14 @@ def _around(curves: pd.DataFrame, at: float) -> tuple[pd.Series, pd.Series]:
 
 
 @states(
-    "slow-for-small-alpha",
-    "SPS with small alpha_0 is like SGD; however, convergence will be very slow there.",
     f"epoch from which on the objective is at most {GOOD:.0%} above the minimum of all mean curves, alpha_0 = "
     f"{SLOW:g}, constant schedule",
     "after half of the epochs for SPS and SGD, but before for ProxSPS at some alpha_0. In part: for SGD, if SPS was "
     "not run there",
     needs=ALL,
 )
-def slow_for_small_caps(frames: Frames) -> Found:
-    """The smallest step of SGD's grid."""
+def slow_for_small_alpha(frames: Frames) -> Found:
+    """SPS with small alpha_0 is like SGD; however, convergence will be very slow there."""
     runs = frames["runs"]
     small = runs[(runs["lr"] == SLOW) & (runs["schedule"] == "constant")]
     require_finite(small, "objective", ("sps", "sgd"))
@@ -206,14 +196,12 @@ def slow_for_small_caps(frames: Frames) -> Found:
 
 
 @states(
-    "sqrt-stabilises-sps",
-    "SPS can be stabilised by reducing alpha_k over the course of the iterations.",
     "objective gap of SPS with constant steps over that with sqrt steps, at the end, alpha_0 > 0.5",
     "at least 2 for every alpha_0",
     needs=("sps",),
 )
-def sqrt_stabilises(frames: Frames) -> tuple[str, bool]:
-    """SPS with both schedules."""
+def sqrt_stabilises_sps(frames: Frames) -> tuple[str, bool]:
+    """SPS can be stabilised by reducing alpha_k over the course of the iterations."""
     runs = frames["runs"]
     require_finite(runs[runs["schedule"] == "sqrt"], "objective", ("sps",))
     gaps = {schedule: excess(runs, schedule)["sps"] for schedule in ("constant", "sqrt")}
@@ -223,8 +211,6 @@ def sqrt_stabilises(frames: Frames) -> tuple[str, bool]:
 
 
 @states(
-    "early-bumps",
-    "With the sqrt schedule SPS is still unstable in early iterations for large alpha_0, ProxSPS is not.",
     "largest rise of the objective gap (of the mean curve, above the minimum of them all) over its smallest value so "
     "far, within ten epochs, at the two largest alpha_0",
     f"above {BUMP:g} for SPS at one of them, below for ProxSPS at both",
@@ -233,7 +219,7 @@ def sqrt_stabilises(frames: Frames) -> tuple[str, bool]:
     unless=("sps",),
 )
 def early_bumps(frames: Frames) -> Found:
-    """Early iterations under the sqrt schedule with large caps."""
+    """With the sqrt schedule SPS is still unstable in early iterations for large alpha_0, ProxSPS is not."""
     runs = frames["runs"]
     curves, best = _curves(runs)
     early = curves.xs("sqrt", level="schedule").loc[:, :10] - best
@@ -258,8 +244,6 @@ def _rise(curves: pd.DataFrame) -> pd.Series:
 
 
 @states(
-    "exact-with-decay",
-    "The results confirm exact convergence if alpha_k decays like 1/sqrt(k).",
     "exponent p of the objective gap of ProxSPS as a power k^(-p), in the third and in the fourth quarter of the "
     "epochs, sqrt schedule; gap of SPS with constant steps over that of ProxSPS with sqrt steps, largest alpha_0",
     f"p at least {RATE:g} in both for every alpha_0 (the theorem's rate for the envelope's gradient); at least 3",
@@ -268,7 +252,7 @@ def _rise(curves: pd.DataFrame) -> pd.Series:
     unless=("sps",),
 )
 def exact_with_decay(frames: Frames) -> tuple[str, bool]:
-    """Decreasing steps continue to converge; constant ones end in a neighbourhood."""
+    """The results confirm exact convergence if alpha_k decays like 1/sqrt(k)."""
     curves, best = _curves(frames["runs"])
     points = [_at(curves - best, share) for share in (0.5, 0.75, 1)]
     powers = pd.DataFrame(
@@ -292,8 +276,8 @@ CONVERGENCE_CLAIMS = (
     sps_stalls,
     sgd_diverges,
     like_sgd,
-    slow_for_small_caps,
-    sqrt_stabilises,
+    slow_for_small_alpha,
+    sqrt_stabilises_sps,
     early_bumps,
     exact_with_decay,
 )

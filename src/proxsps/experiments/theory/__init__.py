@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from functools import partial
 
 import pandas as pd
 
 from proxsps import figures
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
-from proxsps.experiments.theory.checks import CHECKS, SEEDS, Check, claim, evaluate, find_check, summary
+from proxsps.experiments.theory import caps, rates, schedule_free, steps
+from proxsps.experiments.theory.checks import SEEDS, Check, claim, evaluate, summary
 from proxsps.experiments.theory.floor import SEEDS as FLOOR_SEEDS
 from proxsps.experiments.theory.floor import floor_grows_with_sigma, floor_tables, through_the_floor
 from proxsps.experiments.theory.robustness import SEEDS as ROBUSTNESS_SEEDS
 from proxsps.experiments.theory.robustness import bounded_models_are_robust, robustness_tables
+
+CHECKS = {
+    check.name: check
+    for module in (steps, rates, caps, schedule_free)
+    for check in vars(module).values()
+    if isinstance(check, Check)
+}
+
+
+def find_check(name: str, others: Iterable[str] = ()) -> Check:
+    """The check of this name, or an error with the name that was probably meant."""
+    if name in CHECKS:
+        return CHECKS[name]
+    known = [*CHECKS, *others]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(known)}."
+    raise ValueError(f"Unknown check {name!r}. {hint}")
 
 
 def bound_tables(seeds: int = SEEDS) -> Frames:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -14,9 +15,10 @@ from proxsps.core.caps import find_matched, l2_matched
 from proxsps.core.dual import Evaluate, Found, height_off, search_dual, shared_loop
 from proxsps.core.model import entry_ray_heights
 from proxsps.core.step import Line, line_dual
+from proxsps.experiments.theory.checks import Sided, exact, rate
 from proxsps.experiments.theory.rates import distance_sq, table
 from proxsps.experiments.theory.runs import Step, averages, checkpoints, run
-from proxsps.experiments.theory.steps import joined, sample_models, visited, worst
+from proxsps.experiments.theory.steps import at_targets, visited
 from proxsps.problems.composite import PROBLEMS, Composite, box_least_squares, ridge, sparse_logistic
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.structure import Entries
@@ -69,43 +71,34 @@ def all_matched_steps(problem: Composite, x: np.ndarray, cap: float) -> tuple[np
     return y.reshape(*x.shape[:-1], problem.size, -1), tau.reshape(-1, problem.size)
 
 
-def matched_inequality(seeds: int) -> pd.DataFrame:
-    """The basic inequality of the matched cap, at the solution, the start and a point of a run."""
-    rows = []
-    for make in PROBLEMS.values():
-        problem = make()
-        parts = []
+@exact("matched-inequality", "Matched cap, basic inequality")
+def matched_inequality() -> Sided:
+    """(1 + tau lam) ||x+ - z||^2 <= ||x - z||^2 - ||x+ - x||^2 + 2 tau (psi_x(z) - psi_x(x+)).
+
+    Needs phi lam-strongly convex; any cap.
+    """
+    for problem in (make() for make in PROBLEMS.values()):
         x = visited(problem, 0.5)[::5]
         for cap in CAPS:
-            y, tau = all_matched_steps(problem, x, cap)
-            next_model = sample_models(problem, x, y) + problem.penalty(y)
-            parts += [
-                theory.matched_inequality(
-                    tau=tau,
-                    lam=problem.constants.lam,
-                    distance_sq=square(x - target)[:, None],
-                    next_distance_sq=square(y - target),
-                    move_sq=square(y - x[:, None]),
-                    model=sample_models(problem, x, np.broadcast_to(target, y.shape)) + problem.penalty(target),
-                    next_model=next_model,
-                )
-                for target in (problem.solution, problem.start, x[-1])
-            ]
-        rows.append(worst(problem.name, joined(parts)))
-    return pd.concat(rows)
+            new, tau = all_matched_steps(problem, x, cap)
+            yield from at_targets(problem, x, x, new, partial(theory.matched_inequality, tau=tau))
 
 
-def matched_recursion(seeds: int) -> pd.DataFrame:
-    """The recursion of the matched cap, at the solution and at the point itself, where it can be an equation."""
-    rows = []
+@exact("matched-recursion", "Matched cap, its recursion")
+def matched_recursion() -> Sided:
+    """(1 + tau lam) ||x+ - z||^2 + theta (f(x) - C) + 2 tau phi(x+) <= ||x - z||^2 + 2 tau (f(z) - C + phi(z)).
+
+    Needs f(.; s) convex and L_s-smooth; theta = 2A(1 - L_s A) for caps A <= 1/(2 L_s), else 1/(2 L_s).
+
+    At the solution and at the point itself, where it can be an equation.
+    """
     for problem in (make() for make in CONVEX):
-        parts = []
         x = visited(problem, 0.5)[::2]
         values, smooth = problem.losses(x), problem.loss.smooth * (problem.A**2).sum(1)
         for cap in CAPS:
             y, tau = all_matched_steps(problem, x, cap)
-            parts += [
-                theory.matched_recursion(
+            for target in (problem.solution[None], x):
+                sides = theory.matched_recursion(
                     tau=tau,
                     cap=cap,
                     L=smooth,
@@ -117,15 +110,18 @@ def matched_recursion(seeds: int) -> pd.DataFrame:
                     penalty=problem.penalty(target)[:, None],
                     next_penalty=problem.penalty(y),
                 )
-                for target in (problem.solution[None], x)
-            ]
-        rows.append(worst(problem.name, joined(parts)))
-    return pd.concat(rows)
+                yield problem.name, sides
 
 
-def matched_neighbourhood(seeds: int) -> pd.DataFrame:
-    """f at the mean of all points, with a cap that is often, and one that is never, the step."""
-    rows, K = [], checkpoints(STEPS)
+@rate("matched-neighbourhood", "Matched cap, its neighbourhood", r"$\mathbb{E}\,f(\bar x^K) - C$")
+def matched_neighbourhood(seeds: int) -> Iterator[pd.DataFrame]:
+    """E f(mean) - C <= ||x^0 - z||^2/(theta K) + 2 A/theta (E f(z) - C + phi(z)).
+
+    Needs f_i convex and L_i-smooth, phi >= 0; any cap A.
+
+    f at the mean of all points, with a cap that is often, and one that is never, the step.
+    """
+    K = checkpoints(STEPS)
     for problem in (ridge(), sparse_logistic()):
         at = problem.solution
         for cap in (0.2, 1e3):
@@ -139,31 +135,30 @@ def matched_neighbourhood(seeds: int) -> pd.DataFrame:
                 penalty=float(problem.penalty(at)),
                 D_sq=distance_sq(problem),
             )
-            rows.append(table(f"{problem.name}, cap {cap:g}", K, samples, bound, path.truncated))
-    return pd.concat(rows)
+            yield table(f"{problem.name}, cap {cap:g}", K, samples, bound, path.truncated)
 
 
-def distance_bound(seeds: int) -> pd.DataFrame:
-    """A step with the bound max{C, m - r ||d||} minimises the truncated model in the ball of radius r, phi = 0.
+@exact("distance-bound", "A distance is a lower bound")
+def distance_bound() -> Sided:
+    """the step with the bound max{C, m - r ||d||} is the best one within r, and that bound is below f(x*; s).
+
+    Needs phi = 0; for the last part f(.; s) convex and r = ||x - x*||.
 
     Three rows for each problem: its objective against that of many other points of the ball, its length against r, and,
     for convex losses, the raised bound against f(x*), with r the distance of the solution.
     """
-    rows = []
-    for make in PROBLEMS.values():
-        problem = make()
+    for problem in (make() for make in PROBLEMS.values()):
         x = visited(problem, 0.5)[1::6]
-        ball = [_in_ball(problem, x, alpha, share) for alpha in (0.3, 30.0) for share in (0.1, 0.7, 3.0)]
-        rows.append(worst(problem.name, joined([objective for objective, _ in ball])))
-        rows.append(worst(f"{problem.name}, length", joined([length for _, length in ball])))
+        for alpha, share in itertools.product((0.3, 30.0), (0.1, 0.7, 3.0)):
+            objective, length = _in_ball(problem, x, alpha, share)
+            yield problem.name, objective
+            yield f"{problem.name}, length", length
         if problem.loss.weak == 0:
             radius = np.sqrt(square(x - problem.solution))[:, None]
             slope = np.sqrt(square(problem.gradients(x)))
             values, C = problem.losses(x), problem.lower_bound
             raised = theory.raised_bound(value=values, C=C, slope=slope, radius=radius) - C
-            at_solution = np.broadcast_to(problem.losses(problem.solution) - C, raised.shape)
-            rows.append(worst(f"{problem.name}, at x*", theory.Sides(raised, at_solution)))
-    return pd.concat(rows)
+            yield f"{problem.name}, at x*", theory.Sides(raised, problem.losses(problem.solution) - C)
 
 
 def _in_ball(problem: Composite, x: np.ndarray, alpha: float, share: float) -> tuple[theory.Sides, theory.Sides]:

@@ -7,18 +7,17 @@ over runs, the half width of its 99 % confidence interval, and the bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 
 from proxsps import theory
 from proxsps.core import schedules
-from proxsps.core.array import Array
 from proxsps.core.averaging import draw_iterate
+from proxsps.experiments.theory.checks import rate
+from proxsps.experiments.theory.line import drift_to_wall, noisy_shrinkage, pure_shrinkage, soft_landing
 from proxsps.experiments.theory.runs import DecSPS, Path, Step, averages, checkpoints, prox_sps, run, sps_max
 from proxsps.problems.composite import (
     Composite,
@@ -27,15 +26,14 @@ from proxsps.problems.composite import (
     phase_retrieval,
     ridge,
     robust_regression,
-    scalar_quadratic,
     sparse_logistic,
 )
-from proxsps.regularizers import L1, L2, NonNegative, Regularizer
 
 QUANTILE = 2.576  # of the normal distribution: 99 % of it lie within
 STEPS = 1000
-RARE = (0.5, 0.5, 0.5, 0.5, -2.0)  # of variance 1: many short steps down, a few long ones up
 HORIZONS = (10, 30, 100, 300)
+GAP = r"$\mathbb{E}\,\psi(\bar x^K) - \psi^*$"
+ENVELOPE = r"$\mathbb{E}\,\|\nabla \mathrm{env}(x_\sim^K)\|^2$"
 
 
 def table(problem: str, K: np.ndarray, samples: np.ndarray, bound: np.ndarray, truncated: float) -> pd.DataFrame:
@@ -57,116 +55,12 @@ def distance_sq(problem: Composite) -> float:
     return float(((problem.start - problem.solution) ** 2).sum())
 
 
-# Worst cases on the line, where the bounds are tight
+@rate("bounded-weakly-convex", "Corollary, weakly convex case", ENVELOPE)
+def bounded_weakly_convex(seeds: int) -> Iterator[pd.DataFrame]:
+    """E ||grad env(drawn x)||^2 <= 8 rho Delta/K + 16 G sqrt(rho Delta/K).
 
-
-@dataclass(frozen=True)
-class Wall(Regularizer):
-    """phi(x) = lam/2 x^2 for x >= 0, infinity below; prox(z) = max(z, 0) / (1 + alpha lam). Acts per entry."""
-
-    lam: float
-    separable: ClassVar[bool] = True
-
-    @property
-    def strong_convexity(self) -> float:
-        """The weight lam."""
-        return self.lam
-
-    def value(self, x: Array) -> Array:
-        """lam/2 x^2 on the right side."""
-        return NonNegative().value(x) + L2(self.lam).value(x)
-
-    def prox(self, z: Array, alpha: Array | float) -> Array:
-        """Projection, then shrinkage."""
-        return self.prox_diagonal(z, alpha)
-
-    def prox_diagonal(self, z: Array, alpha: Array | float) -> Array:
-        """Projection, then shrinkage by 1 + alpha_i lam."""
-        return L2(self.lam).prox_diagonal(NonNegative().prox(z, 1.0), alpha)
-
-    def prox_jvp(self, z: Array, y: Array, v: Array, alpha: Array | float) -> Array:
-        """The direction over 1 + alpha lam where z > 0."""
-        return L2(self.lam).prox_jvp(z, y, NonNegative().prox_jvp(z, y, v, alpha), alpha)
-
-
-def drift_to_wall(lam: float = 0.0) -> Composite:
-    """A noisy, almost linear loss pushes x against a wall: means of points have no smaller gap than the points.
-
-    Tight in the noise of (b), and with a small lam > 0 in that of (a).
+    Needs subgradients bounded; alpha = 1/(2 rho + sqrt(4 rho G^2 K/Delta)).
     """
-    return scalar_quadratic(Wall(lam), name="drift to a wall", curvature=1e-4, slope=0.3, noise=RARE, start=0.0)
-
-
-def noisy_shrinkage(start: float = 2.0) -> Composite:
-    """A noisy, almost flat loss beside the squared l2 norm: tight in both terms of (c)."""
-    return scalar_quadratic(L2(1.0), name="noisy shrinkage", curvature=1e-4, slope=0.0, noise=(-1.0, 1.0), start=start)
-
-
-def pure_shrinkage() -> Composite:
-    """The same without noise: tight in the start of (a) and of the weakly convex theorem."""
-    return scalar_quadratic(L2(1.0), name="pure shrinkage", curvature=1e-4, slope=0.0, noise=(0.0,), start=1.0)
-
-
-def soft_landing() -> Composite:
-    """An almost flat loss beside the l1 norm, which carries x to 0 in some 100 steps: tight in the start of (b)."""
-    return scalar_quadratic(L1(0.054), name="soft landing", curvature=1e-4, slope=0.0, noise=(0.0,), start=1.0)
-
-
-# The checks
-
-
-def smooth_strongly_convex(seeds: int) -> pd.DataFrame:
-    """Part (a)."""
-    parts = []
-    for problem, k_0 in ((ridge(), 3.5), (drift_to_wall(lam=0.1), 1.0), (pure_shrinkage(), 5.0)):
-        c, K = problem.constants, checkpoints(STEPS)
-        schedule = partial(schedules.strongly_convex, lam=c.lam, k_0=k_0)
-        path = run(problem, prox_sps(problem), schedule, STEPS, seeds)
-        bound = theory.smooth_strongly_convex(K, lam=c.lam, k_0=k_0, L=c.L, beta=c.beta, D_sq=distance_sq(problem))
-        parts.append(table(problem.name, K, gaps(problem, path, K, np.ones(STEPS)), bound, path.truncated))
-    return pd.concat(parts)
-
-
-def smooth_convex(seeds: int) -> pd.DataFrame:
-    """Part (b)."""
-    parts = []
-    cases = ((sparse_logistic(), 1.0), (box_least_squares(), 0.5), (drift_to_wall(), 1.0), (soft_landing(), 1.0))
-    for problem, alpha in cases:
-        c = problem.constants
-        path = run(problem, prox_sps(problem), partial(schedules.sqrt_decay, alpha=alpha), STEPS // 2, seeds)
-        K = checkpoints(STEPS // 2)
-        bound = theory.smooth_convex(K, alpha=alpha, L=c.L, beta=c.beta, D_sq=distance_sq(problem))
-        parts.append(table(problem.name, K, gaps(problem, path, K, path.alphas), bound, path.truncated))
-    return pd.concat(parts)
-
-
-def smooth_constant_step(seeds: int) -> pd.DataFrame:
-    """Part (c)."""
-    parts = []
-    for problem, alpha in ((ridge(), 0.3), (noisy_shrinkage(), 0.1)):
-        c = problem.constants
-        path = run(problem, prox_sps(problem), partial(schedules.constant, alpha=alpha), STEPS // 5, seeds)
-        K = checkpoints(STEPS // 5)
-        samples = ((path.points[K] - problem.solution) ** 2).sum(-1)
-        bound = theory.smooth_constant_step(
-            K, alpha=alpha, L=c.L, mu=c.mu, lam=c.lam, beta=c.beta, D_sq=distance_sq(problem)
-        )
-        parts.append(table(problem.name, K, samples, bound, path.truncated))
-    return pd.concat(parts)
-
-
-def bounded_strongly_convex(seeds: int) -> pd.DataFrame:
-    """The corollary for convex losses with bounded subgradients."""
-    problem, K = robust_regression(), checkpoints(STEPS)
-    c = problem.constants
-    path = run(problem, prox_sps(problem), partial(schedules.strongly_convex_bounded, lam=c.lam), STEPS, seeds)
-    samples = gaps(problem, path, K, np.arange(2.0, STEPS + 2))
-    bound = theory.bounded_strongly_convex(K, lam=c.lam, G=c.G, D_sq=distance_sq(problem))
-    return table(problem.name, K, samples, bound, path.truncated)
-
-
-def bounded_weakly_convex(seeds: int) -> pd.DataFrame:
-    """The corollary for weakly convex losses with bounded subgradients: one run for each K."""
     problem = phase_retrieval()
     c = problem.constants
     eta = 1 / (2 * c.rho)
@@ -179,7 +73,67 @@ def bounded_weakly_convex(seeds: int) -> pd.DataFrame:
         rows.append((box_envelope(problem, drawn(path), eta).gradient ** 2).sum(-1))
         truncated.append(path.truncated)
     bound = theory.bounded_weakly_convex((*HORIZONS, STEPS), **constants)
-    return table(problem.name, np.array([*HORIZONS, STEPS]), np.stack(rows), bound, float(np.mean(truncated)))
+    yield table(problem.name, np.array([*HORIZONS, STEPS]), np.stack(rows), bound, float(np.mean(truncated)))
+
+
+@rate("bounded-strongly-convex", "Corollary, (strongly) convex case", GAP)
+def bounded_strongly_convex(seeds: int) -> Iterator[pd.DataFrame]:
+    """E psi((k+1)-weighted mean) - psi* <= lam/(K+1)^2 ||x^0 - x*||^2 + 8 G^2/(lam (K+1)).
+
+    Needs subgradients bounded, lam > 0; alpha_k = 2/(lam (k+1)).
+    """
+    problem, K = robust_regression(), checkpoints(STEPS)
+    c = problem.constants
+    path = run(problem, prox_sps(problem), partial(schedules.strongly_convex_bounded, lam=c.lam), STEPS, seeds)
+    samples = gaps(problem, path, K, np.arange(2.0, STEPS + 2))
+    bound = theory.bounded_strongly_convex(K, lam=c.lam, G=c.G, D_sq=distance_sq(problem))
+    yield table(problem.name, K, samples, bound, path.truncated)
+
+
+@rate("smooth-a", "Smooth convex theorem (a)", GAP)
+def smooth_strongly_convex(seeds: int) -> Iterator[pd.DataFrame]:
+    """E psi(mean) - psi* <= lam k_0/(2K) ||x^0 - x*||^2 + theta beta (1 + ln K)/(2 lam K).
+
+    Needs f L-smooth, noise beta, lam > 0; alpha_k = 1/(lam (k + k_0)) <= (1 - 1/theta)/L.
+    """
+    for problem, k_0 in ((ridge(), 3.5), (drift_to_wall(lam=0.1), 1.0), (pure_shrinkage(), 5.0)):
+        c, K = problem.constants, checkpoints(STEPS)
+        schedule = partial(schedules.strongly_convex, lam=c.lam, k_0=k_0)
+        path = run(problem, prox_sps(problem), schedule, STEPS, seeds)
+        bound = theory.smooth_strongly_convex(K, lam=c.lam, k_0=k_0, L=c.L, beta=c.beta, D_sq=distance_sq(problem))
+        yield table(problem.name, K, gaps(problem, path, K, np.ones(STEPS)), bound, path.truncated)
+
+
+@rate("smooth-b", "Smooth convex theorem (b)", GAP)
+def smooth_convex(seeds: int) -> Iterator[pd.DataFrame]:
+    """E psi(alpha-weighted mean) - psi* <= (||x^0 - x*||^2/alpha + theta beta alpha (1 + ln K))/(4 sqrt(K+1) - 4).
+
+    Needs f L-smooth, noise beta; alpha_k = alpha/sqrt(k+1), alpha <= (1 - 1/theta)/L.
+    """
+    cases = ((sparse_logistic(), 1.0), (box_least_squares(), 0.5), (drift_to_wall(), 1.0), (soft_landing(), 1.0))
+    for problem, alpha in cases:
+        c = problem.constants
+        path = run(problem, prox_sps(problem), partial(schedules.sqrt_decay, alpha=alpha), STEPS // 2, seeds)
+        K = checkpoints(STEPS // 2)
+        bound = theory.smooth_convex(K, alpha=alpha, L=c.L, beta=c.beta, D_sq=distance_sq(problem))
+        yield table(problem.name, K, gaps(problem, path, K, path.alphas), bound, path.truncated)
+
+
+@rate("smooth-c", "Smooth convex theorem (c)", r"$\mathbb{E}\,\|x^K - x^*\|^2$")
+def smooth_constant_step(seeds: int) -> Iterator[pd.DataFrame]:
+    """E ||x^K - x*||^2 <= (1 + alpha (mu + 2 lam))^{-K} ||x^0 - x*||^2 + theta beta alpha/(mu + 2 lam).
+
+    Needs f L-smooth, noise beta, mu + lam > 0; alpha <= (1 - 1/theta)/L.
+    """
+    for problem, alpha in ((ridge(), 0.3), (noisy_shrinkage(), 0.1)):
+        c = problem.constants
+        path = run(problem, prox_sps(problem), partial(schedules.constant, alpha=alpha), STEPS // 5, seeds)
+        K = checkpoints(STEPS // 5)
+        samples = ((path.points[K] - problem.solution) ** 2).sum(-1)
+        bound = theory.smooth_constant_step(
+            K, alpha=alpha, L=c.L, mu=c.mu, lam=c.lam, beta=c.beta, D_sq=distance_sq(problem)
+        )
+        yield table(problem.name, K, samples, bound, path.truncated)
 
 
 def drawn(path: Path) -> np.ndarray:
@@ -236,22 +190,36 @@ def _gradient_squares(problem: Composite, path: Path, eta: float) -> np.ndarray:
     return (flat**2).sum(-1).reshape(points.shape[:-1])
 
 
-def envelope_sum(seeds: int) -> pd.DataFrame:
-    """The weakly convex theorem as a sum, with constant steps."""
-    parts = []
+@rate(
+    "envelope-sum",
+    "Smooth weakly convex theorem, sum",
+    r"$\sum_k \alpha_k\, \mathbb{E}\,\|\nabla \mathrm{env}(x^k)\|^2$",
+)
+def envelope_sum(seeds: int) -> Iterator[pd.DataFrame]:
+    """sum_k alpha_k E ||grad env(x^k)||^2 <= (2 Delta + theta beta/eta sum_k alpha_k^2)/(1 - eta (rho - lam)).
+
+    Needs as envelope-recursion, at all steps.
+    """
     for problem, alpha, eta, constants in _weakly_convex_cases(pure_shrinkage()):
         schedule = partial(schedules.constant, alpha=alpha)
         path = run(problem, prox_sps(problem), schedule, HORIZONS[-1], seeds)
         K = checkpoints(HORIZONS[-1])
         sums = np.cumsum(path.alphas[:, None] * _gradient_squares(problem, path, eta), axis=0)
         bound = theory.envelope_sum(path.alphas, **constants)
-        parts.append(table(problem.name, K, sums[K - 1], bound[K - 1], path.truncated))
-    return pd.concat(parts)
+        yield table(problem.name, K, sums[K - 1], bound[K - 1], path.truncated)
 
 
-def envelope_sqrt(seeds: int) -> pd.DataFrame:
-    """The weakly convex theorem for the best of K expectations."""
-    parts = []
+@rate(
+    "envelope-sqrt",
+    "Smooth weakly convex theorem, alpha/sqrt(k+1)",
+    r"$\min_k\, \mathbb{E}\,\|\nabla \mathrm{env}(x^k)\|^2$",
+)
+def envelope_sqrt(seeds: int) -> Iterator[pd.DataFrame]:
+    """min_k E ||grad env(x^k)||^2 <= (Delta/alpha + theta beta alpha (1 + ln K)/(2 eta))/((1 - eta (rho - lam))
+    (sqrt(K+1) - 1)).
+
+    Needs as envelope-recursion, at alpha.
+    """  # noqa: D205
     for problem, alpha, eta, constants in _weakly_convex_cases(noisy_shrinkage()):
         schedule = partial(schedules.sqrt_decay, alpha=alpha)
         path = run(problem, prox_sps(problem), schedule, HORIZONS[-1], seeds)
@@ -259,13 +227,15 @@ def envelope_sqrt(seeds: int) -> pd.DataFrame:
         squares = _gradient_squares(problem, path, eta)
         best = [int(squares.mean(1)[:k].argmin()) for k in K]
         bound = theory.envelope_sqrt(K, alpha=alpha, **constants)
-        parts.append(table(problem.name, K, squares[best], bound, path.truncated))
-    return pd.concat(parts)
+        yield table(problem.name, K, squares[best], bound, path.truncated)
 
 
-def envelope_horizon(seeds: int) -> pd.DataFrame:
-    """The weakly convex theorem for a drawn point and alpha / sqrt(K): one run for each K."""
-    parts = []
+@rate("envelope-horizon", "Smooth weakly convex theorem, alpha/sqrt(K)", ENVELOPE)
+def envelope_horizon(seeds: int) -> Iterator[pd.DataFrame]:
+    """E ||grad env(drawn x)||^2 <= (2 Delta/alpha + theta beta alpha/eta)/((1 - eta (rho - lam)) sqrt(K)).
+
+    Needs as envelope-recursion, at alpha/sqrt(K).
+    """
     for problem, alpha, eta, constants in _weakly_convex_cases(pure_shrinkage()):
         rows, truncated = [], []
         for K in HORIZONS:
@@ -274,12 +244,15 @@ def envelope_horizon(seeds: int) -> pd.DataFrame:
             rows.append((smooth_envelope(problem, drawn(path), eta).gradient ** 2).sum(-1))
             truncated.append(path.truncated)
         bound = np.array([theory.envelope_horizon(K, alpha=2 * alpha, **constants) for K in HORIZONS])
-        parts.append(table(problem.name, np.array(HORIZONS), np.stack(rows), bound, float(np.mean(truncated))))
-    return pd.concat(parts)
+        yield table(problem.name, np.array(HORIZONS), np.stack(rows), bound, float(np.mean(truncated)))
 
 
-def sps_max_neighbourhood(seeds: int) -> pd.DataFrame:
-    """SPS_max on the regularised loss, lower bound 0, gamma_b = 1."""
+@rate("sps-max", "SPS_max, published neighbourhood", GAP)
+def sps_max_neighbourhood(seeds: int) -> Iterator[pd.DataFrame]:
+    """E f(mean) - f* <= ||x^0 - x*||^2/(alpha K) + 2 gamma_b sigma^2/alpha, alpha = min{1/(2 c L_max), gamma_b}.
+
+    Needs f_i convex and L_i-smooth; c >= 1, any gamma_b.
+    """
     return _published(seeds, sps_max, sps_max_bound)
 
 
@@ -295,8 +268,12 @@ def sps_max_bound(K: np.ndarray, problem: Composite, gamma_b: float = 1.0) -> np
     )
 
 
-def dec_sps_rate(seeds: int) -> pd.DataFrame:
-    """DecSPS on the regularised loss, lower bound 0, gamma_b = 1, c_k = sqrt(k + 1)."""
+@rate("dec-sps", "DecSPS, published rate", GAP)
+def dec_sps_rate(seeds: int) -> Iterator[pd.DataFrame]:
+    """E f(mean) - f* <= (2 c_0 max{L_max, 1/(2 c_0 gamma_b)} D^2 + 2 sigma^2/c_0)/sqrt(K).
+
+    Needs f_i strongly convex and L_i-smooth; c_k = c_0 sqrt(k+1), c_0 >= 1.
+    """
     return _published(seeds, DecSPS, dec_sps_bound)
 
 
@@ -322,8 +299,9 @@ def regularised_losses(problem: Composite) -> np.ndarray:
 
 def _published(
     seeds: int, method: Callable[[Composite], Step], bound: Callable[[np.ndarray, Composite], np.ndarray]
-) -> pd.DataFrame:
+) -> Iterator[pd.DataFrame]:
+    """A method on the regularised loss, with lower bound 0 and gamma_b = 1; for DecSPS c_k = sqrt(k + 1)."""
     problem, K = ridge(), checkpoints(STEPS)
     path = run(problem, method(problem), partial(schedules.constant, alpha=1.0), STEPS, seeds)
     samples = gaps(problem, path, K, np.ones(STEPS), first=0)
-    return table(problem.name, K, samples, bound(K, problem), path.truncated)
+    yield table(problem.name, K, samples, bound(K, problem), path.truncated)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,9 +12,10 @@ import pandas as pd
 from proxsps import theory
 from proxsps.core.schedule_free import Averaging, gradient_point, next_share, noise_growth
 from proxsps.experiments.theory.caps import CAPS, CONVEX, matched_step
+from proxsps.experiments.theory.checks import Sided, exact, rate, row
 from proxsps.experiments.theory.rates import distance_sq, table
 from proxsps.experiments.theory.runs import checkpoints
-from proxsps.experiments.theory.steps import joined, sample_models, worst
+from proxsps.experiments.theory.steps import at_targets
 from proxsps.problems.composite import PROBLEMS, Composite, robust_regression
 from proxsps.problems.losses import Absolute
 from proxsps.regularizers import Box
@@ -61,64 +64,49 @@ def free_run(
     return FreePath(xs, ys, zs, np.stack(weights), below / (steps * seeds))
 
 
-def free_step(
-    problem: Composite, y: np.ndarray, z: np.ndarray, cap: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """m - C (points, N), z+ (points, N, n) and tau (points, N), for every pair of points and every sample."""
+def free_step(problem: Composite, y: np.ndarray, z: np.ndarray, cap: float) -> tuple[np.ndarray, np.ndarray]:
+    """z+ (points, N, n) and tau (points, N), for every pair of points and every sample."""
     g = problem.gradients(y)
     gap = problem.losses(y) + (g * (z - y)[:, None]).sum(-1) - problem.lower_bound
     rows = np.repeat(z, problem.size, axis=0)
     new, tau = matched_step(rows, gap.ravel(), g.reshape(rows.shape), np.full(len(rows), cap), problem.phi)
-    return gap, new.reshape(g.shape), tau.reshape(gap.shape)
+    return new.reshape(g.shape), tau.reshape(gap.shape)
 
 
-def step_inequality(seeds: int) -> pd.DataFrame:
-    """The basic inequality with z in place of x, at the solution, the start and a point of a run."""
-    rows = []
+@exact("free-inequality", "Schedule-free form, basic inequality")
+def step_inequality() -> Sided:
+    """(1 + tau lam) ||z+ - u||^2 <= ||z - u||^2 - ||z+ - z||^2 + 2 tau (psi_y(u) - psi_y(z+)).
+
+    Needs phi lam-strongly convex; any cap; gradients at y.
+    """
     for problem in (make() for make in PROBLEMS.values()):
-        parts = []
         for cap, mix in ((CAPS[1], 0.9), (CAPS[3], 0.5)):
             path = free_run(problem, cap, mix, 40, 1)
             y, z = (part[::5, 0] for part in (path.y, path.z))
-            _, new, tau = free_step(problem, y, z, cap)
-            next_model = sample_models(problem, y, new) + problem.penalty(new)
-            parts += [
-                theory.matched_inequality(
-                    tau=tau,
-                    lam=problem.constants.lam,
-                    distance_sq=square(z - u)[:, None],
-                    next_distance_sq=square(new - u),
-                    move_sq=square(new - z[:, None]),
-                    model=sample_models(problem, y, np.broadcast_to(u, new.shape)) + problem.penalty(u),
-                    next_model=next_model,
-                )
-                for u in (problem.solution, problem.start, z[-1])
-            ]
-        rows.append(worst(problem.name, joined(parts)))
-    return pd.concat(rows)
+            new, tau = free_step(problem, y, z, cap)
+            yield from at_targets(problem, y, z, new, partial(theory.matched_inequality, tau=tau))
 
 
-def average_inequality(seeds: int) -> pd.DataFrame:
-    """What the average inherits from the model at z, for every sample and every step of runs."""
-    rows = []
+@exact("free-average", "Schedule-free form, the average")
+def average_inequality() -> Sided:
+    """W (f(x; s) - C) <= (W - w) (f(x'; s) - C) + w (m - C), m the model at z.
+
+    Needs f(.; s) convex; any steps and weights.
+    """
     for problem in (make() for make in (*CONVEX, robust_regression)):
-        parts = []
         for mix in MIXES:
             path, C = free_run(problem, CAPS[2], mix, 40, 3), problem.lower_bound
             y, z = path.y[1:], path.z[1:]
             models = problem.losses(y) + (problem.gradients(y) * (z - y)[..., None, :]).sum(-1)
             gaps = problem.losses(path.x) - C
-            parts.append(
-                theory.average_inequality(
-                    weight=path.weights[1:, :, None],
-                    total=path.weights.cumsum(0)[1:, :, None],
-                    gap=gaps[1:],
-                    last_gap=gaps[:-1],
-                    model_gap=models - C,
-                )
+            sides = theory.average_inequality(
+                weight=path.weights[1:, :, None],
+                total=path.weights.cumsum(0)[1:, :, None],
+                gap=gaps[1:],
+                last_gap=gaps[:-1],
+                model_gap=models - C,
             )
-        rows.append(worst(problem.name, joined(parts)))
-    return pd.concat(rows)
+            yield problem.name, sides
 
 
 def interpolated() -> Composite:
@@ -129,9 +117,15 @@ def interpolated() -> Composite:
     return Composite("interpolated", A, A @ truth, Absolute(), Box(-1.0, 1.0), np.zeros(4), truth)
 
 
-def neighbourhood(seeds: int) -> pd.DataFrame:
-    """f at the average, with a cap that is often, and one that is rarely, the step."""
-    rows, K = [], checkpoints(STEPS)
+@rate("free-neighbourhood", "Schedule-free form, its neighbourhood", r"$\mathbb{E}\,f(x^K) - C$")
+def neighbourhood(seeds: int) -> Iterator[pd.DataFrame]:
+    """E f(x^K) - C <= (G sqrt(S sum w^2) + max w S/(2A))/sum w, S = ||x^0 - u||^2 + 2A(K+1)(E f(u) - C + phi(u)).
+
+    Needs f_i convex, subgradients bounded by G, phi >= 0; weights k + 1, any cap A.
+
+    f at the average, with a cap that is often, and one that is rarely, the step.
+    """
+    K = checkpoints(STEPS)
     for problem, cap in ((interpolated(), 2.0), (robust_regression(), 2.0), (robust_regression(), 0.05)):
         path, at = free_run(problem, cap, 0.9, STEPS, seeds, by_step=False), problem.solution
         bound = theory.schedule_free_neighbourhood(
@@ -143,16 +137,17 @@ def neighbourhood(seeds: int) -> pd.DataFrame:
             D_sq=distance_sq(problem),
         )
         samples = problem.value(path.x[K]) - problem.lower_bound
-        rows.append(table(f"{problem.name}, cap {cap:g}", K, samples, bound, path.truncated))
-    return pd.concat(rows)
+        yield table(f"{problem.name}, cap {cap:g}", K, samples, bound, path.truncated)
 
 
-def noise(seeds: int) -> pd.DataFrame:
-    """||x - x_0||^2 over the sum of all squared steps, against its limit V(r).
+@rate("free-noise", "Schedule-free form, growth in noise", "", exact=True)
+def noise(seeds: int) -> Iterator[pd.DataFrame]:
+    """||x - x_0||^2 over the sum of squared steps differs from V(r) by at most (1 + r)/K.
+
+    Needs orthogonal steps of one length.
 
     Steps are orthogonal to each other and of one length, as those of pure noise are on average, so nothing is drawn.
     """
-    rows = []
     for power in POWERS:
         length, one = 2000, np.ones(1)
         z, x, numbers = np.zeros(length), np.zeros(length), Averaging(0 * one, 0 * one)
@@ -161,6 +156,4 @@ def noise(seeds: int) -> pd.DataFrame:
             share, numbers = next_share(numbers, k * one, one, power)
             x += share * (z - x)
         off = abs(float(square(x)) / length - noise_growth(power))
-        row = {"problem": f"r = {power:g}", "K": length, "measured": off, "half": 0.0, "bound": (1 + power) / length}
-        rows.append(row | {"truncated": np.nan})
-    return pd.DataFrame(rows)
+        yield row(f"r = {power:g}", length, off, (1 + power) / length)

@@ -6,28 +6,21 @@ point with the largest quotient left / right is kept: K is the number of inequal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-import pandas as pd
 
 from proxsps import runs, theory
 from proxsps.core import schedules
 from proxsps.core.models import truncated_model
-from proxsps.experiments.theory.rates import (
-    box_envelope,
-    drift_to_wall,
-    noisy_shrinkage,
-    pure_shrinkage,
-    smooth_envelope,
-    soft_landing,
-)
+from proxsps.experiments.theory.checks import Sided, exact
+from proxsps.experiments.theory.line import drift_to_wall, noisy_shrinkage, pure_shrinkage, soft_landing
+from proxsps.experiments.theory.rates import box_envelope, smooth_envelope
 from proxsps.experiments.theory.runs import prox_sps, run
 from proxsps.problems.composite import (
     PROBLEMS,
     Composite,
-    Constants,
     box_least_squares,
     cauchy_regression,
     phase_retrieval,
@@ -58,20 +51,23 @@ def all_steps(problem: Composite, x: np.ndarray, alpha: float) -> np.ndarray:
     return y.reshape(*x.shape[:-1], problem.size, -1)
 
 
-def worst(problem: str, sides: theory.Sides) -> pd.DataFrame:
-    """The row of the largest quotient of all that were evaluated."""
-    left, right = np.broadcast_arrays(sides.left, sides.right)
-    quotient = left / np.maximum(right, 1e-300)
-    # If both sides are rounding errors, a quotient means nothing.
-    quotient = np.where(np.maximum(np.abs(left), np.abs(right)) > 1e-6, quotient, 0.0)
-    at = np.unravel_index(int(np.argmax(quotient)), quotient.shape)
-    columns = {"problem": problem, "K": left.size, "measured": float(left[at]), "half": 0.0, "bound": float(right[at])}
-    return pd.DataFrame([columns | {"truncated": np.nan}])
-
-
-def joined(sides: list[theory.Sides]) -> theory.Sides:
-    """Many evaluations of one inequality as one."""
-    return theory.Sides(*(np.concatenate([np.ravel(side) for side in part]) for part in zip(*sides, strict=True)))
+def at_targets(
+    problem: Composite, x: np.ndarray, z: np.ndarray, new: np.ndarray, inequality: Callable[..., theory.Sides]
+) -> Sided:
+    """A basic inequality for steps from z with models at x: at the solution, the start and another point of a run."""
+    next_model = sample_models(problem, x, new) + problem.penalty(new)
+    for target in (problem.solution, problem.start, z[-1]):
+        yield (
+            problem.name,
+            inequality(
+                lam=problem.constants.lam,
+                distance_sq=square(z - target)[:, None],
+                next_distance_sq=square(new - target),
+                move_sq=square(new - z[:, None]),
+                model=sample_models(problem, x, np.broadcast_to(target, new.shape)) + problem.penalty(target),
+                next_model=next_model,
+            ),
+        )
 
 
 def _steps_to_try(problem: Composite) -> tuple[float, ...]:
@@ -81,32 +77,29 @@ def _steps_to_try(problem: Composite) -> tuple[float, ...]:
     return (0.05 * scale, 0.4 * scale, 0.9 * scale)
 
 
-def model_inequality(seeds: int) -> pd.DataFrame:
-    """Lemma on the truncated model: f_x(y; s) <= f(y; s) + rho_s/2 ||y - x||^2, sample by sample."""
+@exact("model", "Lemma on the truncated model")
+def model_inequality() -> Sided:
+    """f_x(y; s) <= f(y; s) + rho_s/2 ||y - x||^2.
 
-    def sides(problem: Composite, x: np.ndarray) -> theory.Sides:
-        models = _models(problem, x)
+    Needs f(.; s) rho_s-weakly convex, C(s) <= inf f(.; s).
+    """
+    for problem in (make() for make in PROBLEMS.values()):
+        x = visited(problem, 0.5)[::4]
         rho = problem.loss.weak * (problem.A**2).sum(1)
-        return theory.Sides(models, problem.losses(x)[None] + rho / 2 * _pairwise(x)[:, :, None])
+        right = problem.losses(x)[None] + rho / 2 * _pairwise(x)[:, :, None]
+        yield problem.name, theory.Sides(_models(problem, x), right)
 
-    return _model_rows(sides, PROBLEMS.values())
 
+@exact("model-slope", "Proposition on bounded subgradients, (B4)")
+def model_slope() -> Sided:
+    """f_x(x; s) - f_x(y; s) <= G_s ||x - y||.
 
-def model_slope(seeds: int) -> pd.DataFrame:
-    """Property (B4): f_x(x; s) - f_x(y; s) <= G_s ||x - y|| for points where iterates can be."""
-
-    def sides(problem: Composite, x: np.ndarray) -> theory.Sides:
+    Needs subgradients of f(.; s) bounded by G_s.
+    """
+    for problem in (box_least_squares(), sparse_logistic(), robust_regression(), phase_retrieval()):
+        x = visited(problem, 0.5)[::4]
         fall = np.maximum(problem.losses(x)[:, None] - _models(problem, x), 0)
-        return theory.Sides(fall, problem.slopes * np.sqrt(_pairwise(x))[:, :, None])
-
-    return _model_rows(sides, (box_least_squares, sparse_logistic, robust_regression, phase_retrieval))
-
-
-def _model_rows(
-    sides: Callable[[Composite, np.ndarray], theory.Sides], makers: Iterable[Callable[[], Composite]]
-) -> pd.DataFrame:
-    problems = [make() for make in makers]
-    return pd.concat([worst(problem.name, sides(problem, visited(problem, 0.5)[::4])) for problem in problems])
+        yield problem.name, theory.Sides(fall, problem.slopes * np.sqrt(_pairwise(x))[:, :, None])
 
 
 def _models(problem: Composite, x: np.ndarray) -> np.ndarray:
@@ -129,41 +122,32 @@ def _pairwise(x: np.ndarray) -> np.ndarray:
     return square(x[:, None] - x[None])
 
 
-def basic_inequality(seeds: int) -> pd.DataFrame:
-    """The basic inequality, for each sample, with x the solution, the start and another point of a run."""
-    rows = []
-    for make in PROBLEMS.values():
-        problem = make()
-        parts = []
+@exact("basic-inequality", "Lemma, basic inequality")
+def basic_inequality() -> Sided:
+    """(1 + alpha lam) ||x+ - x||^2 <= ||x^k - x||^2 - ||x+ - x^k||^2 + 2 alpha (psi_k(x) - psi_k(x+)).
+
+    Needs phi lam-strongly convex; any alpha.
+    """
+    for problem in (make() for make in PROBLEMS.values()):
         for alpha in _steps_to_try(problem):
             x = visited(problem, alpha)[::5]
-            y = all_steps(problem, x, alpha)
-            next_model = sample_models(problem, x, y) + problem.penalty(y)
-            parts += [
-                theory.basic_inequality(
-                    alpha=alpha,
-                    lam=problem.constants.lam,
-                    distance_sq=square(x - target)[:, None],
-                    next_distance_sq=square(y - target),
-                    move_sq=square(y - x[:, None]),
-                    model=sample_models(problem, x, np.broadcast_to(target, y.shape)) + problem.penalty(target),
-                    next_model=next_model,
-                )
-                for target in (problem.solution, problem.start, x[-1])
-            ]
-        rows.append(worst(problem.name, joined(parts)))
-    return pd.concat(rows)
+            inequality = partial(theory.basic_inequality, alpha=alpha)
+            yield from at_targets(problem, x, x, all_steps(problem, x, alpha), inequality)
 
 
-def convex_recursion(seeds: int) -> pd.DataFrame:
-    """The recursion of the smooth convex theorem."""
+@exact("convex-recursion", "Smooth convex theorem, recursion")
+def convex_recursion() -> Sided:
+    """(1 + alpha lam) E ||x+ - x*||^2 + 2 alpha E (psi(x+) - psi*) <= ||x - x*||^2 + theta beta alpha^2.
 
-    def sides(c: Constants, alpha: float, distances: dict[str, np.ndarray]) -> theory.Sides:
-        theta = theory.smallest_theta(alpha, c.L)
-        return theory.convex_recursion(alpha=alpha, lam=c.lam, theta=theta, beta=c.beta, **distances)
-
-    makers = (ridge, box_least_squares, sparse_logistic, noisy_shrinkage, drift_to_wall, soft_landing)
-    return _recursion_rows(sides, makers)
+    Needs f(.; s) convex, f L-smooth; alpha <= (1 - 1/theta)/L.
+    """
+    for make in (ridge, box_least_squares, sparse_logistic, noisy_shrinkage, drift_to_wall, soft_landing):
+        problem = make()
+        c = problem.constants
+        for alpha in _steps_to_try(problem):
+            theta, distances = theory.smallest_theta(alpha, c.L), _distances(problem, alpha)
+            sides = theory.convex_recursion(alpha=alpha, lam=c.lam, theta=theta, beta=c.beta, **distances)
+            yield problem.name, sides
 
 
 def kink() -> Composite:
@@ -172,23 +156,17 @@ def kink() -> Composite:
     return Composite("kink", A, b, Absolute(), Zero(), np.array([1e-4]), planted=np.zeros(1), lower_bound=-1e3)
 
 
-def bounded_recursion(seeds: int) -> pd.DataFrame:
-    """The recursion behind the strongly convex corollary."""
+@exact("bounded-recursion", "Strongly convex corollary, its recursion")
+def bounded_recursion() -> Sided:
+    """(1 + alpha lam) E ||x+ - x*||^2 + 2 alpha E (psi(x+) - psi*) <= ||x - x*||^2 + 4 alpha^2 G^2.
 
-    def sides(c: Constants, alpha: float, distances: dict[str, np.ndarray]) -> theory.Sides:
-        return theory.bounded_recursion(alpha=alpha, lam=c.lam, G=c.G, **distances)
-
-    return _recursion_rows(sides, (robust_regression, box_least_squares, kink))
-
-
-def _recursion_rows(
-    sides: Callable[[Constants, float, dict[str, np.ndarray]], theory.Sides], makers: Iterable[Callable[[], Composite]]
-) -> pd.DataFrame:
-    rows = []
-    for problem in (make() for make in makers):
-        parts = [sides(problem.constants, alpha, _distances(problem, alpha)) for alpha in _steps_to_try(problem)]
-        rows.append(worst(problem.name, joined(parts)))
-    return pd.concat(rows)
+    Needs f(.; s) convex with subgradients bounded by G_s; any alpha.
+    """
+    for problem in (robust_regression(), box_least_squares(), kink()):
+        c = problem.constants
+        for alpha in _steps_to_try(problem):
+            sides = theory.bounded_recursion(alpha=alpha, lam=c.lam, G=c.G, **_distances(problem, alpha))
+            yield problem.name, sides
 
 
 def _distances(problem: Composite, alpha: float) -> dict[str, np.ndarray]:
@@ -202,80 +180,86 @@ def _distances(problem: Composite, alpha: float) -> dict[str, np.ndarray]:
     }
 
 
-def bounded_envelope_recursion(seeds: int) -> pd.DataFrame:
-    """The recursion behind the weakly convex corollary."""
+@exact("bounded-envelope-recursion", "Weakly convex corollary, its recursion")
+def bounded_envelope_recursion() -> Sided:
+    """E ||x+ - p||^2 <= (1 - alpha (1/eta - rho)) ||x - p||^2 + 4 alpha^2 G^2 / (1 - alpha/eta).
+
+    Needs subgradients bounded by G_s; alpha < eta < 1/rho.
+    """
     problem = phase_retrieval()
     c = problem.constants
     eta = 1 / (2 * c.rho)
-    parts = []
     for alpha in (0.02 * eta, 0.2 * eta, 0.8 * eta):
         x = visited(problem, alpha)
         near = box_envelope(problem, x, eta).prox
         after = square(all_steps(problem, x, alpha) - near[:, None]).mean(-1)
-        parts.append(
-            theory.bounded_envelope_recursion(
-                alpha=alpha, rho=c.rho, eta=eta, G=c.G, distance_sq=square(x - near), next_distance_sq=after
-            )
-        )
-    return worst(problem.name, joined(parts))
+        distances = {"distance_sq": square(x - near), "next_distance_sq": after}
+        yield problem.name, theory.bounded_envelope_recursion(alpha=alpha, rho=c.rho, eta=eta, G=c.G, **distances)
 
 
-def envelope_recursion(seeds: int) -> pd.DataFrame:
-    """The recursion of the smooth weakly convex theorem."""
-    rows = []
+@exact("envelope-recursion", "Smooth weakly convex theorem, recursion")
+def envelope_recursion() -> Sided:
+    """E env(x+) + alpha/2 (1 - eta (rho - lam)) ||grad env(x)||^2 <= env(x) + alpha^2 theta beta / (2 eta).
+
+    Needs f L-smooth; rho < 1/eta + lam; alpha <= (1 - 1/theta)/(L + 1/eta) and <= 1/(1/eta + 2 lam - rho).
+    """
     for problem, eta in ((cauchy_regression(), 1.0), (noisy_shrinkage(), 40.0), (pure_shrinkage(), 40.0)):
         c = problem.constants
         limit = theory.envelope_alpha(L=c.L, theta=1e6, eta=eta, lam=c.lam, rho=c.rho)
-        parts = []
         for alpha in (0.02 * limit, 0.3 * limit, 0.95 * limit):
             x = visited(problem, alpha)
-            y = all_steps(problem, x, alpha)
             here = smooth_envelope(problem, x, eta)
-            there = smooth_envelope(problem, y, eta)
-            parts.append(
-                theory.envelope_recursion(
-                    alpha=alpha,
-                    lam=c.lam,
-                    rho=c.rho,
-                    eta=eta,
-                    theta=theory.smallest_theta(alpha, c.L + 1 / eta),
-                    beta=c.beta,
-                    gap=here.value - problem.optimum,
-                    next_gap=there.value.mean(-1) - problem.optimum,
-                    gradient_sq=square(here.gradient),
-                )
+            there = smooth_envelope(problem, all_steps(problem, x, alpha), eta)
+            sides = theory.envelope_recursion(
+                alpha=alpha,
+                lam=c.lam,
+                rho=c.rho,
+                eta=eta,
+                theta=theory.smallest_theta(alpha, c.L + 1 / eta),
+                beta=c.beta,
+                gap=here.value - problem.optimum,
+                next_gap=there.value.mean(-1) - problem.optimum,
+                gradient_sq=square(here.gradient),
             )
-        rows.append(worst(problem.name, joined(parts)))
-    return pd.concat(rows)
+            yield problem.name, sides
 
 
-SMOOTH = (ridge, box_least_squares, sparse_logistic, cauchy_regression)
+@exact("mapping-lower", "Lemma on the gradient mapping, left")
+def gradient_mapping_lower() -> Sided:
+    """1/4 ||grad env^{1/(2L)}|| <= ||gradient mapping||.
+
+    Needs f L-smooth, phi convex.
+    """
+    for name, norm, mapping in _mappings():
+        yield name, theory.Sides(theory.gradient_mapping_range(norm).lower, mapping)
 
 
-def gradient_mapping_lower(seeds: int) -> pd.DataFrame:
-    """1/4 ||grad env|| <= ||gradient mapping||."""
-    return _mapping(lambda norm, mapping: theory.Sides(theory.gradient_mapping_range(norm).lower, mapping))
+@exact("mapping-upper", "Lemma on the gradient mapping, right")
+def gradient_mapping_upper() -> Sided:
+    """||gradient mapping|| <= 3/2 (1 + 1/sqrt(2)) ||grad env^{1/(2L)}||.
+
+    Needs f L-smooth, phi convex.
+    """
+    for name, norm, mapping in _mappings():
+        yield name, theory.Sides(mapping, theory.gradient_mapping_range(norm).upper)
 
 
-def gradient_mapping_upper(seeds: int) -> pd.DataFrame:
-    """||gradient mapping|| <= 3/2 (1 + 1/sqrt(2)) ||grad env||."""
-    return _mapping(lambda norm, mapping: theory.Sides(mapping, theory.gradient_mapping_range(norm).upper))
-
-
-def _mapping(sides: Callable[[np.ndarray, np.ndarray], theory.Sides]) -> pd.DataFrame:
-    rows = []
-    for problem in (make() for make in SMOOTH):
+def _mappings() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Problems, and the norms of the envelope's gradient and of the gradient mapping at visited points."""
+    for problem in (ridge(), box_least_squares(), sparse_logistic(), cauchy_regression()):
         L = problem.constants.L
         x = visited(problem, 0.5)[1:]
         norm = np.sqrt(square(smooth_envelope(problem, x, 1 / (2 * L)).gradient))
         mapping = theory.gradient_mapping(x, problem.gradient(x), problem.phi.prox, 1 / L)
-        rows.append(worst(problem.name, sides(norm, np.sqrt(square(mapping)))))
-    return pd.concat(rows)
+        yield problem.name, norm, np.sqrt(square(mapping))
 
 
-def norm_identity(seeds: int) -> pd.DataFrame:
-    """||grad psi(p)|| = ||x - p|| / eta = ||grad env(x)||: the largest is at most 1 + 1e-8 times the smallest."""
-    rows = []
+@exact("norm-identity", "Identity of the envelope's gradient")
+def norm_identity() -> Sided:
+    """||grad psi(p)||, ||x - p||/eta and ||grad env(x)|| differ by less than 1e-8 of themselves.
+
+    Needs psi differentiable, p = prox_{eta psi}(x).
+    """
     for problem in (ridge(), cauchy_regression()):
         eta, x = 1.0, visited(problem, 0.5)[1:]
 
@@ -286,5 +270,4 @@ def norm_identity(seeds: int) -> pd.DataFrame:
             return smooth_envelope(problem, z, eta).prox
 
         norms = np.stack(theory.norm_identity(gradient, prox, x, eta))
-        rows.append(worst(problem.name, theory.Sides(norms.max(0), norms.min(0) * (1 + 1e-8))))
-    return pd.concat(rows)
+        yield problem.name, theory.Sides(norms.max(0), norms.min(0) * (1 + 1e-8))
