@@ -53,6 +53,27 @@ def test_gram_matrices_keep_directions_with_small_singular_values(drawn: torch.G
     assert torch.linalg.vector_norm(found - wanted) <= 1e-3 * torch.linalg.vector_norm(wanted)
 
 
+@pytest.mark.parametrize("small", [1.0, 1e-1, 1e-2, 1e-3])
+def test_wide_matrices_in_bf16_with_one_large_singular_value(
+    drawn: torch.Generator, monkeypatch: pytest.MonkeyPatch, small: float
+) -> None:
+    monkeypatch.setattr(spectral, "_multiplies_bf16", lambda: True)
+    left = torch.linalg.qr(torch.randn(128, 128, generator=drawn, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(512, 128, generator=drawn, dtype=torch.float64))[0]
+    d = (left * torch.tensor([1.0] + 127 * [small], dtype=torch.float64)) @ right.T
+    wanted = orthogonalized(d)
+
+    def off(found: torch.Tensor) -> float:
+        return float(torch.linalg.vector_norm(found.double() - wanted) / torch.linalg.vector_norm(wanted))
+
+    own, X = d.float()[None], (d / torch.linalg.vector_norm(d)).bfloat16()
+    # A dozen more roundings to eight bits, of up to 0.004 each.
+    assert off(spectral.orthogonal(own)[0]) <= off(spectral._iterated(X)) + 0.05
+    assert off(spectral.orthogonal(own.mT)[0].mT) <= off(spectral._iterated(X)) + 0.05
+    if small == 1e-2:  # where all rounds from one A would go wrong
+        assert off(spectral._by_gram(X, spectral.ROUNDS)) > 1
+
+
 def test_a_gradient_of_zeros_has_no_direction() -> None:
     assert not spectral.orthogonal(torch.zeros(1, 16, 144)).any()
 

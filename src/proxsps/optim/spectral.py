@@ -21,6 +21,7 @@ from proxsps.optim.rule import Heights
 
 Floats = Sequence[float]
 WIDE = 2  # times as many columns as rows, from which on the iteration works on A = X X^T
+FIRST = 3  # rounds in bf16 after which A is computed from X again: errors of A grow twelvefold in each round
 LARGE = 128  # rows and columns from which on bf16 is faster than f32 on CPUs that multiply it
 
 
@@ -60,12 +61,13 @@ def directions(slopes: Tensor, rho: Any, few: bool = False) -> Tensor:
     return p
 
 
-def orthogonal(slopes: Tensor, few: bool = False) -> Tensor:
+def orthogonal(slopes: Tensor, few: bool = False, reuse: bool = False) -> Tensor:
     """`proxsps.core.schedule_free.orthogonalized` of a batch of matrices.
 
     Args:
         slopes: the matrices.
         few: whether to take the fewest operations, because each of them is a launch.
+        reuse: whether the result may overwrite the matrices.
     """
     tall = slopes.shape[-2] > slopes.shape[-1]
     X = slopes.mT if tall else slopes
@@ -75,11 +77,12 @@ def orthogonal(slopes: Tensor, few: bool = False) -> Tensor:
         X = _iterated(X) if X.is_cpu or X.dtype is torch.float64 else _iterated(X.bfloat16()).to(X.dtype)
     elif not faster_in_bf16(X):
         X = X / norms
-        X = _by_gram(X) if X.shape[-1] >= WIDE * X.shape[-2] else _iterated(X)
+        X = _by_gram(X, ROUNDS) if _is_wide(X) else _iterated(X)
     else:  # one by one: a batch takes longer there
-        found = torch.empty_like(slopes)
+        found = slopes if reuse else torch.empty_like(slopes)
         for out, one, norm in zip(found, X, norms, strict=True):
-            own = _iterated(one.bfloat16() / norm.bfloat16())
+            own = one.bfloat16() / norm.bfloat16()
+            own = _by_gram(_by_gram(own, FIRST), ROUNDS - FIRST) if _is_wide(own) else _iterated(own)
             out.copy_(own.mT if tall else own)
         return found
     return X.mT if tall else X
@@ -96,30 +99,43 @@ def _multiplies_bf16() -> bool:
     return known is not None and bool(known())
 
 
+def _is_wide(X: Tensor) -> bool:
+    return X.shape[-1] >= WIDE * X.shape[-2]
+
+
 def _iterated(X: Tensor) -> Tensor:
     """Three operations per round, for one matrix or a batch."""
     a, b, c = QUINTIC
-    added: Any = torch.addmm if X.dim() == 2 else torch.baddbmm
+    added = _added(X)
     for _ in range(ROUNDS):
         A = X @ X.mT
         X = added(X, added(A, A, A, beta=b, alpha=c), X, beta=a)
     return X
 
 
-def _by_gram(X: Tensor) -> Tensor:
+def _by_gram(X: Tensor, rounds: int) -> Tensor:
     """The same for wide matrices: X is multiplied by a polynomial in A = X X^T, which follows from A alone.
 
-    With P = a I + b A + c A^2 of a round, the next A is P A P. Rounding of small eigenvalues of A hardly changes P.
+    With P = a I + B, B = b A + c A^2 of a round, the next A is P A P, and Q is the product of all P. Rounding of A
+    grows by a^2 in each round, and hardly changes P if there are few of them.
     """
     a, b, c = QUINTIC
-    A, product = X @ X.mT, None
-    for k in range(ROUNDS):
-        P = torch.baddbmm(A, A, A, beta=b, alpha=c)
-        P.diagonal(dim1=-2, dim2=-1).add_(a)
-        product = P if product is None else P @ product
-        if k + 1 < ROUNDS:
-            A = P @ (A @ P)
-    return product @ X  # type: ignore[operator]
+    added = _added(X)
+    A = X @ X.mT
+    Q = added(A, A, A, beta=b, alpha=c)
+    B = Q.clone()
+    Q.diagonal(dim1=-2, dim2=-1).add_(a)
+    for _ in range(1, rounds):
+        A = added(A, B, A, beta=a)
+        A = added(A, A, B, beta=a)
+        B = added(A, A, A, beta=b, alpha=c)
+        Q = added(Q, B, Q, beta=a)
+    return Q @ X  # type: ignore[no-any-return]
+
+
+def _added(X: Tensor) -> Any:
+    """M, A, B -> beta M + alpha A B for one matrix, or for a batch."""
+    return torch.addmm if X.dim() == 2 else torch.baddbmm
 
 
 class SpectralPart:

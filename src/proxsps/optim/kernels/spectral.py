@@ -1,7 +1,7 @@
 """Passes over blocks with spectral directions: new averages of gradients, sums, and one write of d, z and y.
 
-Between the first two passes torch orthogonalises the averages (`proxsps.optim.spectral`). A direction is a scale times
-the orthogonal matrix, which is multiplied here.
+Between the first two passes torch orthogonalises the averages (`proxsps.optim.spectral`), in their own memory: later
+passes compute them again. A direction is a scale times the orthogonal matrix, which is multiplied here.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def blend(like, block, tensor, origin, length, d_at, g_at, new_at, mu, first, la
 
 
 @inlined(fastmath=REORDER)
-def _sums(z, g, y, d, p, scale, zero):
-    """<d, p>, <d, z>, <g, z - y>."""
+def _sums(z, g, y, d, p, old, new, scale, zero):
+    """<d', p>, <d', z>, <g, z - y>."""
     dp, dz, gap = zero, zero, zero
     for k in range(len(z)):
-        dp += d[k] * (scale * p[k])
-        dz += d[k] * z[k]
+        slope = old * d[k] + new * g[k]
+        dp += slope * (scale * p[k])
+        dz += slope * z[k]
         gap += g[k] * (z[k] - y[k])
     return dp, dz, gap
 
@@ -56,12 +57,12 @@ def _lengths(z, p, scale, zero):
 
 @compiled()
 def reduce(
-    like, block, tensor, origin, length, z_at, g_at, y_at, d_at, p_at, scales, start_at, start_scale, b, moving,
+    like, block, tensor, origin, length, z_at, g_at, y_at, d_at, p_at, mu, scales, start_at, start_scale, b, moving,
     partial, first, last,
 ):  # fmt: skip
     """The sums of each chunk."""
     of = like.dtype.type
-    mix, zero = of(b), of(0)
+    old, new, mix, zero = of(mu), of(1 - mu), of(b), of(0)
     for i in range(first, last):
         j, low, n, out = tensor[i], origin[i], length[i], partial[i]
         z = numba.carray(pointer(z_at[j], like), low + n)[low:]
@@ -73,7 +74,7 @@ def reduce(
         out[:] = 0
         for at in range(0, n, RUN):
             end = at + RUN
-            found = _sums(z[at:end], g[at:end], y[at:end], d[at:end], p[at:end], scale, zero)
+            found = _sums(z[at:end], g[at:end], y[at:end], d[at:end], p[at:end], old, new, scale, zero)
             out[D_SQ] += found[0]
             out[D_DOT_X] += found[1]
             out[G_DOT_X] += found[2]
@@ -91,23 +92,24 @@ def reduce(
 
 @compiled()
 def write(
-    like, block, tensor, origin, length, z_at, y_at, d_at, new_at, p_at, scales, keep, move, b, share, first, last
+    like, block, tensor, origin, length, z_at, g_at, y_at, d_at, p_at, mu, scales, keep, move, b, share, first, last
 ):
     """d <- d', z <- keep z + move p, and the next y."""
     of = like.dtype.type
-    mix, part, least, most, fresh = of(b), of(share), of(-np.inf), of(np.inf), np.empty(RUN, like.dtype)
+    old, new, mix, part, least, most = of(mu), of(1 - mu), of(b), of(share), of(-np.inf), of(np.inf)
+    fresh = np.empty(RUN, like.dtype)
     for i in range(first, last):
         j, low, n = tensor[i], origin[i], length[i]
         z = numba.carray(pointer(z_at[j], like), low + n)[low:]
+        g = numba.carray(pointer(g_at[j], like), low + n)[low:]
         y = numba.carray(pointer(y_at[j], like), low + n)[low:]
         d = numba.carray(pointer(d_at[j], like), low + n)[low:]
-        new = numba.carray(pointer(new_at[j], like), low + n)[low:]
         p = numba.carray(pointer(p_at[j], like), low + n)[low:]
         kept, moved = of(keep[block[i]]), of(move[block[i]] * scales[j])
         for at in range(0, n, RUN):
             end = min(at + RUN, n)
             for k in range(at, end):
-                d[k] = new[k]
+                d[k] = old * d[k] + new * g[k]
                 fresh[k - at] = z[k] + (y[k] - z[k]) / mix
                 z[k] = kept * z[k] + moved * p[k]
             gradient_points(fresh[: end - at], z[at:end], mix, part, least, most, y[at:end])

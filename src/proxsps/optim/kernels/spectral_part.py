@@ -55,35 +55,34 @@ class CompiledSpectralPart(SpectralPart):
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, with new averages and directions, which are kept for the write."""
         mu, squares = self._plan.momentum
-        self._new_at, self._p_at, scales = (
-            np.zeros_like(self._z_at),
-            np.zeros_like(self._z_at),
-            np.zeros(len(self._z_at)),
-        )
+        self._p_at, scales = np.zeros_like(self._z_at), np.zeros(len(self._z_at))
         dtype = torch.float32 if self._like.dtype == np.float32 else torch.float64
         slopes = [torch.empty(len(stack.members), *stack.shape, dtype=dtype) for stack in self._stacks]
         for places, own in zip(self._places, slopes, strict=True):
-            self._new_at[places] = _rows_at(own)
+            self._p_at[places] = _rows_at(own)
         chunks = self._layout.chunks
-        run(blend, chunks, self._like, *chunks.columns, self._d_at, self._g_at, self._new_at, mu, weight=1.5)
+        run(blend, chunks, self._like, *chunks.columns, self._d_at, self._g_at, self._p_at, mu, weight=1.5)
         alone = self._plan.ranks == 1
         scaled = [] if alone else self._directions(slopes, math.sqrt(squares))
-        found = [own.contiguous() for own in scaled or [orthogonal(own.flatten(0, 1)) for own in slopes]]
-        for stack, places, own in zip(self._stacks, self._places, found, strict=True):
+        found = scaled or [orthogonal(own.flatten(0, 1), reuse=True) for own in slopes]
+        self._found = [own.contiguous() for own in found]
+        for stack, places, own in zip(self._stacks, self._places, self._found, strict=True):
             self._p_at[places] = _rows_at(own.view(len(places), -1))
             scales[places] = math.sqrt(squares * max(stack.shape[1:])) if alone else 1.0
-        self._new, self._scales = list(zip(slopes, found, strict=True)), scales
         partial = np.empty((len(chunks.sizes), SUMS))
-        args = (self._z_at, self._g_at, self._y_at, self._new_at, self._p_at, scales, *self._start, self._mix[0])
-        run(reduce, chunks, self._like, *chunks.columns, *args, moving, partial, weight=2.0)
+        self._points = (self._z_at, self._g_at, self._y_at, self._d_at, self._p_at, mu, scales)
+        run(
+            reduce, chunks, self._like, *chunks.columns, *self._points, *self._start, self._mix[0], moving, partial,
+            weight=2.0,
+        )  # fmt: skip
         return fold(partial, self._layout, SUMS).tolist(), Heights([], [])
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """z <- keep z + move p, and y; stores new averages."""
         chunks = self._layout.chunks
-        args = (self._z_at, self._y_at, self._d_at, self._new_at, self._p_at, self._scales, np.array(keep))
-        run(write, chunks, self._like, *chunks.columns, *args, np.array(move), *self._mix, weight=2.0)
-        self._new = []
+        args = (*self._points, np.array(keep), np.array(move), *self._mix)
+        run(write, chunks, self._like, *chunks.columns, *args, weight=2.0)
+        self._found = []
 
 
 def _rows_at(stacked: Tensor) -> Any:
