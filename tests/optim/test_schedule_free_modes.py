@@ -434,6 +434,39 @@ def test_copies_of_a_model_leave_the_optimizer_alone(how, mode, kit):
     assert kit.same(before, everything(opt))
 
 
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("order", ["model first", "optimizer first", "inside", "inside, before"])
+def test_copies_of_a_model_with_its_optimizer_follow_each_other(order, mode, kit):
+    model = network()
+    if order == "inside, before":
+        model.opt = None
+    opt = ScheduleFreeSPS(model)
+    if "inside" in order:
+        model.opt = opt
+    train(model, opt)
+    getattr(model, mode)()
+    before = everything(opt)
+    if "inside" in order:
+        other = copy.deepcopy(model)
+        twin = other.opt
+    elif order == "model first":
+        other, twin = copy.deepcopy((model, opt))
+    else:
+        twin, other = copy.deepcopy((opt, model))
+    again, third = copy.deepcopy((other, twin))
+    del third
+    for one, own in ((again, None), (other, twin)):
+        for switch in ("train", "eval", "train"):
+            getattr(one, switch)()
+            assert one.training is (switch == "train")
+            assert own is None or is_evaluating(own) is (switch == "eval")
+            assert kit.same(before, everything(opt))
+    train(other, twin, seed=3)
+    model.train()
+    train(model, opt, seed=3)
+    assert kit.same(everything(opt), everything(twin))
+
+
 def test_two_optimizers_of_one_model_both_switch(kit):
     model = network()
     opts = [ScheduleFreeSPS(model[i].parameters()) for i in (0, 3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from copy import deepcopy
 from typing import Any
 
 from torch import nn
@@ -11,7 +12,8 @@ from torch import nn
 class Switch:
     """The `train` of a model that switches optimizers, as long as these exist; an attribute of the model.
 
-    A copy of the model has no optimizer. It gets its copy of this object, which then only calls the model's own method.
+    A copy of the model has no optimizer, and its copy of this object only calls the model's own method, unless the
+    optimizer is copied together with it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,6 +32,15 @@ class Switch:
     def add(self, opt: Any) -> None:
         """Switch one more optimizer."""
         self._opts = [ref for ref in self._opts if ref() not in (None, opt)] + [weakref.ref(opt)]
+        vars(opt).setdefault("_followed", weakref.WeakSet()).add(self._model())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Switch:
+        model: Any = self._model()
+        copied = Switch(deepcopy(model, memo))
+        for ref in self._opts:
+            if id(ref()) in memo:
+                copied.add(memo[id(ref())])
+        return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Switch, (self._model(),)
@@ -43,3 +54,11 @@ def follow(opt: Any, model: nn.Module) -> None:
     switch = known if isinstance(known, Switch) else Switch(model)
     switch.add(opt)
     model.train = switch  # type: ignore[method-assign]
+
+
+def follow_copies(opt: Any, copied: Any, memo: dict[int, Any]) -> None:
+    """Let the copies of models switch the copy of an optimizer, in a deepcopy of both that began with the models."""
+    for model in vars(opt).get("_followed", ()):
+        switch = memo.get(id(vars(model).get("train")))
+        if isinstance(switch, Switch):
+            switch.add(copied)

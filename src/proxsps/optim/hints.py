@@ -85,6 +85,20 @@ def are_small(groups: Iterable[dict[str, Any]]) -> bool:
     return all([not isinstance(group["lr"], Tensor) and group["lr"] < SMALL_FACTOR for group in groups])
 
 
+def sibling_hint(groups: Sequence[dict[str, Any]], siblings: Iterable[range]) -> str | None:
+    """Advice if the `lr` of one group was set, but not that of another one made of the same list or model."""
+    for places in siblings:
+        rates = [groups[i]["lr"] for i in places]
+        if any([type(lr) is float and type(rates[0]) is float and lr != rates[0] for lr in rates]):
+            listed = ", ".join(f"{lr:g} in group {i}" for i, lr in zip(places, rates, strict=True))
+            return (
+                f"lr is {listed}, and these groups were made of one list of parameters, or of one model: matrices and "
+                'other tensors have groups of their own. Set it in all: for group in opt.param_groups: group["lr"] = '
+                '... If the steps are to differ, pass groups with "set" and "factor" of your own'
+            )
+    return None
+
+
 def check_momentum(name: str, group: dict[str, Any], averages: Iterable[str]) -> None:
     """Raise ValueError if momentum was switched on after the optimizer was made without it."""
     if group.get("momentum") and not all(key in group for key in averages):

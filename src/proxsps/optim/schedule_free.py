@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from copy import deepcopy
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from proxsps.core.schedule_free import SCALE
 from proxsps.optim.blocks import SPECTRAL
 from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal, check_nonnegative
-from proxsps.optim.following import follow
+from proxsps.optim.following import follow, follow_copies
+from proxsps.optim.hints import sibling_hint, warn
 from proxsps.optim.memory import HALF, start_averages
 from proxsps.optim.model_groups import MATRICES, REST, model_groups
 from proxsps.optim.modes import show_averages, show_gradient_points
@@ -67,6 +69,7 @@ class ScheduleFreeSPS(CappedPolyak):
     """
 
     _decay_is_l2 = False
+    _siblings: tuple[range, ...] = ()  # places of groups that were made of one list, or of one model
 
     def __init__(
         self,
@@ -113,14 +116,17 @@ class ScheduleFreeSPS(CappedPolyak):
             groups = params
         super().__init__(groups, defaults, process_group, check_replicas)
         if isinstance(params, nn.Module):
+            self._siblings = (range(len(self.param_groups)),)
             self.follow(params)
 
     # Groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as in `ProxSPSAdam`; matrices and other tensors of one group become two groups."""
+        first = len(self.param_groups)
         for group in _by_set(param_group, self.defaults):
             super().add_param_group(group)
+        self._siblings += (range(first, len(self.param_groups)),)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -168,7 +174,13 @@ class ScheduleFreeSPS(CappedPolyak):
         if not isinstance(k, Tensor) and k == 0:  # z begins at the parameters of the first step
             self.state.clear()
 
-    # Checkpoints
+    # Checkpoints and copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__setstate__(deepcopy(self.__getstate__(), memo))
+        follow_copies(self, copied, memo)
+        return copied
 
     def _further_state(self) -> dict[Tensor, dict[str, Any]]:
         regularized = [p for group in self.param_groups if group["regularizer"] is not None for p in group["params"]]
@@ -211,7 +223,10 @@ class ScheduleFreeSPS(CappedPolyak):
             self.train(not before)
 
     def follow(self, model: nn.Module) -> None:
-        """Let `model.train()` and `model.eval()` switch this optimizer too, as long as it exists."""
+        """Let `model.train()` and `model.eval()` switch this optimizer too, as long as it exists.
+
+        A `copy.deepcopy` of both together keeps this. After they are unpickled, call it again.
+        """
         follow(self, model)
 
     @property
@@ -230,6 +245,11 @@ class ScheduleFreeSPS(CappedPolyak):
                 "model.train(), if the optimizer was given the model). Nothing was changed."
             )
         super()._check_options()
+        if torch.compiler.is_compiling() or "siblings" in self._warned:
+            return
+        if (hint := sibling_hint(self.param_groups, self._siblings)) is not None:
+            self._warned.add("siblings")
+            warn(f"{type(self).__name__}: {hint}. This warning is shown once.", UserWarning)
 
 
 def _check_metric(metric: Any) -> None:
