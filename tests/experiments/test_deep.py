@@ -13,6 +13,7 @@ import pytest
 
 from proxsps.experiments import EXPERIMENTS, adaptive_claims, deep_claims, first_epoch, imagenet_claims, norm_claims
 from proxsps.experiments.base import Claim, Frames
+from proxsps.experiments.catalogue import CORES, GPU
 from proxsps.problems.images import PUBLISHED as PUBLISHED_IMAGES
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store
@@ -42,14 +43,14 @@ def test_published_grids(name: str) -> None:
     assert (problem.width, problem.size, problem.images, problem.augment) == (16, 32, 0, True)
     assert problem.depth == (56 if "56" in name else 110)
     assert (problem.batch_norm, problem.batch_size) == ((True, 512) if imagenet else (False, 128))
-    assert experiment.heavy
+    assert experiment.hardware == GPU
     assert experiment.seconds >= 3600
 
 
 @pytest.mark.parametrize("name", TWINS)
 def test_twins_keep_depth_batches_and_settings(name: str) -> None:
     experiment = EXPERIMENTS[name]
-    assert not experiment.heavy
+    assert experiment.hardware == CORES
     assert experiment.seconds <= 1800
     for spec in experiment.specs(experiment.seeds, experiment.epochs):
         problem = spec.problem

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from proxsps.cli import app
 from proxsps.experiments import EXPERIMENTS
-from proxsps.experiments.base import Frames
-from proxsps.experiments.variants import Options, variants
+from proxsps.experiments.base import Experiment, Frames
+from proxsps.experiments.variants import Options, check_options, variant
 from proxsps.problems import completion
 
 SMALL = ["--seeds", "1", "--epochs", "1"]
@@ -29,6 +29,11 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Resul
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("PROXSPS_DATA", raising=False)
     return lambda *words: CliRunner().invoke(app, list(words))
+
+
+def variants(chosen: list[Experiment], options: Options = Options()) -> list[Experiment]:  # noqa: B008
+    check_options([experiment.name for experiment in chosen], options)
+    return [variant(experiment, options) for experiment in chosen]
 
 
 def test_the_published_ones_stay_as_they_are() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from proxsps.experiments.catalogue import CORES
 from proxsps.experiments.published import Published, recorded
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store, StoreError
@@ -101,18 +102,13 @@ class Experiment:
     seeds: int = 0
     epochs: int = 0
     seconds: float = 0.0  # time for the published grid, batched, on this hardware
-    hardware: str = "two cores"
+    hardware: str = CORES
     engine: Callable[[Path], Engine] | None = None  # from a folder for checkpoints; else one of the sweep's engines
     words: tuple[str, ...] = ()  # its name on the command line, if that is not `name` alone
     caution: str = ""  # what its verdicts do not say
 
     def __post_init__(self) -> None:
         check_name(self.name, "An experiment", RESERVED)
-
-    @property
-    def heavy(self) -> bool:
-        """Whether it takes too long for two cores, and is run only when it is named."""
-        return self.hardware != "two cores"
 
     @property
     def origin(self) -> str:

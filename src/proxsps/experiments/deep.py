@@ -16,6 +16,7 @@ from proxsps import figures
 from proxsps.experiments import first_epoch
 from proxsps.experiments.adaptive_claims import adaptive_helps, on_published_caps, published_caps, relabelled
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
+from proxsps.experiments.catalogue import CATALOGUE
 from proxsps.experiments.deep_claims import (
     CHANCE,
     both_work,
@@ -37,11 +38,13 @@ from proxsps.experiments.imagenet_claims import (
     similar_accuracies,
 )
 from proxsps.experiments.norm_claims import norms_so_far, smaller_norm
+from proxsps.experiments.standard import step_sizes
 from proxsps.problems.vision import ImageClassification, image_problem
 from proxsps.sweep.spec import RunSpec, grid
 from proxsps.training import Training
 
 Claims = tuple[Callable[[Frames], Claim], ...]
+Specs = Callable[[int, int], list[RunSpec]]  # from seeds and epochs
 
 LAMBDAS = (5e-6, 5e-5, 5e-4)
 POLYAK = ("prox-sps", "sps")
@@ -99,20 +102,16 @@ def drawings(window: int, deviations: float) -> tuple[Drawing, ...]:
     )
 
 
-STEP_SIZES = Drawing(
+STEP_SIZES = step_sizes(
     "step-sizes",
     "Adaptive step sizes zeta_k of one run (dots), their medians over each epoch (lines), and the caps alpha_k. Where "
     "zeta_k is tiny SPS stands still, while ProxSPS shrinks the weights by 1 + alpha_k lambda in every step.",
-    lambda f: figures.step_sizes(f["steps"], f["runs"]),
 )
 
 
 def _steps_of(schedule: str, text: str) -> Drawing:
-    return Drawing(
-        f"step-sizes-{schedule}",
-        f"Adaptive step sizes zeta_k of ProxSPS with {text} (dots), their medians over each epoch (line), and alpha_k.",
-        lambda f: figures.step_sizes(*(f[name][f[name]["schedule"] == schedule] for name in ("steps", "runs"))),
-    )
+    caption = f"Adaptive step sizes zeta_k of ProxSPS with {text} (dots), their medians over each epoch (line), and "
+    return step_sizes(f"step-sizes-{schedule}", f"{caption}alpha_k.", schedule)
 
 
 PUBLISHED_DRAWINGS = (*drawings(5, 2), STEP_SIZES)
@@ -126,13 +125,18 @@ RESNET110_CLAIMS = (
 TWIN56_CLAIMS = (both_work(CHANCE), competitive(CHANCE), norms_so_far(5))
 TWIN110_CLAIMS = (leaves_chance(), tiny_steps, faster_than_adamw, competitive(CHANCE), norms_so_far(6))
 LONG_CLAIMS = (both_work(CHANCE), competitive(CHANCE), smaller_norm(CHANCE), stagnates(CHANCE), zeta_below_alpha)
-# On a GPU: 1.5 GFLOP to train a ResNet110 on an image, half of it for a ResNet56, at 5 TFLOP/s. Not measured.
-HOUR, GPU = 3600.0, "a GPU, estimated"
 
 
-def _published(depth: int, claims: Claims, hours: float) -> Experiment:
+def _deep(
+    name: str, title: str, text: str, shown: tuple[Drawing, ...], claims: Claims, specs: Specs, seeds: int = 1
+) -> Experiment:
+    """An experiment that trains networks, with the numbers of the catalogue."""
+    return Experiment(name, title, text, shown, claims, specs, seeds=seeds, engine=Training, **CATALOGUE[name].numbers)
+
+
+def _published(depth: int, claims: Claims) -> Experiment:
     name = f"cifar10-resnet{depth}"
-    return Experiment(
+    return _deep(
         name,
         f"ResNet{depth} without batch norm on CIFAR-10",
         "As published: 100 epochs in batches of 128, three strengths, three runs of ProxSPS and SPS (sqrt schedule, "
@@ -141,16 +145,12 @@ def _published(depth: int, claims: Claims, hours: float) -> Experiment:
         claims,
         partial(specs, image_problem(name), LAMBDAS, POLYAK),
         seeds=3,
-        epochs=100,
-        seconds=hours * HOUR,
-        hardware=GPU,
-        engine=Training,
     )
 
 
-def _twin(depth: int, claims: Claims, seeds: int, epochs: int, seconds: float) -> Experiment:
+def _twin(depth: int, claims: Claims, seeds: int) -> Experiment:
     name = f"cifar10-resnet{depth}"
-    return Experiment(
+    return _deep(
         f"{name}-twin",
         f"ResNet{depth}, twin for a CPU",
         f"Depth {depth} with 8 channels instead of 16, 20,000 images of 16 x 16 pixels, lambda = 5e-4; else as "
@@ -159,48 +159,27 @@ def _twin(depth: int, claims: Claims, seeds: int, epochs: int, seconds: float) -
         claims,
         partial(specs, image_problem(name, images=TWIN_IMAGES, **TWIN), LAMBDAS[-1:], POLYAK),
         seeds=seeds,
-        epochs=epochs,
-        seconds=seconds,
-        engine=Training,
     )
 
 
-IMAGENET32 = Experiment(
+IMAGENET32 = _deep(
     "imagenet32-resnet110",
     "ResNet110 with batch norm on ImageNet32",
     "As published: 50 epochs in batches of 512, three strengths, one run of ProxSPS, SPS and SGD (sqrt schedule, "
     "alpha_0 = 1) and AdamW (1e-3).",
     PUBLISHED_DRAWINGS,
-    (
-        equally_well,
-        similar_accuracies,
-        less_sensitive(IMAGENET_WORKS),
-        different_norm,
-        adaptive_early,
-        faster_start,
-    ),
+    (equally_well, similar_accuracies, less_sensitive(IMAGENET_WORKS), different_norm, adaptive_early, faster_start),
     partial(specs, image_problem("imagenet32-resnet110"), LAMBDAS, (*POLYAK, "sgd")),
-    seeds=1,
-    epochs=50,
-    seconds=65 * HOUR,
-    hardware=GPU,
-    engine=Training,
 )
-FIRST_EPOCH = Experiment(
+FIRST_EPOCH = _deep(
     "cifar10-resnet110-epoch",
     "ResNet110 without batch norm: the first epoch",
     "The published network, images and settings at lambda = 5e-4: one epoch (390 steps) of ProxSPS and SPS.",
     (STEP_SIZES,),
     first_epoch.CLAIMS,
-    lambda seeds, epochs: grid(
-        image_problem("cifar10-resnet110"), dict.fromkeys(POLYAK, (1.0,)), LAMBDAS[-1:], ["sqrt"], seeds, epochs
-    ),
-    seeds=1,
-    epochs=1,
-    seconds=480,
-    engine=Training,
+    partial(grid, image_problem("cifar10-resnet110"), dict.fromkeys(POLYAK, (1.0,)), LAMBDAS[-1:], ["sqrt"]),
 )
-ADAPTIVE = Experiment(
+ADAPTIVE = _deep(
     "cifar10-resnet56-adaptive",
     "ResNet56: a cap that follows the adaptive step",
     "The twin of ResNet56 with all images, lambda = 5e-4: ProxSPS with the sqrt schedule, and with alpha_k the median "
@@ -212,12 +191,8 @@ ADAPTIVE = Experiment(
     ),
     (adaptive_helps,),
     adaptive_specs,
-    seeds=1,
-    epochs=24,
-    seconds=1470,
-    engine=Training,
 )
-LONG_TWIN = Experiment(
+LONG_TWIN = _deep(
     "cifar10-resnet56-long",
     "ResNet56: a long twin for a CPU",
     "Depth 56 with 4 channels instead of 16, all images at 8 x 8 pixels, lambda = 5e-4, 60 epochs (23,400 steps); else "
@@ -229,18 +204,14 @@ LONG_TWIN = Experiment(
     ),
     (*map(on_published_caps, LONG_CLAIMS), adaptive_helps),
     long_specs,
-    seeds=1,
-    epochs=60,
-    seconds=1720,
-    engine=Training,
 )
 EXPERIMENTS = (
-    _published(56, RESNET56_CLAIMS, hours=6),
-    _published(110, RESNET110_CLAIMS, hours=12),
+    _published(56, RESNET56_CLAIMS),
+    _published(110, RESNET110_CLAIMS),
     IMAGENET32,
     FIRST_EPOCH,
-    _twin(56, TWIN56_CLAIMS, seeds=3, epochs=12, seconds=1570),
-    _twin(110, TWIN110_CLAIMS, seeds=1, epochs=14, seconds=1420),
+    _twin(56, TWIN56_CLAIMS, seeds=3),
+    _twin(110, TWIN110_CLAIMS, seeds=1),
     ADAPTIVE,
     LONG_TWIN,
 )

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from proxsps import figures, runs
 from proxsps.core.models import prox_sps_model, proximal_objective, sps_model
 from proxsps.core.rules import sps_max
-from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
+from proxsps.experiments.base import Drawing, Experiment, Frames
+from proxsps.experiments.sentences import states
 from proxsps.problems import PlanarSquares, RidgeRegression, ScalarLogistic
 from proxsps.regularizers import L2, Zero
 
@@ -108,33 +109,30 @@ def cost_table(size: int = 1000) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def same_cost(frames: Frames) -> Claim:
-    """Work of one update."""
+@states(
+    "entries of vectors that one update reads or writes, for each parameter, by the formulas of the paper",
+    "each at most 1.5 times the other",
+)
+def same_cost(frames: Frames) -> tuple[str, bool]:
+    """ProxSPS computes <g, x> where SPS computes ||x||^2; other than that, the costs are roughly identical."""
     cost = frames["cost"].groupby("method")["entries"].agg(["sum", "count"])
     ours, theirs = cost.loc["prox-sps"], cost.loc["sps"]
-    return Claim(
-        "same-cost",
-        "ProxSPS computes <g, x> where SPS computes ||x||^2; other than that, the costs are roughly identical.",
-        "entries of vectors that one update reads or writes, for each parameter, by the formulas of the paper",
-        "each at most 1.5 times the other",
+    return (
         f"ProxSPS {ours['sum']:.0f} in {ours['count']:.0f} operations, SPS {theirs['sum']:.0f} in "
         f"{theirs['count']:.0f}",
-        bool(2 / 3 <= ours["sum"] / theirs["sum"] <= 1.5),
+        2 / 3 <= ours["sum"] / theirs["sum"] <= 1.5,
     )
 
 
-def better_model(frames: Frames) -> Claim:
-    """Distance of the models from the objective."""
+@states(
+    "mean distance of the model from the objective on [-6, 6], over three starting points",
+    "for ProxSPS at most half of that for SPS",
+)
+def better_model(frames: Frames) -> tuple[str, bool]:
+    """The ProxSPS model approximates the objective much better, as it keeps the quadratic regulariser."""
     models = frames["models"]
     miss = {m: (models[f"{m}_model"] - models["objective"]).abs().mean() for m in ("prox_sps", "sps")}
-    return Claim(
-        "better-model",
-        "The ProxSPS model approximates the objective much better, as it keeps the quadratic regulariser.",
-        "mean distance of the model from the objective on [-6, 6], over three starting points",
-        "for ProxSPS at most half of that for SPS",
-        f"ProxSPS {miss['prox_sps']:.3g}, SPS {miss['sps']:.3g}",
-        bool(miss["prox_sps"] <= miss["sps"] / 2),
-    )
+    return f"ProxSPS {miss['prox_sps']:.3g}, SPS {miss['sps']:.3g}", miss["prox_sps"] <= miss["sps"] / 2
 
 
 MODEL_COMPARE = Experiment(
@@ -214,30 +212,24 @@ def straightness(problem: PlanarSquares, method: str, starts: np.ndarray, goal: 
     return np.linalg.norm(x - starts, axis=1) / length
 
 
-def more_direct(frames: Frames) -> Claim:
-    """Straightness of the streamlines."""
+@states(
+    "distance over length of the streamlines from the border to the minimiser, median",
+    "larger for ProxSPS than for SPS",
+)
+def more_direct(frames: Frames) -> tuple[str, bool]:
+    """The vector field of ProxSPS takes a more direct route to the minimum."""
     medians = frames["ways"].astype({"straightness": float}).groupby("method")["straightness"].median()
-    return Claim(
-        "more-direct",
-        "The vector field of ProxSPS takes a more direct route to the minimum.",
-        "distance over length of the streamlines from the border to the minimiser, median",
-        "larger for ProxSPS than for SPS",
-        f"ProxSPS {medians['prox-sps']:.3f}, SPS {medians['sps']:.3f}",
-        bool(medians["prox-sps"] > medians["sps"]),
-    )
+    return f"ProxSPS {medians['prox-sps']:.3f}, SPS {medians['sps']:.3f}", medians["prox-sps"] > medians["sps"]
 
 
-def direction_of_sps(frames: Frames) -> Claim:
-    """Directions of the steps over alpha."""
+@states(
+    f"largest angle between steps with alpha = {ALPHAS[0]:g} and with others up to {ALPHAS[-1]:g}, from the border",
+    "below 1e-6 degrees for SPS, above 1 degree for ProxSPS",
+)
+def direction_of_sps(frames: Frames) -> tuple[str, bool]:
+    """The update direction of ProxSPS depends on alpha_k, that of SPS does not."""
     turn = frames["directions"].groupby("method")["angle"].max()
-    return Claim(
-        "direction-of-sps",
-        "The update direction of ProxSPS depends on alpha_k, that of SPS does not.",
-        f"largest angle between steps with alpha = {ALPHAS[0]:g} and with others up to {ALPHAS[-1]:g}, from the border",
-        "below 1e-6 degrees for SPS, above 1 degree for ProxSPS",
-        f"ProxSPS {turn['prox-sps']:.3g}, SPS {turn['sps']:.2g} degrees",
-        bool(turn["sps"] < 1e-6 and turn["prox-sps"] > 1),
-    )
+    return f"ProxSPS {turn['prox-sps']:.3g}, SPS {turn['sps']:.2g} degrees", turn["sps"] < 1e-6 and turn["prox-sps"] > 1
 
 
 FLOW = Experiment(
@@ -265,20 +257,20 @@ def interpolation_tables() -> Frames:
     return {"interpolation": pd.DataFrame({"lam": lam, "sigma_sq": RidgeRegression().interpolation_constant(lam)})}
 
 
-def grows_with_strength(frames: Frames) -> Claim:
-    """Growth of sigma^2."""
+@states(
+    "sigma^2 at the largest lambda over that at lambda = 1e-4; its steps up to lambda = 1; and what is left of its "
+    "largest value at the end",
+    "ratio above 100, every step upwards, at least a half",
+)
+def sigma_grows(frames: Frames) -> tuple[str, bool]:
+    """sigma^2 grows significantly if lambda becomes large, even if the loss can be interpolated."""
     table = frames["interpolation"].set_index("lam")["sigma_sq"]
     first, peak, last = table[table.index >= 0.99e-4].iloc[0], table.max(), table.iloc[-1]
     steps = np.diff(table[table.index <= 1])
-    return Claim(
-        "sigma-grows",
-        "sigma^2 grows significantly if lambda becomes large, even if the loss can be interpolated.",
-        "sigma^2 at the largest lambda over that at lambda = 1e-4; its steps up to lambda = 1; and what is left of its "
-        "largest value at the end",
-        "ratio above 100, every step upwards, at least a half",
+    return (
         f"{last / first:.3g}; {int((steps > 0).sum())} of {len(steps)} steps upwards; largest {peak:.3g} at lambda = "
         f"{table.idxmax():.3g}, {last / peak:.0%} of it at {table.index[-1]:g}",
-        bool(last > 100 * first and (steps > 0).all() and last >= peak / 2),
+        last > 100 * first and (steps > 0).all() and last >= peak / 2,
     )
 
 
@@ -293,7 +285,7 @@ INTERPOLATION = Experiment(
             lambda f: figures.interpolation(f["interpolation"]),
         ),
     ),
-    (grows_with_strength,),
+    (sigma_grows,),
     tables=interpolation_tables,
 )
 
@@ -311,18 +303,18 @@ def condition_tables() -> Frames:
     return {"conditions": pd.DataFrame(rows, columns=["draw", "scale", "upsilon", "condition"])}
 
 
-def needs_a_logarithmic_scale(frames: Frames) -> Claim:
-    """A footnote of the appendix."""
+@states(
+    "condition number of the 10 x 6 matrix D B over twenty draws of B, for upsilon = 1e-5 and 1e-10",
+    "linear scale: at most 100 for every draw; logarithmic scale: median above 1000",
+)
+def linear_scale(frames: Frames) -> tuple[str, bool]:
+    """Diagonal entries on a linear scale do not result in large condition numbers even if upsilon is very small."""
     table = frames["conditions"].groupby(["scale", "upsilon"])["condition"].agg(["median", "max"])
     linear, log = table.loc["linear"], table.loc["logarithmic"]
-    return Claim(
-        "linear-scale",
-        "Diagonal entries on a linear scale do not result in large condition numbers even if upsilon is very small.",
-        "condition number of the 10 x 6 matrix D B over twenty draws of B, for upsilon = 1e-5 and 1e-10",
-        "linear scale: at most 100 for every draw; logarithmic scale: median above 1000",
+    return (
         f"linear: median {linear['median'].max():.3g}, at most {linear['max'].max():.3g}; logarithmic: median "
         f"{log.loc[1e-5, 'median']:,.0f} for upsilon = 1e-5",
-        bool(linear["max"].max() <= 100 and log["median"].min() > 1000),
+        linear["max"].max() <= 100 and log["median"].min() > 1000,
     )
 
 
@@ -331,7 +323,7 @@ CONDITIONING = Experiment(
     "Condition numbers of matrix factorisation",
     "The matrix A = D B of the appendix, with a diagonal D on a logarithmic scale (the paper) and on a linear one.",
     (),
-    (needs_a_logarithmic_scale,),
+    (linear_scale,),
     tables=condition_tables,
 )
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from proxsps import figures
-from proxsps.experiments.base import Drawing, Experiment, Frames
+from proxsps.experiments.base import Drawing, Experiment
+from proxsps.experiments.catalogue import CATALOGUE
 from proxsps.experiments.matrix_claims import BOTH, PATH_CLAIMS
 from proxsps.experiments.robustness_claims import ROBUSTNESS_CLAIMS
 from proxsps.experiments.sentences import similar
 from proxsps.experiments.stability_claims import ALL, CONVERGENCE_CLAIMS
+from proxsps.experiments.standard import AT_END, over_epochs, over_lambda, step_sizes
 from proxsps.sweep.spec import RunSpec, grid
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from proxsps.problems import MatrixFactorization
 
 LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -53,53 +53,22 @@ def published_caps(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[(runs["method"] != "sps") | ~runs["lr"].isin(SMALL)]
 
 
-def _linear(metric: str, frames: Frames) -> Figure:
-    return figures.per_lambda(frames["runs"], metric, scale="linear")
-
-
+LINEAR = "over the epochs, mean over {runs}, on a linear axis as in the published figure."
 PATH_DRAWINGS = (
-    Drawing(
-        "objective",
-        "Objective over the epochs for each strength lambda, mean over {runs}.",
-        lambda f: figures.per_lambda(f["runs"], "objective"),
-    ),
-    Drawing(
+    over_epochs("objective", "objective", "Objective over the epochs for each strength lambda, mean over {runs}."),
+    over_epochs(
         "validation",
+        "val_error",
         "Validation error over the epochs, mean over {runs}, as a rolling median over five epochs.",
-        lambda f: figures.per_lambda(f["runs"], "val_error"),
     ),
-    *(
-        Drawing(
-            f"{name}-linear",
-            f"{text} over the epochs, mean over {{runs}}, on a linear axis as in the published figure.",
-            partial(_linear, metric),
-        )
-        for name, metric, text in (
-            ("objective", "objective", "Objective"),
-            ("validation", "val_error", "Validation error"),
-        )
-    ),
-    Drawing(
-        "norm",
-        "Norm of the iterates over the epochs, mean over {runs}.",
-        lambda f: figures.per_lambda(f["runs"], "model_norm"),
-    ),
-    Drawing(
-        "lambda-path-validation",
-        "Validation error as a function of lambda: median over the last ten epochs, mean over {runs}, shaded one "
-        "standard deviation.",
-        lambda f: figures.lambda_path(f["runs"], "val_error"),
-    ),
-    Drawing(
-        "lambda-path-norm",
-        "Norm of the iterates as a function of lambda: median over the last ten epochs, mean over {runs}, shaded one "
-        "standard deviation.",
-        lambda f: figures.lambda_path(f["runs"], "model_norm"),
-    ),
-    Drawing(
+    over_epochs("objective-linear", "objective", f"Objective {LINEAR}", scale="linear"),
+    over_epochs("validation-linear", "val_error", f"Validation error {LINEAR}", scale="linear"),
+    over_epochs("norm", "model_norm", "Norm of the iterates over the epochs, mean over {runs}."),
+    over_lambda("lambda-path-validation", "val_error", f"Validation error {AT_END}"),
+    over_lambda("lambda-path-norm", "model_norm", f"Norm of the iterates {AT_END}"),
+    step_sizes(
         "step-sizes",
         "Adaptive step sizes zeta_k of one run (dots), their medians over each epoch (lines), and the caps alpha_k.",
-        lambda f: figures.step_sizes(f["steps"], f["runs"]),
     ),
 )
 STABILITY_DRAWINGS = (
@@ -134,38 +103,29 @@ AS_TEXT = (
 
 def pair(number: int, convention: str = "published") -> tuple[Experiment, Experiment]:
     """Both experiments with a data set, as the published figures were made or as the paper's text says."""
-    name, text = f"matrix-fac{number}", TEXTS[number]
     ending, added, note = ("", "", "") if convention == "published" else ("-text", " (text)", AS_TEXT)
 
-    def words(name: str) -> tuple[str, ...]:
-        return (name, "--convention", convention) if ending else ()
+    def made(name: str, title: str, text: str, drawings: tuple[Drawing, ...], claims: Any, specs: Any) -> Experiment:
+        return Experiment(
+            f"{name}{ending}",
+            f"Matrix factorisation {number}{title}{added}",
+            f"{TEXTS[number]} {text}{note}",
+            drawings,
+            claims,
+            partial(specs, number, convention=convention),
+            seeds=10,
+            words=(name, "--convention", convention) if ending else (),
+            **CATALOGUE[name].numbers,
+        )
 
-    path = Experiment(
-        f"{name}{ending}",
-        f"Matrix factorisation {number}{added}",
-        f"{text} ProxSPS and SPS for five strengths lambda and three caps alpha_0, sqrt schedule.{note}",
-        PATH_DRAWINGS,
-        CLAIMS[number][0],
-        partial(path_specs, number, convention=convention),
-        seeds=10,
-        epochs=50,
-        seconds=7,
-        words=words(name),
+    name, (path_claims, stability_claims) = f"matrix-fac{number}", CLAIMS[number]
+    text = "ProxSPS and SPS for five strengths lambda and three caps alpha_0, sqrt schedule."
+    path = made(name, "", text, PATH_DRAWINGS, path_claims, path_specs)
+    text = (
+        "lambda = 1e-3; ProxSPS, SPS and SGD for five alpha_0 each, constant and sqrt schedules; and SPS for two of "
+        "SGD's alpha_0."
     )
-    stability = Experiment(
-        f"{name}-stability{ending}",
-        f"Matrix factorisation {number}: stability{added}",
-        f"{text} lambda = 1e-3; ProxSPS, SPS and SGD for five alpha_0 each, constant and sqrt schedules; and SPS for "
-        f"two of SGD's alpha_0.{note}",
-        STABILITY_DRAWINGS,
-        CLAIMS[number][1],
-        partial(stability_specs, number, convention=convention),
-        seeds=10,
-        epochs=50,
-        seconds=7,
-        words=words(f"{name}-stability"),
-    )
-    return path, stability
+    return path, made(f"{name}-stability", ": stability", text, STABILITY_DRAWINGS, stability_claims, stability_specs)
 
 
 EXPERIMENTS = (*pair(1), *pair(2))

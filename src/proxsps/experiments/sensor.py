@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from proxsps import figures
-from proxsps.experiments.base import Drawing, Experiment, Frames, last_medians, setting
+from proxsps.experiments.base import Experiment, Frames, last_medians, setting
+from proxsps.experiments.catalogue import CATALOGUE
 from proxsps.experiments.sentences import SURE, Found, label, lower_bound, lower_bounds, mostly, states
+from proxsps.experiments.standard import AT_END, over_epochs, over_lambda
 from proxsps.sweep.spec import RunSpec, grid
 
 LAMBDAS = (5e-5, 1e-4, 5e-4)
@@ -136,23 +137,20 @@ def smaller_norm(frames: Frames) -> Found:
 
 
 DRAWINGS = (
-    Drawing(
+    over_epochs(
         "validation",
-        "Validation error over the epochs, mean over {runs}, rolling median over five epochs, shaded two "
-        "standard deviations.",
-        lambda f: figures.per_lambda(f["runs"], "val_error", deviations=2),
+        "val_error",
+        "Validation error over the epochs, mean over {runs}, rolling median over five epochs, shaded two standard "
+        "deviations.",
+        deviations=2,
     ),
-    Drawing(
+    over_epochs(
         "norm",
+        "model_norm",
         "Norm of the iterates over the epochs, mean over {runs}, shaded two standard deviations.",
-        lambda f: figures.per_lambda(f["runs"], "model_norm", deviations=2),
+        deviations=2,
     ),
-    Drawing(
-        "lambda-path",
-        "Validation error as a function of lambda: median over the last ten epochs, mean over {runs}, shaded one "
-        "standard deviation.",
-        lambda f: figures.lambda_path(f["runs"], "val_error"),
-    ),
+    over_lambda("lambda-path", "val_error", f"Validation error {AT_END}"),
 )
 CLAIMS = (best_for_small_lambda, alike_for_large_lambda, sgd_best_for_large_lambda, best_overall, smaller_norm)
 SEEDS = 3
@@ -188,10 +186,9 @@ def month(file: str = "", convention: str = "published") -> Experiment:
         CLAIMS,
         partial(specs, data=file or "real", convention=convention),
         seeds=SEEDS,
-        epochs=100,
-        seconds=220,
         words=words if ending else (),
         caution=OTHER_MONTH if file else "",
+        **CATALOGUE["sensor"].numbers,
     )
 
 

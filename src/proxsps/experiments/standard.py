@@ -1,9 +1,9 @@
-"""Drawings for any sweep, chosen by its runs: for your own grids and experiments."""
+"""Drawings of sweeps: one figure each, and the set that fits any sweep, for your own grids and experiments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -11,8 +11,6 @@ from proxsps import figures
 from proxsps.experiments.base import Drawing, Frames
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from proxsps.sweep.spec import RunSpec
 
 TEXTS = {
@@ -21,6 +19,27 @@ TEXTS = {
     "model_norm": "Norm of the iterates",
     "nonzeros": "Share of entries that are not zero",
 }
+AT_END = "as a function of lambda: median over the last ten epochs, mean over {runs}, shaded one standard deviation."
+
+
+def over_epochs(name: str, metric: str, caption: str, schedule: str = "", **options: Any) -> Drawing:
+    """A metric over the epochs, one panel for each lambda; `options` are those of `figures.per_lambda`."""
+    return Drawing(name, caption, lambda f: figures.per_lambda(_of(f, "runs", schedule), metric, **options))
+
+
+def over_lambda(name: str, metric: str, caption: str, schedule: str = "") -> Drawing:
+    """A metric at the end as a function of lambda."""
+    return Drawing(name, caption, lambda f: figures.lambda_path(_of(f, "runs", schedule), metric))
+
+
+def step_sizes(name: str, caption: str, schedule: str = "") -> Drawing:
+    """The adaptive steps of one run."""
+    return Drawing(name, caption, lambda f: figures.step_sizes(*(_of(f, t, schedule) for t in ("steps", "runs"))))
+
+
+def _of(frames: Frames, table: str, schedule: str) -> pd.DataFrame:
+    rows = frames[table]
+    return rows[rows["schedule"] == schedule] if schedule else rows
 
 
 def standard_drawings(specs: Sequence[RunSpec]) -> tuple[Drawing, ...]:
@@ -29,59 +48,23 @@ def standard_drawings(specs: Sequence[RunSpec]) -> tuple[Drawing, ...]:
     Args:
         specs: what is run; a single seed is enough.
     """
-    schedules = sorted({spec.schedule for spec in specs})
-    strengths = {spec.weight_decay for spec in specs}
+    schedules = {(spec.method, spec.schedule) for spec in specs}
+    endings = {"": ("", "")}  # of names and captions, by schedule
+    if len(schedules) > len({method for method, _ in schedules}):
+        endings = {s: (f"-{s}", f" Schedule: {s}.") for s in sorted({schedule for _, schedule in schedules})}
     metrics = ["objective", "val_error", "model_norm"]
     metrics += ["nonzeros"] if any(spec.regularizer is not None for spec in specs) else []
-    several = any(len({spec.schedule for spec in specs if spec.method == name}) > 1 for name in _names(specs))
-    drawings = [_over_epochs(metric, schedule) for metric in metrics for schedule in (schedules if several else [""])]
+    each = [(metric, *ending, schedule) for metric in metrics for schedule, ending in endings.items()]
+    text = "over the epochs for each lambda, mean over {runs}."
+    drawings = [over_epochs(m + name, m, f"{TEXTS[m]} {text}{note}", schedule) for m, name, note, schedule in each]
+    strengths = {spec.weight_decay for spec in specs}
     if len(strengths) > 1 and min(strengths) > 0:
+        text = "over lambda: median over the last ten epochs, mean over {runs}."
         drawings += [
-            _over_strengths(metric, schedule) for metric in metrics for schedule in (schedules if several else [""])
+            over_lambda(f"lambda-path-{m}{name}", m, f"{TEXTS[m]} {text}{note}", schedule)
+            for m, name, note, schedule in each
         ]
     if any(spec.definition.bounded for spec in specs):
-        drawings += [_step_sizes(schedule) for schedule in (schedules if several else [""])]
+        text = "Adaptive step sizes of one run (dots), their medians over each epoch (lines), and the caps."
+        drawings += [step_sizes(f"step-sizes{name}", text + note, s) for s, (name, note) in endings.items()]
     return tuple(drawings)
-
-
-def _names(specs: Sequence[RunSpec]) -> set[str]:
-    return {spec.method for spec in specs}
-
-
-def _of(frames: Frames, table: str, schedule: str) -> pd.DataFrame:
-    rows = frames[table]
-    return rows[rows["schedule"] == schedule] if schedule else rows
-
-
-def _ending(schedule: str) -> tuple[str, str]:
-    """The endings of a drawing's name and of its caption."""
-    return (f"-{schedule}", f" Schedule: {schedule}.") if schedule else ("", "")
-
-
-def _over_epochs(metric: str, schedule: str) -> Drawing:
-    name, text = _ending(schedule)
-
-    def draw(frames: Frames) -> Figure:
-        return figures.per_lambda(_of(frames, "runs", schedule), metric)
-
-    return Drawing(metric + name, f"{TEXTS[metric]} over the epochs for each lambda, mean over {{runs}}.{text}", draw)
-
-
-def _over_strengths(metric: str, schedule: str) -> Drawing:
-    name, text = _ending(schedule)
-
-    def draw(frames: Frames) -> Figure:
-        return figures.lambda_path(_of(frames, "runs", schedule), metric)
-
-    caption = f"{TEXTS[metric]} over lambda: median over the last ten epochs, mean over {{runs}}.{text}"
-    return Drawing(f"lambda-path-{metric}{name}", caption, draw)
-
-
-def _step_sizes(schedule: str) -> Drawing:
-    name, text = _ending(schedule)
-
-    def draw(frames: Frames) -> Figure:
-        return figures.step_sizes(_of(frames, "steps", schedule), _of(frames, "runs", schedule))
-
-    caption = f"Adaptive step sizes of one run (dots), their medians over each epoch (lines), and the caps.{text}"
-    return Drawing(f"step-sizes{name}", caption, draw)

@@ -26,16 +26,6 @@ class Options(NamedTuple):
     settings: tuple[str, ...] = ()  # of your own grid, as `grids.parse_settings` reads them
 
 
-AS_PUBLISHED = Options()
-
-
-def variants(chosen: Iterable[Experiment], options: Options = AS_PUBLISHED) -> list[Experiment]:
-    """The experiments with these options, in the same order; experiments without them stay as they are."""
-    experiments = list(chosen)
-    check_options([experiment.name for experiment in experiments], options)
-    return [variant(experiment, options) for experiment in experiments]
-
-
 def variant(experiment: Experiment, options: Options) -> Experiment:
     """One experiment with these options, as far as it has them."""
     return with_settings(_other_data(experiment, options.convention, options.sensors), options.settings)

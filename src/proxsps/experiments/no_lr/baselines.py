@@ -23,16 +23,10 @@ class MuonAdamW(Optimizer):
             {key: group[key] for key in ("params", "metric") if key in group} for group in params
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "metric": "adam"})
-        spectral = [group["metric"] == "spectral" for group in self.param_groups]
-        self.wide = [
-            p for group, is_wide in zip(self.param_groups, spectral, strict=True) if is_wide for p in group["params"]
-        ]
-        rest = [
-            p
-            for group, is_wide in zip(self.param_groups, spectral, strict=True)
-            if not is_wide
-            for p in group["params"]
-        ]
+        self.wide, rest = (
+            [p for group in self.param_groups if (group["metric"] == "spectral") == is_wide for p in group["params"]]
+            for is_wide in (True, False)
+        )
         self.matrices = [matrix_view(p.detach()) for p in self.wide]
         self.inner: tuple[Optimizer, ...] = (
             Muon(self.matrices, lr, weight_decay, adjust_lr_fn="match_rms_adamw"),

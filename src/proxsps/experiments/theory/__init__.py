@@ -10,6 +10,7 @@ import pandas as pd
 
 from proxsps import figures
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
+from proxsps.experiments.catalogue import CATALOGUE
 from proxsps.experiments.theory import caps, rates, schedule_free, steps
 from proxsps.experiments.theory.checks import SEEDS, Check, claim, evaluate, summary
 from proxsps.experiments.theory.floor import SEEDS as FLOOR_SEEDS
@@ -64,7 +65,7 @@ BOUNDS = Experiment(
     tuple(partial(_claim, name) for name in CHECKS),
     tables=bound_tables,
     seeds=SEEDS,
-    seconds=20.0,
+    **CATALOGUE["theory-bounds"].numbers,
 )
 
 FLOOR = Experiment(
@@ -82,7 +83,7 @@ FLOOR = Experiment(
     (through_the_floor, floor_grows_with_sigma),
     tables=floor_tables,
     seeds=FLOOR_SEEDS,
-    seconds=6.0,
+    **CATALOGUE["theory-floor"].numbers,
 )
 
 ROBUSTNESS = Experiment(
@@ -100,7 +101,7 @@ ROBUSTNESS = Experiment(
     (bounded_models_are_robust,),
     tables=robustness_tables,
     seeds=ROBUSTNESS_SEEDS,
-    seconds=3.0,
+    **CATALOGUE["theory-robustness"].numbers,
 )
 
 EXPERIMENTS = (BOUNDS, FLOOR, ROBUSTNESS)

@@ -13,7 +13,8 @@ import pandas as pd
 
 from proxsps import theory
 from proxsps.core import schedules
-from proxsps.experiments.base import Claim, Frames
+from proxsps.experiments.base import Frames
+from proxsps.experiments.sentences import states
 from proxsps.experiments.theory.rates import regularised_losses
 from proxsps.experiments.theory.runs import DecSPS, Schedule, Step, checkpoints, prox_sps, run, sps_max
 from proxsps.problems.composite import Composite, ridge
@@ -70,33 +71,30 @@ def _last_gaps(problem: Composite, step: Step, schedule: Schedule, seeds: int) -
     return (problem.objective(points) - problem.optimum).mean(0)
 
 
-def through_the_floor(frames: Frames) -> Claim:
-    """Constant steps stall, decreasing ones do not."""
+@states(
+    f"mean gap over {STEPS} steps; SPS_max: also over its value after a tenth of the steps",
+    "ProxSPS below a tenth of SPS_max, which keeps more than a half",
+)
+def through_the_floor(frames: Frames) -> tuple[str, bool]:
+    """SPS_max converges to a neighbourhood only; ProxSPS with decreasing steps converges to the solution."""
     curves = frames["curves"].set_index(["method", "steps", "K"])["gap"].sort_index()
     ends = {key: curves.loc[key].iloc[-1] for key in (("sps", "constant"), ("prox-sps", "decreasing"))}
     before = curves.loc["sps", "constant"]
     stalled = before.iloc[-1] / before[before.index <= before.index[-1] / 10].iloc[-1]
     low, high = ends["prox-sps", "decreasing"], ends["sps", "constant"]
-    return Claim(
-        "through-the-floor",
-        "SPS_max converges to a neighbourhood only; ProxSPS with decreasing steps converges to the solution.",
-        f"mean gap over {STEPS} steps; SPS_max: also over its value after a tenth of the steps",
-        "ProxSPS below a tenth of SPS_max, which keeps more than a half",
-        f"ProxSPS {low:.2g}, SPS_max {high:.2g}, which keeps {stalled:.2f}",
-        bool(low < high / 10 and stalled > 0.5),
-    )
+    return f"ProxSPS {low:.2g}, SPS_max {high:.2g}, which keeps {stalled:.2f}", low < high / 10 and stalled > 0.5
 
 
-def floor_grows_with_sigma(frames: Frames) -> Claim:
-    """The floor of SPS_max against sigma^2."""
+@states(
+    "gap that SPS_max keeps, over lambda, against sigma^2 and the bound 2 gamma_b sigma^2 / alpha",
+    "grows with sigma^2, and stays below the bound",
+)
+def floor_grows_with_sigma(frames: Frames) -> tuple[str, bool]:
+    """The size of the neighbourhood is determined by the interpolation constant sigma^2."""
     floors = frames["floors"]
     sps = floors[floors["method"] == "sps"].sort_values("sigma_sq")
     rising, below = bool((np.diff(sps["gap"]) > 0).all()), bool((sps["gap"] <= sps["limit"]).all())
-    return Claim(
-        "floor-grows-with-sigma",
-        "The size of the neighbourhood is determined by the interpolation constant sigma^2.",
-        "gap that SPS_max keeps, over lambda, against sigma^2 and the bound 2 gamma_b sigma^2 / alpha",
-        "grows with sigma^2, and stays below the bound",
+    return (
         f"from {sps['gap'].iloc[0]:.2g} at sigma^2 = {sps['sigma_sq'].iloc[0]:.2g} to {sps['gap'].iloc[-1]:.2g} at "
         f"{sps['sigma_sq'].iloc[-1]:.2g}",
         rising and below,

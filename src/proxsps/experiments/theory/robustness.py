@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 
 from proxsps.core import schedules
-from proxsps.experiments.base import Claim, Frames
+from proxsps.experiments.base import Frames
+from proxsps.experiments.sentences import states
 from proxsps.experiments.theory.runs import full_model, prox_sgd, prox_sps, run
 from proxsps.problems.composite import easy_classification, easy_regression
 
@@ -33,19 +34,16 @@ def robustness_tables(seeds: int = SEEDS) -> Frames:
     return {"robustness": pd.concat(rows, ignore_index=True)}
 
 
-def bounded_models_are_robust(frames: Frames) -> Claim:
-    """The gap at the end, at the worst alpha_0."""
+@states(
+    f"largest median gap after {STEPS} steps, over the gap at the start, for alpha_0 from 1 to 1000",
+    "for the truncated and the full model at most a tenth of that for the linear one",
+)
+def bounded_models_are_robust(frames: Frames) -> tuple[str, bool]:
+    """Methods whose model respects a lower bound of the loss are far less sensitive to the step size than SGD."""
     table = frames["robustness"].query("alpha >= 1")
     worst = table.groupby(["loss", "method"])["gap"].max().unstack()
     text = "; ".join(
         f"{loss}: linear {row['prox-sgd']:.2g}, truncated {row['prox-sps']:.2g}, full {row['prox-point']:.2g}"
         for loss, row in worst.iterrows()
     )
-    return Claim(
-        "bounded-models-are-robust",
-        "Methods whose model respects a lower bound of the loss are far less sensitive to the step size than SGD.",
-        f"largest median gap after {STEPS} steps, over the gap at the start, for alpha_0 from 1 to 1000",
-        "for the truncated and the full model at most a tenth of that for the linear one",
-        text,
-        bool((worst[["prox-sps", "prox-point"]].max(axis=1) <= worst["prox-sgd"] / 10).all()),
-    )
+    return text, (worst[["prox-sps", "prox-point"]].max(axis=1) <= worst["prox-sgd"] / 10).all()
