@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cached_property, update_wrapper
 from pathlib import Path
@@ -14,11 +15,23 @@ import typer
 
 from proxsps.cli.checks import at_most
 from proxsps.cli.console import DEFAULT_OUT
-from proxsps.cli.training import Data
 from proxsps.experiments.variants import PUBLISHED, Options
 
 EngineName = StrEnum("EngineName", ["batched", "single", "processes", "ray"])
 BATCH = 300  # as in `sweep.engines`, which loads torch
+
+
+def use_data(folder: Path | None) -> Path | None:
+    """Read data from this folder, in this process and in the processes that it starts."""
+    if folder is not None:
+        os.environ["PROXSPS_DATA"] = str(folder)
+    return folder
+
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", callback=use_data, help="Folder of data sets; default: PROXSPS_DATA."),
+]
 
 
 @dataclass
@@ -94,9 +107,9 @@ class Effort:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters may be `Asked` and `Effort`: each of their fields is an option on the command line."""
+    """A command whose parameters may be dataclasses: each of their fields is an option on the command line."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if kind in (Asked, Effort)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     options: list[inspect.Parameter] = []
     for name, own in inspect.signature(command).parameters.items():
         kinds = get_type_hints(groups[name], include_extras=True) if name in groups else {name: hints[name]}

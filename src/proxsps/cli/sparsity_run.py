@@ -16,65 +16,37 @@ from torch.nn.functional import cross_entropy
 from proxsps import _sealed
 from proxsps._files import replace_file
 from proxsps.cli.checks import check_folder
-from proxsps.cli.console import err, finite, out, print_json
+from proxsps.cli.console import finite, out, print_json, say, show
+from proxsps.cli.sparsity import UNITS, Wanted
 from proxsps.optim import ProxSPSAdam, ScheduleFreeSPS, renew_statistics
 from proxsps.sparsity import save_sparse, shrink, strength_path
 from proxsps.sparsity.export import load_safetensors
 from proxsps.sparsity.graph import load_torch_pruning
-from proxsps.sparsity.path import Point
+from proxsps.sparsity.path import Point, StrengthPath
 from proxsps.sweep.loop import take_steps
 from proxsps.training.ranks import joined
 from proxsps.training.tasks import Task, accuracy, fit, task_named
 
-UNITS = "units"
 STATISTICS = 20  # batches for the statistics of batch normalisation
 
 
-def run(
-    name: str,
-    kind: str,
-    strengths: list[float] | None,
-    options: dict[str, Any],
-    folder: Path,
-    keep: float | None,
-    max_drop: float,
-    patience: int,
-    epochs: int,
-    lr: float | None,
-    polish: bool,
-    seed: int,
-    device: str | None,
-    as_json: bool,
-) -> None:
+def run(wanted: Wanted) -> None:
     """Go along the path, write the smaller network and show the result; see `proxsps sparsify`."""
     _check_installed()
-    with joined(device) as ranks:
+    seed, epochs, lr = wanted.seed, wanted.epochs, wanted.lr
+    with joined(wanted.device) as ranks:
         if ranks.size > 1:
             raise ValueError("proxsps sparsify runs in one process; start it without torchrun.")
-        task = task_named(name, ranks.device, **options)
+        task = task_named(wanted.name, ranks.device, **wanted.options)
         settings = {**task.settings(), "optimizer": "ProxSPSAdam", "epochs": epochs, "lr": lr, "seed": seed}
-        place = folder / "sparsify" / name / _digest(settings, kind, strengths)
+        place = wanted.folder / "sparsify" / wanted.name / _digest(settings, wanted.kind, wanted.chosen)
         check_folder(place)
         model = task.network(seed)
-        path = strength_path(
-            model,
-            lambda network, optimizer: fit(task, network, optimizer, epochs, seed),
-            lambda network: accuracy(network, task.validation()),
-            task.example_inputs(),
-            optimizer=lambda groups: ProxSPSAdam(groups, lr=lr),
-            kind=kind,  # type: ignore[arg-type]
-            strengths=strengths,
-            keep=keep,
-            max_drop=max_drop,
-            patience=patience,
-            folder=place,
-            settings=settings,
-            watch=_say,
-        )
+        path = _along(wanted, task, model, place, settings)
         small, report = shrink(model, task.example_inputs())
         # Each point starts from the last good one, and all of these have a lower strength.
         runs = 1 + sum(point.strength < path.best.strength for point in path.points)
-        if polish and kind == UNITS and path.chosen:
+        if wanted.polish and wanted.kind == UNITS and path.chosen:
             before, small = small, _polished(task, small, lr, epochs, seed)
             runs += small is not before
         trained = {"dense": epochs, "small": runs * epochs}
@@ -88,25 +60,46 @@ def run(
         for i, point in enumerate(path.points)
     ]
     replace_file(place / "path.json", (json.dumps(rows, indent=2) + "\n").encode())
-    if as_json:
-        costs = {"before": report.before._asdict(), "after": report.after._asdict(), "difference": report.difference}
-        found = {"points": rows, "reason": path.reason, "test_accuracy": scores, "epochs": trained, **costs}
-        print_json({**found, "bytes": on_disk._asdict(), "folder": str(place)})
+    if not wanted.as_json:
+        _show(path, report, scores, trained, f"On disk: {on_disk}.", f"Smaller network: {place / 'small.pt'}")
         return
+    costs = {"before": report.before._asdict(), "after": report.after._asdict(), "difference": report.difference}
+    found = {"points": rows, "reason": path.reason, "test_accuracy": scores, "epochs": trained, **costs}
+    print_json({**found, "bytes": on_disk._asdict(), "folder": str(place)})
+
+
+def _along(wanted: Wanted, task: Task, model: nn.Module, place: Path, settings: dict[str, Any]) -> StrengthPath:
+    """Train the model along the path of strengths."""
+    return strength_path(
+        model,
+        lambda network, optimizer: fit(task, network, optimizer, wanted.epochs, wanted.seed),
+        lambda network: accuracy(network, task.validation()),
+        task.example_inputs(),
+        optimizer=lambda groups: ProxSPSAdam(groups, lr=wanted.lr),
+        kind=wanted.kind.value,  # type: ignore[arg-type]
+        strengths=wanted.chosen,
+        keep=wanted.keep,
+        max_drop=wanted.max_drop,
+        patience=wanted.patience,
+        folder=place,
+        settings=settings,
+        watch=_say,
+    )
+
+
+def _show(path: StrengthPath, report: Any, scores: dict[str, float], trained: dict[str, int], *files: str) -> None:
     out.print(path.table)
-    out.print(path.reason, highlight=False, soft_wrap=True)
+    show(path.reason)
     out.print(report.table)
     for note in report.notes:
-        out.print(note, highlight=False, soft_wrap=True)
-    out.print(
+        show(note)
+    show(
         f"On test data, not used to choose anything: dense network {scores['dense']:.2%} after {trained['dense']} "
         f"epochs, smaller network {scores['small']:.2%} after {trained['small']} epochs in total. The dense network "
-        "might improve with more epochs too.",
-        highlight=False,
-        soft_wrap=True,
+        "might improve with more epochs too."
     )
-    out.print(f"On disk: {on_disk}.", highlight=False, soft_wrap=True)
-    out.print(f"Smaller network: {place / 'small.pt'}", highlight=False, soft_wrap=True)
+    for text in files:
+        show(text)
 
 
 def _polished(task: Task, small: nn.Module, lr: float | None, epochs: int, seed: int) -> nn.Module:
@@ -134,11 +127,9 @@ def _score_of_dense(task: Task, place: Path, seed: int) -> float:
 
 def _say(point: Point) -> None:
     strength = "dense" if not point.strength else f"strength {point.strength:.3g}"
-    err.print(
+    say(
         f"{strength}: accuracy {point.accuracy:.2%}, size {point.size:.1%}, {point.zeros:.1%} of weights zero, "
-        f"{point.dead_units} of {point.units} units dead",
-        highlight=False,
-        soft_wrap=True,
+        f"{point.dead_units} of {point.units} units dead"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,22 +9,11 @@ import typer
 
 from proxsps.cli import loading
 from proxsps.cli.checks import at_most, check_folder
+from proxsps.cli.options import Data
 from proxsps.methods import RUNNABLE, find
 from proxsps.problems.names import split_name
 from proxsps.sweep.spec import SCHEDULES, RunSpec
 
-
-def use_data(folder: Path | None) -> Path | None:
-    """Read data from this folder, in this process and in the processes that it starts."""
-    if folder is not None:
-        os.environ["PROXSPS_DATA"] = str(folder)
-    return folder
-
-
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", callback=use_data, help="Folder of data sets; default: PROXSPS_DATA."),
-]
 Flag = bool | None
 
 
