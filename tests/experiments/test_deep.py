@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -174,7 +175,7 @@ FLOORS = [("cifar10-resnet56-twin", 0.2), ("cifar10-resnet56", 0.5)]
 
 @pytest.mark.parametrize(("name", "floor"), FLOORS)
 def test_competitive(made: Made, name: str, floor: float) -> None:
-    claim, both = deep_claims.competitive(floor), deep_claims.both_work(floor)
+    claim, both = (partial(each, floor=floor) for each in (deep_claims.competitive, deep_claims.both_work))
     ok, bad = {"adamw": 0.4, "prox_sps": 0.4, "sps": 0.4}, float("nan")
 
     def of(**values: object) -> Frames:
@@ -203,7 +204,7 @@ def test_the_floor_of_the_published_experiments_is_well_above_chance(made: Made)
 
 def test_seeds_that_disagree_are_no_lead(made: Made) -> None:
     """Leads of 1 and of 21 points: their mean is 11, and nothing is sure. Leads of 11 and 12 are."""
-    name, claim = "cifar10-resnet56-twin", deep_claims.competitive(0.2)
+    name, claim = "cifar10-resnet56-twin", partial(deep_claims.competitive, floor=0.2)
 
     def of(second: float) -> Frames:
         return made(name, val_error=lambda spec: 0.5 if spec.method != "prox-sps" else second if spec.seed else 0.49)
@@ -233,7 +234,8 @@ def test_less_sensitive(made: Made) -> None:
 
 def test_smaller_norm(made: Made) -> None:
     name = "cifar10-resnet110"
-    claim, largest = norm_claims.smaller_norm(0.2), norm_claims.smaller_norm(0.2, largest_only=True)
+    claim = partial(norm_claims.smaller_norm, floor=0.2)
+    largest = partial(claim, which="largest")
 
     def norms(spec: RunSpec) -> float:
         large = spec.weight_decay == 5e-4
@@ -251,7 +253,7 @@ def test_smaller_norm(made: Made) -> None:
 
 
 def test_stagnation_and_its_reason(made: Made) -> None:
-    name, claim = "cifar10-resnet56", deep_claims.stagnates(0.2)
+    name, claim = "cifar10-resnet56", partial(deep_claims.stagnates, floor=0.2)
     flat, rising = np.where(np.arange(12) < 2, 0.9, 0.2), np.linspace(0.9, 0.2, 12)
     judged(claim, made(name, val_error=errors(prox_sps=flat, sps=rising)), True, "ProxSPS +0.0 points from 80.0%")
     judged(claim, made(name, val_error=errors(prox_sps=rising, sps=rising)), False, "ProxSPS +50.9 points")
@@ -280,7 +282,7 @@ def test_adaptive_helps(made: Made) -> None:
 
 
 def test_norms_so_far(made: Made) -> None:
-    name, claim = "cifar10-resnet56-twin", norm_claims.norms_so_far(5)
+    name, claim = "cifar10-resnet56-twin", partial(norm_claims.norms_so_far, epoch=5)
 
     def norms(sps: float, ours: float = 30.0, adamw: float = 20.0, spread: float = 0.0) -> Frames:
         values = {"sps": sps, "prox-sps": ours, "adamw": adamw}

@@ -17,7 +17,7 @@ from proxsps.methods import METHODS, Method
 from proxsps.optim import ProxSPS
 from proxsps.regularizers import L1, Regularizer
 from proxsps.sweep.files import StoreError
-from proxsps.sweep.trial_store import TrialStore
+from proxsps.sweep.store import TrialStore
 from proxsps.sweep.trials import Trial, TrialTask, run_trial, warm_cosine
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from proxsps.experiments.catalogue import CORES
 from proxsps.experiments.published import Published, recorded
 from proxsps.sweep.spec import RunSpec
-from proxsps.sweep.store import Store, StoreError
+from proxsps.sweep.store import Store, StoreError, TrialStore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,11 +146,7 @@ class Experiment:
 
     def store(self, folder: Path) -> Any:
         """The store of its runs or trials, in a folder of results."""
-        if self.trials is None:
-            return Store(folder / self.name, self.name)
-        from proxsps.sweep.trial_store import TrialStore  # loads torch
-
-        return TrialStore(folder / self.name, self.name)
+        return (Store if self.trials is None else TrialStore)(folder / self.name, self.name)
 
     def _command(self, folder: Path, seeds: int | None = None, epochs: int | None = None) -> str:
         """The command that runs the experiment, with the options that are not the defaults."""

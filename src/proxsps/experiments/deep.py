@@ -13,30 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from proxsps import figures
+from proxsps.experiments import deep_claims as cifar
 from proxsps.experiments import first_epoch
+from proxsps.experiments import imagenet_claims as imagenet
 from proxsps.experiments.adaptive_claims import adaptive_helps, on_published_caps, published_caps, relabelled
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
 from proxsps.experiments.catalogue import CATALOGUE
-from proxsps.experiments.deep_claims import (
-    CHANCE,
-    both_work,
-    competitive,
-    faster_than_adamw,
-    good_with_c_1,
-    leaves_chance,
-    less_sensitive,
-    stagnates,
-    tiny_steps,
-    zeta_below_alpha,
-)
-from proxsps.experiments.imagenet_claims import WORKS as IMAGENET_WORKS
-from proxsps.experiments.imagenet_claims import (
-    adaptive_early,
-    different_norm,
-    equally_well,
-    faster_start,
-    similar_accuracies,
-)
 from proxsps.experiments.norm_claims import norms_so_far, smaller_norm
 from proxsps.experiments.standard import step_sizes
 from proxsps.problems.vision import ImageClassification, image_problem
@@ -115,16 +97,24 @@ def _steps_of(schedule: str, text: str) -> Drawing:
 
 
 PUBLISHED_DRAWINGS = (*drawings(5, 2), STEP_SIZES)
-LATE56 = (less_sensitive(), stagnates(), zeta_below_alpha)
-RESNET56_CLAIMS = (both_work(), competitive(), good_with_c_1, smaller_norm(), *LATE56)
+LATE56 = (cifar.less_sensitive(), cifar.stagnates, cifar.zeta_below_alpha)
+RESNET56_CLAIMS = (cifar.both_work, cifar.competitive, cifar.good_with_c_1, smaller_norm, *LATE56)
 RESNET110_CLAIMS = (
-    *(leaves_chance(sps_after=50), tiny_steps, faster_than_adamw, competitive()),
-    *(smaller_norm(largest_only=True), less_sensitive(ours=("prox-sps",))),
+    *(cifar.leaves_chance(sps_after=50), cifar.tiny_steps, cifar.faster_than_adamw, cifar.competitive),
+    *(partial(smaller_norm, which="largest"), cifar.less_sensitive(ours=("prox-sps",))),
 )
+BOTH_LEAVE_CHANCE = partial(cifar.both_work, floor=cifar.CHANCE), partial(cifar.competitive, floor=cifar.CHANCE)
 # An epoch of a twin counts as 0.4 epochs: twins reach the published epochs 5 and 6.
-TWIN56_CLAIMS = (both_work(CHANCE), competitive(CHANCE), norms_so_far(5))
-TWIN110_CLAIMS = (leaves_chance(), tiny_steps, faster_than_adamw, competitive(CHANCE), norms_so_far(6))
-LONG_CLAIMS = (both_work(CHANCE), competitive(CHANCE), smaller_norm(CHANCE), stagnates(CHANCE), zeta_below_alpha)
+TWIN56_CLAIMS = (*BOTH_LEAVE_CHANCE, partial(norms_so_far, epoch=5))
+TWIN110_CLAIMS = (
+    *(cifar.leaves_chance(), cifar.tiny_steps, cifar.faster_than_adamw, BOTH_LEAVE_CHANCE[1]),
+    partial(norms_so_far, epoch=6),
+)
+LONG_CLAIMS: Claims = (
+    *BOTH_LEAVE_CHANCE,
+    *(partial(claim, floor=cifar.CHANCE) for claim in (smaller_norm, cifar.stagnates)),
+    cifar.zeta_below_alpha,
+)
 
 
 def _deep(
@@ -168,7 +158,14 @@ IMAGENET32 = _deep(
     "As published: 50 epochs in batches of 512, three strengths, one run of ProxSPS, SPS and SGD (sqrt schedule, "
     "alpha_0 = 1) and AdamW (1e-3).",
     PUBLISHED_DRAWINGS,
-    (equally_well, similar_accuracies, less_sensitive(IMAGENET_WORKS), different_norm, adaptive_early, faster_start),
+    (
+        imagenet.equally_well,
+        imagenet.similar_accuracies,
+        cifar.less_sensitive(imagenet.WORKS),
+        imagenet.different_norm,
+        imagenet.adaptive_early,
+        imagenet.faster_start,
+    ),
     partial(specs, image_problem("imagenet32-resnet110"), LAMBDAS, (*POLYAK, "sgd")),
 )
 FIRST_EPOCH = _deep(

@@ -168,46 +168,34 @@ def faster_than_adamw(frames: Frames) -> tuple[str, bool]:
 # Both networks
 
 
-def competitive(floor: float = WORKS) -> Checked:
-    """Final accuracy against AdamW."""
-
-    @states(
-        "final validation accuracy of ProxSPS minus that of AdamW, every lambda, mean over runs",
-        f"at least minus two points, {SURE}; accuracies of ProxSPS above {floor:.0%}, of AdamW above {GUESSING:.0%}",
-        name="competitive",
-        needs=("prox-sps", "adamw"),
-        finite="val_error",
-    )
-    def check(frames: Frames) -> tuple[str, bool]:
-        """ProxSPS performs well in comparison to AdamW, without extensive tuning."""
-        lead, text = lead_over(frames["runs"], ["prox-sps"], "adamw")
-        table = accuracies(frames["runs"])
-        return text, lead >= -LEVEL and table["prox-sps"].min() > floor and table["adamw"].min() > GUESSING
-
-    return check
+@states(
+    "final validation accuracy of ProxSPS minus that of AdamW, every lambda, mean over runs",
+    f"at least minus two points, {SURE}; accuracies of ProxSPS above {{floor:.0%}}, of AdamW above {GUESSING:.0%}",
+    needs=("prox-sps", "adamw"),
+    finite="val_error",
+)
+def competitive(frames: Frames, floor: float = WORKS) -> tuple[str, bool]:
+    """ProxSPS performs well in comparison to AdamW, without extensive tuning."""
+    lead, text = lead_over(frames["runs"], ["prox-sps"], "adamw")
+    table = accuracies(frames["runs"])
+    return text, lead >= -LEVEL and table["prox-sps"].min() > floor and table["adamw"].min() > GUESSING
 
 
 # ResNet56
 
 
-def both_work(floor: float = WORKS) -> Checked:
-    """SPS and ProxSPS."""
-
-    @states(
-        "final validation accuracy of the worse of the two minus that of AdamW, every lambda, mean over runs",
-        f"at least minus two points, {SURE}; accuracies of both above {floor:.0%}, of AdamW above {GUESSING:.0%}",
-        name="both-work",
-        needs=ALL,
-        finite="val_error",
-    )
-    def check(frames: Frames) -> tuple[str, bool]:
-        """Both SPS and ProxSPS work well."""
-        lead, text = lead_over(frames["runs"], list(POLYAK), "adamw")
-        table = accuracies(frames["runs"])
-        works = table[list(POLYAK)].min(axis=None) > floor and table["adamw"].min() > GUESSING
-        return text, lead >= -LEVEL and works
-
-    return check
+@states(
+    "final validation accuracy of the worse of the two minus that of AdamW, every lambda, mean over runs",
+    f"at least minus two points, {SURE}; accuracies of both above {{floor:.0%}}, of AdamW above {GUESSING:.0%}",
+    needs=ALL,
+    finite="val_error",
+)
+def both_work(frames: Frames, floor: float = WORKS) -> tuple[str, bool]:
+    """Both SPS and ProxSPS work well."""
+    lead, text = lead_over(frames["runs"], list(POLYAK), "adamw")
+    table = accuracies(frames["runs"])
+    works = table[list(POLYAK)].min(axis=None) > floor and table["adamw"].min() > GUESSING
+    return text, lead >= -LEVEL and works
 
 
 @states(
@@ -272,26 +260,20 @@ def _gains(runs: pd.DataFrame, method: str) -> tuple[float, pd.Series]:
     return float(before.mean()), table.iloc[-last:].median() - before
 
 
-def stagnates(floor: float = WORKS) -> Checked:
-    """ProxSPS at the largest strength, from a quarter of the epochs on."""
-
-    @states(
-        "gain of validation accuracy after a quarter of the epochs, largest lambda, mean over runs",
-        f"at most two points for ProxSPS, from above {floor:.0%}; more than two for SPS; more for SPS, {SURE}",
-        name="stagnates",
-        needs=POLYAK,
+@states(
+    "gain of validation accuracy after a quarter of the epochs, largest lambda, mean over runs",
+    f"at most two points for ProxSPS, from above {{floor:.0%}}; more than two for SPS; more for SPS, {SURE}",
+    needs=POLYAK,
+)
+def stagnates(frames: Frames, floor: float = WORKS) -> tuple[str, bool]:
+    """At lambda = 5e-4 the progress of ProxSPS stagnates after roughly a quarter of the epochs."""
+    largest = largest_strength(frames["runs"])
+    require_finite(largest, "val_accuracy", POLYAK)
+    (level, gain), (_, other) = (_gains(largest, method) for method in POLYAK)
+    return (
+        f"ProxSPS {100 * gain.mean():+.1f} points from {level:.1%}, SPS {100 * other.mean():+.1f} points",
+        gain.mean() <= LEVEL < other.mean() and lower_bound(other - gain) > 0 and level > floor,
     )
-    def check(frames: Frames) -> tuple[str, bool]:
-        """At lambda = 5e-4 the progress of ProxSPS stagnates after roughly a quarter of the epochs."""
-        largest = largest_strength(frames["runs"])
-        require_finite(largest, "val_accuracy", POLYAK)
-        (level, gain), (_, other) = (_gains(largest, method) for method in POLYAK)
-        return (
-            f"ProxSPS {100 * gain.mean():+.1f} points from {level:.1%}, SPS {100 * other.mean():+.1f} points",
-            gain.mean() <= LEVEL < other.mean() and lower_bound(other - gain) > 0 and level > floor,
-        )
-
-    return check
 
 
 @states(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from proxsps.experiments.base import Frames
-from proxsps.experiments.deep_claims import accuracies, final, last_tenth, percent
+from proxsps.experiments.deep_claims import accuracies, final, last_tenth, less_sensitive, percent
 from proxsps.experiments.sentences import Found, labelled, require_methods, states
 
 ALL, POLYAK = ("prox-sps", "sps", "sgd", "adamw"), ("prox-sps", "sps")
@@ -112,3 +112,6 @@ def faster_start(frames: Frames) -> tuple[str, bool]:
     lead = table[list(POLYAK)].min(axis=1, skipna=False) - table["sgd"]
     trained = accuracies(runs)[[*POLYAK, "sgd"]].min(axis=None) > WORKS
     return f"minimum {100 * lead.min():+.1f} points at lambda = {lead.idxmin():g}", lead.min() >= 0.005 and trained
+
+
+CLAIMS = (equally_well, similar_accuracies, less_sensitive(WORKS), different_norm, adaptive_early, faster_start)

@@ -7,11 +7,12 @@ by seed.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ class Found(NamedTuple):
     strict: str = ""  # what a stricter rule would have found
 
 
-Check = Callable[[Frames], Found | tuple[str, bool]]
+Check = Callable[..., Found | tuple[str, bool]]  # of frames and, by name, of numbers that its texts may name
 SURE = "with 95 % confidence over the seeds"  # in rules; with one seed the values are compared as they are
 NO_BOUNDS = "; one curve per setting, so there are no confidence bounds"
 BOUND = r"(, | \()95 % (lower|upper) bound [^\s,;:)]+( at alpha_0 = \S+ lambda = [^\s,;:)]+)?\)?"
@@ -50,8 +51,10 @@ def states(
     unless: Iterable[str] = (),
     name: str = "",
     gist: str = "",
-) -> Callable[[Check], Callable[[Frames], Claim]]:
+) -> Callable[[Check], Callable[..., Claim]]:
     """Make a claim of a function that measures; its docstring is the sentence of the paper, in short.
+
+    If the function has options, texts may name them in braces.
 
     Args:
         quantity: what is measured.
@@ -64,28 +67,39 @@ def states(
     """
     compared, stable = tuple(needs), tuple(method for method in needs if method not in set(unless))
 
-    def decorate(check: Check) -> Callable[[Frames], Claim]:
+    def decorate(check: Check) -> Callable[..., Claim]:
+        known = {option.name: option.default for option in inspect.signature(check).parameters.values()}
+        title, sentence = name or check.__name__.replace("_", "-"), gist or check.__doc__ or ""
+
         @wraps(check)
-        def claim(frames: Frames) -> Claim:
-            try:
+        def claim(frames: Frames, **options: Any) -> Claim:
+            def measure() -> Found | tuple[str, bool]:
                 if compared:
                     require_methods(frames["runs"], compared)
                 if finite:
                     require_finite(frames["runs"], finite, stable)
-                found, checked = Found(*check(frames)), True
-            except DivergedError as error:
-                found, checked = Found(str(error), False), True
-            except (LookupError, ValueError, ArithmeticError, TypeError, AttributeError) as error:
-                found, checked = Found(cannot_be_checked(error), False), False
-            measured, holds, part, strict = found
+                return check(frames, **options)
+
+            (measured, holds, part, strict), checked = _attempt(measure)
             if checked and SURE in rule and frames["runs"]["seed"].nunique() == 1:
                 measured = re.sub(BOUND, "", measured) + NO_BOUNDS
-            title, sentence = name or check.__name__.replace("_", "-"), gist or check.__doc__ or ""
-            return Claim(title, sentence, quantity, rule, measured, bool(holds), "" if holds else part, strict, checked)
+            told = [text.format(**known | options) if len(known) > 1 else text for text in (sentence, quantity, rule)]
+            part = "" if holds else part
+            return Claim(title, told[0], told[1], told[2], measured, bool(holds), part, strict, checked)
 
         return claim
 
     return decorate
+
+
+def _attempt(measure: Callable[[], Found | tuple[str, bool]]) -> tuple[Found, bool]:
+    """What was found, and whether it could be checked."""
+    try:
+        return Found(*measure()), True
+    except DivergedError as error:
+        return Found(str(error), False), True
+    except (LookupError, ValueError, ArithmeticError, TypeError, AttributeError) as error:
+        return Found(cannot_be_checked(error), False), False
 
 
 def similar(sentences: Sequence[Callable[[Frames], Claim]], needs: Iterable[str]) -> Callable[[Frames], Claim]:

@@ -99,7 +99,9 @@ class _Program:
         # Strengths of the squared l2 norm; other regularisers are those of `penalties`.
         self.lam = self._column([spec.weight_decay if spec.regularizer is None else 0.0 for spec in specs])
         self.penalties = Penalties(specs)
-        self.is_method = {name: self._mask(partial(_has_method, name)) for name in _names(specs)}
+        self.is_method = {
+            name: self._mask(partial(_has_method, name)) for name in dict.fromkeys(s.method for s in specs)
+        }
         self.rules = {spec.method: _rule(spec) for spec in specs if spec.method not in ("adamw", "dec-sps")}
         self.coupled = self._mask(lambda spec: spec.definition.coupled)
         self.bounded = self._mask(lambda spec: spec.definition.bounded)
@@ -250,10 +252,6 @@ def _check_names(specs: Sequence[RunSpec]) -> None:
 
 def _has_method(name: str, spec: RunSpec) -> bool:
     return spec.method == name
-
-
-def _names(specs: Sequence[RunSpec]) -> list[str]:
-    return list(dict.fromkeys(spec.method for spec in specs))
 
 
 def _rule(spec: RunSpec) -> runs.Rule:

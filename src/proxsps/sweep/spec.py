@@ -176,14 +176,6 @@ class RunSpec:
         return {field.name: getattr(self, field.name) for field in fields(RunSpec) if field.name != "problem"}
 
 
-def _name(method: str | Method) -> str:
-    return method.name if isinstance(method, Method) else method
-
-
-def _own(method: str | Method) -> Method | None:
-    return method if isinstance(method, Method) else None
-
-
 def _definition(method: str | Method, own: Method | None) -> Method:
     """The method that a spec names or holds."""
     given = own if own is not None and method == own.name else method
@@ -244,8 +236,10 @@ def grid(
     for method in lrs:
         if isinstance(method, Method) and method.name not in methods.OWN_TABLE:
             methods.add(method)
+    own = {method: method if isinstance(method, Method) else None for method in lrs}
+    names = {method: method.name if isinstance(method, Method) else method for method in lrs}
     specs = [
-        RunSpec(problem, _name(method), schedule, lr, decay, seed, epochs, regularizer, _own(method))
+        RunSpec(problem, names[method], schedule, lr, decay, seed, epochs, regularizer, own[method])
         for schedule, decay, (method, values) in itertools.product(schedules, weight_decays, lrs.items())
         for lr, seed in itertools.product(values, range(seeds))
     ]

@@ -1,6 +1,6 @@
-"""Results of one experiment in two parquet files, complete after every addition.
+"""Results of one experiment in parquet files, complete after every addition.
 
-`runs.parquet`, one row per run and epoch:
+A sweep has two. `runs.parquet`, one row per run and epoch:
 
 | column | meaning |
 | --- | --- |
@@ -29,17 +29,32 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from proxsps.sweep.checks import DEFAULT, check_against, check_runs, check_steps, check_whole
+from proxsps.sweep.checks import (
+    DEFAULT,
+    check_against,
+    check_experiment,
+    check_runs,
+    check_settings,
+    check_steps,
+    check_whole,
+    unusable,
+)
 from proxsps.sweep.lock import locked
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.tables import StoreError as StoreError  # part of this module's interface
 from proxsps.sweep.tables import read_table, write_table
+
+if TYPE_CHECKING:
+    from proxsps.sweep.trials import Trial
+
+OF_TRIALS = ["task", "method", "lr", "seed", "ending"]  # what distinguishes them
+TRIALS = ["trial", "experiment", *OF_TRIALS, "title", "metric", "steps", "value", "status"]
 
 
 class TableStore:
@@ -169,6 +184,58 @@ class Store(TableStore):
         self.tables["steps"] = steps[steps["run"].isin(self.done)] if "run" in steps.columns else steps
         if len(self.runs):
             check_steps(self.steps, self.runs, self._path("steps"))
+
+
+class TrialStore(TableStore):
+    """The trials of one experiment in `folder`: `trials.parquet`, one row per trial.
+
+    | column | meaning |
+    | --- | --- |
+    | trial | id: the hash of everything that the result depends on |
+    | experiment, task, title, metric, method, lr, seed, ending | what was run; lr is NaN if it was not set |
+    | steps | number of steps; fewer than the task has if the loss was no longer finite |
+    | value | the task's number at the end: an accuracy, a loss, or a gap; NaN if it is not finite |
+    | share_polyak, share_distance, share_lr | share of the sampled steps in which this cap was active; NaN if unknown |
+    | status | "ok" or "diverged" |
+    | cpu_seconds | CPU time of the trial |
+    """
+
+    names = ("trials",)
+    key = "trial"
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """One row for each trial."""
+        return self._last
+
+    def require(self, trials: Sequence[Trial], optional: frozenset[str], command: str) -> pd.DataFrame:
+        """The rows of all trials of a whole experiment; an error if some are missing.
+
+        Args:
+            trials: the trials of the whole experiment.
+            optional: names of tasks that may be missing, if their data is missing.
+            command: the command that would run the experiment, for messages.
+        """
+        left_out = optional - set(self.rows["task"])
+        wanted = {trial.setting() for trial in trials if trial.task.name not in left_out}
+        found = check_settings(self.rows[OF_TRIALS], wanted, self.folder, command)
+        return self.rows[[setting in wanted for setting in found]].reset_index(drop=True)
+
+    def _id(self, result: dict[str, Any]) -> str:
+        return str(result["trial"])
+
+    def _rows(self, name: str, results: list[dict[str, Any]]) -> list[pd.DataFrame]:
+        return [pd.DataFrame([{"experiment": self.experiment, **row} for row in results])]
+
+    def _check(self) -> None:
+        if not len(self.rows):
+            return
+        path = self._path("trials")
+        if lacking := [name for name in TRIALS if name not in self.rows.columns]:
+            raise unusable(path, f"it has no column {', '.join(lacking)}")
+        check_experiment(self.rows, path, self.experiment)
+        if self.rows["trial"].duplicated().any():
+            raise unusable(path, "a trial is there twice")
 
 
 def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:

@@ -33,12 +33,7 @@ class TrainingSpec(RunSpec):
 
     def conditions(self) -> dict[str, Any]:
         """What a run has in addition to its spec."""
-        return {
-            "precision": self.precision,
-            "device": self.device,
-            "statistics": self.statistics,
-            "data": self.data,
-        }
+        return {name: getattr(self, name) for name in ("precision", "device", "statistics", "data")}
 
     def facts(self) -> dict[str, Any]:
         """What must be equal in a checkpoint and a run; the number of epochs may differ."""
