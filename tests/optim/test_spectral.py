@@ -74,6 +74,46 @@ def test_wide_matrices_in_bf16_with_one_large_singular_value(
         assert off(spectral._by_gram(X, spectral.ROUNDS)) > 1
 
 
+@pytest.mark.parametrize("fast", [False, True], ids=["f32", "bf16"])
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES.values(), (1, 130, 150), (1, 130, 400)], ids=str)
+def test_directions_do_not_depend_on_the_scale(
+    drawn: torch.Generator, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], few: bool, fast: bool
+) -> None:
+    """Bitwise for powers of two, over 33 decades."""
+    monkeypatch.setattr(spectral, "_multiplies_bf16", lambda: fast)
+    d = torch.randn(shape, generator=drawn)
+    wanted = spectral.orthogonal(d, few)
+    for power in (-56, -40, -24, 24, 40, 56):
+        scaled = torch.ldexp(d, torch.tensor(power))
+        assert torch.equal(spectral.orthogonal(scaled, few), wanted)
+        assert torch.equal(orthogonalized(scaled), orthogonalized(d))
+    for power in (-64, -76, -100, -140):  # squares are no normal numbers any more
+        assert torch.linalg.vector_norm(spectral.orthogonal(torch.ldexp(d, torch.tensor(power)), few)) < 2 * min(
+            shape[1:]
+        )
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("fused", [None, False], ids=["kernels", "torch"])
+@pytest.mark.parametrize("power", [-40, -20, 20, 40])
+def test_a_loss_in_other_units_has_the_same_run(
+    drawn: torch.Generator, power: int, fused: bool, capturable: bool
+) -> None:
+    """Twelve decades down and up; bitwise, because the unit is a power of two."""
+    start, goal = torch.randn(2, 12, 20, generator=drawn)
+    found = []
+    for unit in (1.0, 2.0**power):
+        x = start.clone().requires_grad_()
+        opt = ScheduleFreeSPS([{"params": [x], "metric": "spectral"}], fused=fused, capturable=capturable)
+        for _ in range(8):
+            x.grad = unit * (x.detach() - goal)
+            opt.step(loss=unit * (x.detach() - goal).square().sum() / 2)
+        found.append(x.detach())
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], start)
+
+
 def test_a_gradient_of_zeros_has_no_direction() -> None:
     assert not spectral.orthogonal(torch.zeros(1, 16, 144)).any()
 

@@ -28,6 +28,7 @@ matrices against other tensors.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from proxsps.core.array import Array, array_namespace
@@ -37,7 +38,6 @@ SCALE = 2.0  # c of the distance cap
 LATEST, WINDOW = 0.9, 100.0  # the largest weight of old gradients in d, and how many steps it takes to get there
 ROUNDS, QUINTIC = 5, (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration
 CORRECTIONS = 6  # of an average; two are usual
-TINY = 1e-7  # against a division by 0
 CLEANING = 10.0  # times the last step: the proximal step whose zeros an evaluated model has
 
 
@@ -123,12 +123,14 @@ def gradient_weights(k: Array, squares: Array) -> tuple[Array, Array]:
 def orthogonalized(d: Array, rounds: int = ROUNDS) -> Array:
     """U V^T of d = U S V^T, with singular values between about 0.7 and 1.2, for matrices on the last two axes.
 
-    The quintic Newton-Schulz iteration of Muon, X <- a X + (b A + c A^2) X with A = X X^T, from X = d / ||d||.
+    The quintic Newton-Schulz iteration of Muon, X <- a X + (b A + c A^2) X with A = X X^T, from X = d / ||d||. Norms
+    whose squares are no normal numbers count as larger ones, because the iteration needs ||X|| <= 1.
     """
     xp = array_namespace(d)
     a, b, c = QUINTIC
     tall = d.shape[-2] > d.shape[-1]
-    X = d / (xp.linalg.vector_norm(d, axis=(-2, -1), keepdims=True) + TINY)
+    norms = xp.linalg.vector_norm(d, axis=(-2, -1), keepdims=True)
+    X = d / xp.clip(norms, math.sqrt(xp.finfo(d.dtype).smallest_normal))
     X = xp.matrix_transpose(X) if tall else X
     for _ in range(rounds):
         A = X @ xp.matrix_transpose(X)

@@ -31,7 +31,7 @@ def start_averages(own: dict[str, Any], owner: Tensor, keys: Sequence[str]) -> N
 
 
 def least_metric(dtype: torch.dtype) -> float:
-    """A lower bound for D = sqrt(v) + eps: a smaller eps may be 0 in the precision of the tensors."""
+    """A lower bound for D = sqrt(v) + eps, and for norms: a smaller eps, or square, may be 0 in this precision."""
     return math.sqrt(torch.finfo(dtype).tiny)
 
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsps.core.schedule_free import QUINTIC, ROUNDS, TINY
+from proxsps.core.schedule_free import QUINTIC, ROUNDS
 from proxsps.optim.lists import widened
+from proxsps.optim.memory import least_metric
 from proxsps.optim.rule import Heights
 
 Floats = Sequence[float]
@@ -71,7 +72,7 @@ def orthogonal(slopes: Tensor, few: bool = False, reuse: bool = False) -> Tensor
     """
     tall = slopes.shape[-2] > slopes.shape[-1]
     X = slopes.mT if tall else slopes
-    norms = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True) + TINY
+    norms = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True).clamp_min(least_metric(X.dtype))
     if few or not X.is_cpu:
         X = X / norms
         X = _iterated(X) if X.is_cpu or X.dtype is torch.float64 else _iterated(X.bfloat16()).to(X.dtype)
