@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
 
-from proxsps.jax import prox_sps, prox_sps_adam
-from proxsps.optim import ProxSPS, ProxSPSAdam
+from proxsps.jax import prox_sps, prox_sps_adam, schedule_free_sps
+from proxsps.optim import ProxSPS, ProxSPSAdam, ScheduleFreeSPS
 from proxsps.regularizers import L1, L2, GroupLasso, SparseGroupLasso
 
 SHAPES = [(5, 13)] * 2
@@ -135,3 +137,21 @@ def test_labels_with_factors_of_their_own(kit):
             xs = [x + update for x, update in zip(xs, updates, strict=True)]
             agree(kit, [[x] for x in xs], expected, 1e-10, f"step {k}")
             agree(kit, state.last_step.tau, other.last_step.tau, 1e-10)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+@pytest.mark.parametrize("schedule_free", [False, True])
+def test_entries_without_a_gradient_so_far(eps, schedule_free):
+    """Where the loss says nothing, the regulariser decides, also if eps is 0: a long step to its minimiser."""
+    x = torch.tensor([2.0, 1.0, -1.0], requires_grad=True)
+    w, grads = jnp.asarray(x.detach().numpy()), [[1.0, 0.0, -1.0], [1.0, 0.5, 0.0]]
+    torch_class, transform = (ScheduleFreeSPS, schedule_free_sps) if schedule_free else (ProxSPSAdam, prox_sps_adam)
+    opt, other = torch_class([x], regularizer=L1(0.01), eps=eps), transform(regularizer=L1(0.01), eps=eps)
+    state = other.init(w)
+    for k, g in enumerate(grads):
+        x.grad = torch.tensor(g)
+        opt.step(loss=1.0)
+        updates, state = other.update(jnp.asarray(g), state, w, value=1.0)
+        w = optax.apply_updates(w, updates)
+        np.testing.assert_allclose(w, x.detach().numpy(), rtol=1e-5, atol=1e-6)
+        assert k > 0 or x[1] == 0

@@ -193,6 +193,24 @@ def test_half_precision_follows_single(kit):
         assert eval_params(states[0], half)[name].dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=str)
+def test_edits_of_half_precision_parameters_count(kit, dtype):
+    """As in single precision: a step goes on from the new values, and evaluation shows them."""
+    opt, edited = schedule_free_sps(), jnp.arange(131) % 3 == 0
+    step, found = kit.stepper(opt), []
+    for kind in (dtype, jnp.float32):
+        x = kit.drawn(0, (131,))[0].astype(dtype).astype(kind)
+        state = opt.init(x)
+        for seed in range(1, 9):
+            if seed == 5:
+                x = jnp.where(edited, x + 1, x)
+                before = eval_params(state, x)
+            x, state = step(x, state, kit.drawn(seed, (131,))[0], value=1e3)
+        found.append([before, x, eval_params(state, x)])
+    for half, full in zip(*found, strict=True):
+        np.testing.assert_allclose(half.astype(jnp.float32), full, rtol=2**-6, atol=2**-6)
+
+
 def test_large_and_missing_gradients(kit):
     """Squares beyond the range of f32 do not stop spectral steps; zero gradients leave the prox alone."""
     opt, params, grads = SPECTRAL, tree_of(kit, 0), tree_of(kit, 1)

@@ -6,6 +6,7 @@ step, and the sums over them are added up.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
@@ -166,11 +167,11 @@ def with_metric(numbers: Mapping[str, Any], before: Any, blocks: Sequence[TreeBl
 
 
 def _usable(D: Array) -> Array:
-    """The metric, 1 where there never was a gradient and eps = 0, and NaN where a square was too large.
+    """The metric, with a lower bound in case that eps is 0 in this precision, and NaN where a square was too large.
 
     NaN reaches the sums of the model, so that the step is skipped; infinity would not, and v would stay infinite.
     """
-    return jnp.where(D > 0, jnp.where(jnp.isfinite(D), D, jnp.nan), jnp.ones_like(D))
+    return jnp.where(jnp.isfinite(D), jnp.maximum(D, math.sqrt(jnp.finfo(D.dtype).smallest_normal)), jnp.nan)
 
 
 def _with_travel(

@@ -18,13 +18,12 @@ from proxsps.jax.checks import check_constants, check_diagonal, check_rates, wit
 from proxsps.jax.groups import Groups, Options, is_absent
 from proxsps.jax.moments import Kind
 from proxsps.jax.parts import like
-from proxsps.jax.second_point import Held, Matrix, ScheduleFreeMoments
+from proxsps.jax.second_point import Held, Matrix, ScheduleFreeMoments, kept_point
 from proxsps.jax.solve import JaxMethod
 from proxsps.jax.transformation import Number, Schedule, transformation
 from proxsps.jax.transforms import GroupOptions, Labels
 from proxsps.jax.tree_roles import MATRICES, REST, Role, as_matrix, roles
 from proxsps.regularizers import L2, Regularizer, Zero
-from proxsps.regularizers._support import wide
 
 ADAM, SPECTRAL = "adam", "spectral"
 KEYS = ("learning_rate", "scale", "weight_decay", "regularizer", "metric", "set")
@@ -155,7 +154,7 @@ def _average(mix: Array, shown: Any, z: Any, y: Any, zeros: Any) -> Any:
     if is_absent(z):  # a parameter of another transformation, or no parameter
         return shown
     dtype = jnp.result_type(shown)
-    y = y if y.size else wide(jnp.asarray(shown))
+    y = kept_point(y, shown)
     x = average(y, z, like(mix, y))
     return (cleaned(x, ~zeros) if zeros.size else x).astype(dtype)
 

@@ -36,6 +36,7 @@ from proxsps.jax.passes import dot
 from proxsps.regularizers._support import wide
 
 HUGE, DOWN = 1e15, 2.0**-64  # entries of f32 whose squares may overflow, and what they are multiplied by
+COARSE = float(jnp.finfo(jnp.bfloat16).eps)
 
 
 class Held(NamedTuple):
@@ -170,7 +171,16 @@ def _points(before: ScheduleFreeMoments, block: TreeBlock) -> tuple[list[Array],
 
 
 def _wide_y(before: ScheduleFreeMoments, place: int, shown: Array) -> Array:
-    return before.y[place] if before.y[place].size else wide(jnp.asarray(shown))
+    return kept_point(before.y[place], shown)
+
+
+def kept_point(y: Array, shown: Any) -> Array:
+    """y of a parameter: the one kept for half precision, but for entries that the user has changed since.
+
+    Parameters are sums of rounded updates, so that a difference within the rounding of bf16 is no change.
+    """
+    shown = wide(jnp.asarray(shown))
+    return jnp.where(jnp.abs(shown - y) <= COARSE * (jnp.abs(shown) + jnp.abs(y)), y, shown) if y.size else shown
 
 
 def _averages(
