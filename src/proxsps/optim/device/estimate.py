@@ -139,11 +139,45 @@ class Averaged(Estimate):
         """Write the new averages if the step was taken, and count one more gradient for each parameter."""
         for own in self._averages:
             own.keep(ok)
-        # To add one tensor to all counts, torch would read it.
-        counts = [(own.steps, own.counts + ok) for own in self._averages if own.counts is not None]
-        if counts:
-            old, new = [t for steps, _ in counts for t in steps], [t for _, new in counts for t in new.unbind()]
-            torch._foreach_copy_(old, new)
+
+
+class SquareWeights:
+    """How much of the averages of squares is new: a tensor that gets its first gradient late has its own count.
+
+    Args:
+        rule: the rule of the method.
+        owners: the parameters.
+        state: the optimizer's state.
+    """
+
+    def __init__(self, rule: Rule, owners: Sequence[Tensor], state: State) -> None:
+        for owner in owners:
+            start_averages(state[owner], owner, ["square"])
+        self._steps = [state[owner]["steps"] for owner in owners]
+        if not owners:
+            return
+        self._counts = torch.stack(self._steps)
+        wide = any(state[owner]["square"].dtype is torch.float64 for owner in owners)
+        self._weights = corrected_weight(self._counts.double() if wide else self._counts, rule.beta2)
+
+    def spread(self, tensors: Sequence[Tensor], members: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The weight of each entry of some tensors, which are the `members` of all."""
+        own = self._weights.to(dtype).unbind()
+        return torch.cat([own[i].expand(t.numel()) for i, t in zip(members, tensors, strict=True)])
+
+    def count(self, ok: Tensor) -> None:
+        """Count one more gradient of all tensors if the step was taken."""
+        if self._steps:  # to add one tensor to all counts, torch would read it
+            torch._foreach_copy_(self._steps, (self._counts + ok).unbind())
+
+
+def metric_of(v: Tensor, eps: float) -> Tensor:
+    """D of one vector."""
+    D: Tensor = metric(v, eps)
+    if eps < least_metric(v.dtype):
+        D = D.clamp_min(least_metric(v.dtype))
+    # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
+    return torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
 
 
 class BlockAverages:
@@ -157,41 +191,26 @@ class BlockAverages:
         weight: of new gradients in averages.
     """
 
-    keys: tuple[str, ...] = ()  # of the state, if they do not follow from the rule
-
     def __init__(self, rule: Rule, block: Block, numbers: Numbers, state: State, weight: Tensor) -> None:
         self._rule, self._block, self._numbers, self._state, self._weight = rule, block, numbers, state, weight
-        self._keys = self.keys or (("average",) if rule.beta2 is None else ("average", "square"))
+        self._keys = ("average",) if rule.beta2 is None else ("average", "square")
         for owner in block.owners:
             start_averages(state[owner], owner, self._keys)
+        self._squares = None if rule.beta2 is None else SquareWeights(rule, block.owners, state)
         self._held = [[entries(state[p][key], block.gathered) for p in block.owners] for key in self._keys]
-        self.steps: list[Tensor] = [state[p]["steps"] for p in block.owners] if "square" in self._keys else []
-        self.counts: Tensor | None = None
         self.line: list[list[Tensor]] = [[], []]  # <d, D^-1 d> and <d, x> of an affine block, to be added up
         self._sums: list[list[Tensor]] = [[] for _ in range(5)]  # of `extras`
         self._views: list[dict[int, Tensor]] = [{}, {}, {}]  # slopes, directions and metrics of the tensors
         self._new: list[tuple[list[int], list[Tensor]]] = []  # members of each vector, and new averages
-        self._points: list[tuple[list[int], Tensor]] = []  # in the schedule-free form, x of each vector
         self._affine, self._grads = block.kind == LINES, block.slopes
-        weights = self._square_weights()
-        for members in _buckets(block.params, block.slopes):
-            self._make(members, weights)
-        self._complete()
+        for members in vectors_of(block.params, block.slopes):
+            self._make(members)
         size = range(len(block.params))
         block.slopes, directions, metrics = ([views[i] for i in size if i in views] for views in self._views)
         if rule.beta2 is not None:
             block.directions, block.metrics = directions, metrics
 
-    def _square_weights(self) -> Tensor | None:
-        """The weight of g^2 in the new v of each tensor, which has its own count; None in the identity metric."""
-        if not self.steps:
-            return None
-        self.counts = torch.stack(self.steps)
-        wide = any(v.dtype is torch.float64 for v in self._held[-1])
-        new: Tensor = corrected_weight(self.counts.to(self._numbers.dtype) if wide else self.counts, self._rule.beta2)
-        return new
-
-    def _make(self, members: list[int], weights: Tensor | None) -> None:
+    def _make(self, members: list[int]) -> None:
         """The averages of one vector, its views, and its sums."""
         columns = [self._block.params, self._grads, *self._held]
         x, g, d, *squares = map(widened, join_all([[ts[i] for i in members] for ts in columns]))
@@ -199,29 +218,18 @@ class BlockAverages:
         d = torch.lerp(d, g, self._weight.to(d.dtype))
         self._spread(0, members, d)
         self._new.append((members, [d]))
-        if weights is None:
+        if self._squares is None:
             self._add_up(x, g, d)
             return
-        v, D = self._metric(g, squares[0], members, weights)
+        weights = self._squares.spread([self._grads[i] for i in members], members, d.dtype)
+        v = torch.lerp(squares[0], g * g, weights)
+        D = metric_of(v, self._rule.eps)
         e = d / D
         self._spread(1, members, e)
         if not self._affine:
             self._spread(2, members, D)
         self._new[-1][1].append(v)
         self._add_up(x, g, d, e, g / D)
-
-    def _complete(self) -> None:
-        """What is computed from all vectors together: spectral directions."""
-
-    def _metric(self, g: Tensor, v: Tensor, members: list[int], weights: Any) -> tuple[Tensor, Tensor]:
-        """The new v and D of one vector."""
-        own = weights.to(v.dtype).unbind()
-        v = torch.lerp(v, g * g, torch.cat([own[i].expand(self._grads[i].numel()) for i in members]))
-        D = metric(v, self._rule.eps)
-        if self._rule.eps < least_metric(v.dtype):
-            D = D.clamp_min(least_metric(v.dtype))
-        # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
-        return v, torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
 
     def _spread(self, column: int, members: Sequence[int], vector: Tensor) -> None:
         """Keep the parts of a vector in the shapes of the tensors."""
@@ -261,7 +269,9 @@ class BlockAverages:
         return [self._numbers.total(parts) if parts else 0.0 for parts in self._sums]
 
     def keep(self, ok: Tensor) -> None:
-        """Write the new averages if the step is taken."""
+        """Write the new averages if the step is taken, and count one more gradient."""
+        if self._squares is not None:
+            self._squares.count(ok)
         for members, vectors in self._new:
             held = [[column[i] for i in members] for column in self._held]
             chosen = [torch.where(ok, new, old) for new, old in zip(vectors, join_all(held), strict=True)]
@@ -275,7 +285,7 @@ class BlockAverages:
                     replace(owner, self._state[owner], key, part.view(t.shape), True)
 
 
-def _buckets(params: Sequence[Tensor], grads: Sequence[Tensor]) -> Iterator[list[int]]:
+def vectors_of(params: Sequence[Tensor], grads: Sequence[Tensor]) -> Iterator[list[int]]:
     """Places of tensors of one dtype that are joined."""
     found: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
     room: dict[tuple[torch.dtype, torch.dtype], int] = {}
