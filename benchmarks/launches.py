@@ -126,13 +126,13 @@ def contestants(device: str) -> dict[str, Callable[[], object]]:
         opt = ProxSPS(groups, lr=1.0, capturable=True)
         return lambda: opt.step(loss=loss)
 
-    def spectral() -> Callable[[], object]:
+    def spectral(decay: float) -> Callable[[], object]:
         params = draw(device)
         groups = [
             {"params": [p for p in params if p.dim() > 1], "metric": "spectral"},
             {"params": [p for p in params if p.dim() == 1]},
         ]
-        opt = ScheduleFreeSPS(groups, weight_decay=DECAY, capturable=True)
+        opt = ScheduleFreeSPS(groups, weight_decay=decay, capturable=True)
         return lambda: opt.step(loss=loss)
 
     adamw = torch.optim.AdamW
@@ -149,7 +149,8 @@ def contestants(device: str) -> dict[str, Callable[[], object]]:
         "ProxSPSAdam": polyak(ProxSPSAdam, lr=None, weight_decay=DECAY),
         "ScheduleFreeSPS": polyak(ScheduleFreeSPS, lr=None),
         "ScheduleFreeSPS, weight decay": polyak(ScheduleFreeSPS, lr=None, weight_decay=DECAY),
-        "ScheduleFreeSPS, spectral, weight decay": spectral(),
+        "ScheduleFreeSPS, spectral": spectral(0.0),
+        "ScheduleFreeSPS, spectral, weight decay": spectral(DECAY),
         "ProxSPS, L1": polyak(ProxSPS, regularizer=L1(1e-3)),
         "ProxSPS, ElasticNet": polyak(ProxSPS, regularizer=ElasticNet(1e-3, DECAY)),
         "ProxSPS, Box": polyak(ProxSPS, regularizer=Box(-2.0, 2.0)),

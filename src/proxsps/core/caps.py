@@ -73,10 +73,12 @@ def l2_matched_step(
 ) -> Array:
     """The step size of `l2_matched` alone."""
     xp = array_namespace(d_sq)
+    if isinstance(lam, float) and lam == 0:
+        return _on_a_line(gap, over_blocks(share * d_sq), longest)
     if d_sq.shape[-1] == 1:
-        return _one_block(gap, d_sq, d_dot_x, share, lam, longest)
+        return _on_a_line(gap, over_blocks(share * (d_sq + lam * (d_dot_x - gap[..., None]))), longest)
     if d_sq.shape[-1] == 2:
-        return _two_blocks(gap, share * (d_sq + lam * d_dot_x), share * lam + 0 * d_sq, longest)
+        return _two_blocks(gap, share * (d_sq + lam * d_dot_x), share * lam, longest)
     s = _first_zero(gap, d_sq + lam * d_dot_x, share, lam, longest + 0 * gap, loop)
     return xp.where(gap > 0, s, xp.zeros_like(s))
 
@@ -115,10 +117,12 @@ def _reach(s: Array, share: Array, lam: Array) -> Array:
     return tau / (1 + tau * lam)
 
 
-def _one_block(gap: Array, d_sq: Array, d_dot_x: Array, share: Array, lam: Array, longest: Array) -> Array:
-    """gap / (w (K - lam gap)), the only zero; there is none where that is not positive. 0 where the gap is not."""
-    xp = array_namespace(d_sq)
-    steep = (share * (d_sq + lam * (d_dot_x - gap[..., None])))[..., 0]
+def _on_a_line(gap: Array, steep: Array, longest: Array) -> Array:
+    """gap / steep, the only zero; there is none where that is not positive. 0 where the gap is not.
+
+    For one block, H(s) (1 + s w lam) = gap - s w (K - lam gap).
+    """
+    xp = array_namespace(steep)
     # A steepness that is not positive is replaced by one with which the quotient is as large as possible.
     least = (1 + xp.abs(gap)) * float(xp.finfo(steep.dtype).smallest_normal)
     return xp.minimum(gap / xp.maximum(steep, least), longest).clip(0.0)
@@ -127,23 +131,22 @@ def _one_block(gap: Array, d_sq: Array, d_dot_x: Array, share: Array, lam: Array
 def _two_blocks(gap: Array, push: Array, decay: Array, longest: Array) -> Array:
     """The first positive zero of H(s) = gap - sum_j push_j s / (1 + decay_j s): H times both denominators is a square.
 
-    H has the sign of N(s) = gap + b s + a s^2 for s > 0. Its roots are q/a and gap/q, with q = -(b +- sqrt(...))/2 of
-    the sign that does not cancel. For b < 0 the first positive root is the second one, else the first if a < 0.
+    H has the sign of N(s) = gap + 2 h s + a s^2 for s > 0. With q = |h| + sqrt(h^2 - gap a), in which nothing cancels,
+    the first positive root is gap / q for h < 0, and else q / -a, if a < 0.
     """
     xp = array_namespace(push)
-    size = _or_one(xp.maximum(xp.max(xp.abs(push), axis=-1), gap))  # so that squares stay in the range of f32
-    gap, push = gap / size, push / size[..., None]
-    one, two = push[..., 0], push[..., 1]
-    left, right = decay[..., 0], decay[..., 1]
-    b = gap * (left + right) - one - two
-    a = gap * (left * right) - one * right - two * left
-    inside, falls = b * b - 4 * gap * a, b < 0
-    q = -(b + xp.where(falls, -xp.ones_like(b), xp.ones_like(b)) * xp.sqrt(inside.clip(0.0))) / 2
-    top, bottom = xp.where(falls, gap, q), xp.where(falls, q, a)
-    meets = (inside >= 0) & (falls | (a < 0)) & (gap > 0)
-    root = top / xp.where(meets & (bottom != 0), bottom, xp.ones_like(bottom))
-    s = xp.where(meets & (bottom != 0), xp.minimum(root, longest + 0 * root), longest + 0 * root)
-    return xp.where(gap > 0, s, xp.zeros_like(s))
+    if xp.finfo(push.dtype).bits < 64:  # squares stay in the range of f32
+        size = _or_one(xp.maximum(xp.max(xp.abs(push), axis=-1), gap))
+        gap, push = gap / size, push / size[..., None]
+    rise = gap[..., None] * decay - push
+    h = xp.sum(rise, axis=-1) / 2
+    a = rise[..., 0] * decay[..., 1] - push[..., 1] * decay[..., 0]
+    inside, falls = h * h - gap * a, h < 0
+    q = xp.abs(h) + xp.sqrt(inside.clip(0.0))
+    bottom = xp.where(falls, q, -a)
+    meets = (inside >= 0) & (bottom > 0)
+    root = xp.where(falls, gap, q) / xp.where(meets, bottom, 1.0)
+    return xp.where(meets, xp.minimum(root, longest), longest) * (gap > 0)
 
 
 class Squeeze(NamedTuple):

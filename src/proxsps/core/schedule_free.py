@@ -96,11 +96,11 @@ def next_share(before: Averaging, k: Array, tau: Array, r: float = POWER) -> tup
         r: how much later points count more.
     """
     xp = array_namespace(before.total)
-    longest = xp.maximum(before.longest, tau + 0 * before.longest)
-    w = (k + 1) ** r * longest**2
+    longest = xp.maximum(before.longest, tau)
+    w = (k + 1 if r == 1 else (k + 1) ** r) * (longest * longest)
     total = before.total + w
-    share = xp.where(total > 0, w / xp.where(total > 0, total, xp.ones_like(total)), xp.ones_like(total))
-    return share, Averaging(total, longest)
+    none = total <= 0
+    return (w + none) / (total + none), Averaging(total, longest)
 
 
 def noise_growth(r: float = POWER) -> float:

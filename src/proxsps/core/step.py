@@ -74,8 +74,10 @@ class Affine(NamedTuple):
     pull: Array
 
 
-def prox_coefficients(u: Array, alpha: Array, lam: Array) -> Affine:
+def prox_coefficients(u: Array, alpha: Array, lam: Array | float) -> Affine:
     """x+ = (x - alpha u d + alpha lam c) / (1 + alpha lam): a step of length alpha u, then the prox of the l2 term."""
+    if isinstance(lam, float) and lam == 0:
+        return Affine(1.0, alpha * -u, 0.0)
     decay = alpha * lam
     shrink = reciprocal(1 + decay)
     return Affine(shrink, (alpha * shrink) * -u, decay * shrink)
@@ -108,4 +110,6 @@ def relaxation(move_sq: Array, max_move: float) -> Array:
 
 def relax(update: Affine, s: Array) -> Affine:
     """The update x + s (x+ - x); bitwise the given one where s = 1."""
+    if isinstance(update.keep, float):  # without decay
+        return update._replace(move=s * update.move)
     return Affine(update.keep + (1 - s) * (1 - update.keep), s * update.move, s * update.pull)

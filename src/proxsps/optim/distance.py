@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,25 +32,32 @@ MEDIUM = 1 << 16  # entries up to which tensors are joined before they are sampl
 
 
 class Places:
-    """The indices of sampled entries, as tensors.
+    """The indices of sampled entries, and factors on sums over them, as tensors.
 
     An optimizer keeps them: they take time to compute, tensors of one size share them, and a captured step reads them.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[tuple[int, ...], int, int, torch.device], Tensor] = {}
+        self._known: dict[tuple[Any, ...], Tensor] = {}
+
+    def _constant(self, make: Callable[..., Tensor], *key: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            return make(*key)
+        if (make, key) in self._known:
+            return self._known[make, key]
+        made = make(*key)
+        if type(made) is Tensor:  # not a fake one
+            self._known[make, key] = made
+        return made
 
     def _index(self, sizes: tuple[int, ...], low: int, high: int, device: torch.device) -> Tensor:
-        if torch.compiler.is_compiling():
-            traced: Tensor = sample_index(sizes, low, high, device)
-            return traced
-        key = sizes, low, high, device
-        if key in self._known:
-            return self._known[key]
-        index: Tensor = sample_index(*key)
-        if type(index) is Tensor:  # not a fake one
-            self._known[key] = index
-        return index
+        return self._constant(sample_index, sizes, low, high, device)
+
+    def factors(
+        self, samples: Sequence[Sample], sets: Sequence[int], count: int, device: torch.device, dtype: torch.dtype
+    ) -> Tensor:
+        """From squares over samples to sums over the tensors of each of `count` sets, as a matrix to multiply by."""
+        return self._constant(set_factors, tuple([own.factor for own in samples]), tuple(sets), count, device, dtype)
 
     def sample(self, x: Tensor, n: int, low: int = 0) -> Tensor:
         """The sampled entries of a vector that is a part of a flat tensor of n entries, from entry `low` on."""
@@ -81,6 +88,15 @@ def sample_index(sizes: tuple[int, ...], low: int, high: int, device: torch.devi
         parts.append(first + sampled_at(torch.arange(blocks.start, blocks.stop, device=device), block_bits(n)))
         first += n
     return torch.cat(parts).to(torch.int32 if high - low < 1 << 31 else torch.int64)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def set_factors(
+    factors: tuple[float, ...], sets: tuple[int, ...], count: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """A matrix with one row per tensor, which has its factor in the column of its set."""
+    rows = [[factor * (i == own) for i in range(count)] for factor, own in zip(factors, sets, strict=True)]
+    return torch.tensor(rows, dtype=dtype, device=device)
 
 
 class Rows(NamedTuple):

@@ -48,17 +48,17 @@ def start_point(owner: Tensor, key: str) -> Tensor:
 def measured(owners: Sequence[Tensor], opt: Any, mix: float | None) -> list[Sample]:
     """The sampled entries of the points whose distance is measured: x in the schedule-free form."""
     known = [p for p in owners if mix is not None and Z in opt.state.get(p, {})]
-    found = sampled(owners, opt._ranks, opt._places)
+    zs, ys = [opt.state[p][Z] for p in known], [opt.state[p].get(Y, p) for p in known]
+    rest = [p for p in owners if mix is None or Z not in opt.state.get(p, {})]
+    found = sampled([*rest, *zs, *ys], opt._ranks, opt._places)
     if not known:
         return found
-    zs = sampled([opt.state[p][Z] for p in known], opt._ranks, opt._places)
-    ys = sampled([opt.state[p].get(Y, p) for p in known], opt._ranks, opt._places)
-    ends = [z.entries for z in zs]
-    points = torch._foreach_sub([y.entries for y in ys], ends)
-    torch._foreach_div_(points, mix or 1.0)
-    torch._foreach_add_(points, ends)
-    averages = {id(p): x for p, x in zip(known, points, strict=True)}
-    return [own._replace(entries=averages.get(id(own.owner), own.entries)) for own in found]
+    ends, starts = ([own.entries for own in part] for part in (found[len(rest) : -len(known)], found[-len(known) :]))
+    averages = torch._foreach_lerp(ends, starts, 1 / (mix or 1.0))
+    by_owner = {id(own.owner): own for own in found[: len(rest)]}
+    for p, x, own in zip(known, averages, found[-len(known) :], strict=True):
+        by_owner[id(p)] = own._replace(entries=x, owner=p)
+    return [by_owner[id(p)] for p in owners]
 
 
 def bounds_of(block: Block) -> tuple[float, float] | None:

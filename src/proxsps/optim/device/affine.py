@@ -80,16 +80,28 @@ class AffinePart:
 
     def move(self, update: Affine, ok: Tensor) -> None:
         """x <- keep x + move d + pull center where `ok`."""
-        for i, block in zip(self.places, self._blocks, strict=True):
-            if block.params:
-                _move(block, update.keep[i], update.move[i], update.pull[i], ok)
+        places = {i: block for i, block in zip(self.places, self._blocks, strict=True) if block.params}
+        fused = {i for i, block in places.items() if _fuses(block)}
+        if fused:
+            skipped = 1 - ok.float()
+            keep = None if isinstance(update.keep, float) else torch.where(ok, update.keep.float(), skipped)
+            move = update.move.float()
+        for i, block in places.items():
+            if i in fused:
+                _move_fused(block, None if keep is None else keep[i], move[i], skipped)
+            else:
+                keep_i, pull_i = (part if isinstance(part, float) else part[i] for part in (update.keep, update.pull))
+                _move(block, keep_i, update.move[i], pull_i, ok)
 
 
-def _move(block: Block, keep: Tensor, move: Tensor, pull: Tensor, ok: Tensor) -> None:
+def _fuses(block: Block) -> bool:
+    """Whether all tensors of a block can be moved in two calls."""
     fuses = not block.centered and block.aligned and not block.double and not torch.compiler.is_compiling()
-    if fuses and stored(block.along):
-        move_fused(block, keep.float(), move.float(), ok)
-    elif not block.centered and plain(block.params, block.along):
+    return fuses and stored(block.along)
+
+
+def _move(block: Block, keep: Tensor | float, move: Tensor, pull: Tensor | float, ok: Tensor) -> None:
+    if not block.centered and plain(block.params, block.along):
         for xs, ds in bundles((block.params, block.along), LAUNCH):
             x, d = widened(join(xs)), widened(join(ds))
             spread(torch.where(ok, (keep * x + move * d).to(x.dtype), x).to(xs[0].dtype), xs)
@@ -100,10 +112,17 @@ def _move(block: Block, keep: Tensor, move: Tensor, pull: Tensor, ok: Tensor) ->
             x.copy_(torch.where(ok, y.to(x.dtype), x))
 
 
-def move_fused(block: Block, keep: Tensor, move: Tensor, ok: Tensor) -> None:
-    """x <- keep x + move d in two calls for all tensors of an aligned f32 block; as they are where not `ok`."""
-    skipped = 1 - ok.float()
-    torch._foreach_mul_(block.params, torch.where(ok, keep, skipped))  # which is 1 where not `ok`
+def _move_fused(block: Block, keep: Tensor | None, move: Tensor, skipped: Tensor) -> None:
+    """x <- keep x + move d in two calls for all tensors of an aligned f32 block.
+
+    Args:
+        block: the block.
+        keep: the first factor, 1 where the step is skipped; None if it is always 1.
+        move: the second one.
+        skipped: 1 where the step is skipped, else 0.
+    """
+    if keep is not None:
+        torch._foreach_mul_(block.params, keep)
     torch._fused_sgd_(  # x + lr d, and nothing where `found_inf` is 1
         block.params,
         block.along,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Numbers:
         """A tensor with one dim."""
         if len(values) == 1:
             return self.scalar(values[0]).reshape(1)
+        if (beside := _side_by_side(values)) is not None:
+            return beside
         plain = [value for value in values if not isinstance(value, Tensor)]
         if len(plain) == len(values):
             if len(set(plain)) == 1:
@@ -48,6 +50,18 @@ class Numbers:
         if len(parts) == 1:
             return self.scalar(parts[0])
         return torch.stack(list(parts)).sum(dtype=self.dtype) if parts else self.scalar(0.0)
+
+
+def _side_by_side(values: Sequence[Tensor | float]) -> Tensor | None:
+    """The vector whose entries are these numbers, in this order, if there is one: it takes no launch."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if len(tensors) < len(values) or torch.compiler.is_compiling() or tensors[0]._base is None:
+        return None
+    base, first = tensors[0]._base, tensors[0].storage_offset()
+    step = tensors[1].storage_offset() - first
+    if any(t._base is not base or t.storage_offset() != first + i * step for i, t in enumerate(tensors)) or step < 1:
+        return None
+    return base.as_strided((len(tensors),), (step,), first)
 
 
 def step_device(params: Sequence[Tensor], capturable: bool) -> torch.device | None:
@@ -67,19 +81,21 @@ def scale_of(norm: Tensor) -> Tensor:
     return norm.clamp(single.tiny, single.max)
 
 
-def keep_numbers(groups: Sequence[dict[str, Any]], ok: Tensor, changes: Mapping[str, tuple[Array, Array]]) -> None:
-    """Store numbers of the whole step if it was taken; each is given with its values after and before the step."""
-    if not changes:
+def keep_numbers(
+    ok: Tensor, sets: Iterable[tuple[Sequence[dict[str, Any]], Mapping[str, tuple[Array, Array]]]]
+) -> None:
+    """Store numbers in groups if the step was taken; each is given with its values after and before the step."""
+    found = [(group, key, *pair) for groups, changes in sets for group in groups for key, pair in changes.items()]
+    if not found:
         return
-    after, before = zip(*changes.values(), strict=True)
-    values = dict(zip(changes, chosen(ok, after, before).unbind(), strict=True))
-    held = [(group[key], value) for group in groups for key, value in values.items()]
-    if held and all(isinstance(old, Tensor) for old, _ in held) and not torch.compiler.is_compiling():
+    pairs = {id(after): (after, before) for _, _, after, before in found}
+    values = dict(zip(pairs, chosen(ok, *zip(*pairs.values(), strict=True)).unbind(), strict=True))
+    held = [(group[key], values[id(after)]) for group, key, after, _ in found]
+    if all(isinstance(old, Tensor) for old, _ in held) and not torch.compiler.is_compiling():
         torch._foreach_copy_([old for old, _ in held], [new for _, new in held])
         return
-    for group in groups:
-        for key, value in values.items():
-            store(group, key, value)
+    for group, key, after, _ in found:
+        store(group, key, values[id(after)])
 
 
 def store(group: dict[str, Any], key: str, value: Tensor) -> None:

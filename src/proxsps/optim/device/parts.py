@@ -50,7 +50,7 @@ class L2Step(NamedTuple):
     d_sq: Tensor
     d_dot_x: Tensor
     share: Tensor
-    lam: Tensor
+    lam: Tensor | float
     longest: Tensor
     s: Tensor
 
@@ -132,7 +132,7 @@ class Parts:
 
     # The search
 
-    def model(self, gap: Tensor, sums: Sums, alpha: Tensor, lam: Tensor) -> Model:
+    def model(self, gap: Tensor, sums: Sums, alpha: Tensor, lam: Tensor | float) -> Model:
         """The linear model of the step."""
         if not self.searched:
             line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
@@ -160,15 +160,11 @@ class Parts:
         return refine_dual(lambda u: self._heights(line, u), line.start, rounds, points, ratio)
 
     def matched(
-        self, gap: Tensor, sums: Sums, share: Tensor, lam: Tensor, longest: Tensor
+        self, gap: Tensor, sums: Sums, share: Tensor, lam: Tensor | float, longest: Tensor
     ) -> tuple[Decision | L2Step, Tensor]:
         """The step of the matched cap, and its size s; its u is s / longest."""
         if not self.searched:
-            if len(self.blocks) > 1 and not any(block.lam for block in self.blocks):  # one line, of all blocks together
-                total, one = over_blocks(share * sums.d_sq)[None], torch.ones_like(gap)[None]
-                s = l2_matched_step(gap, total, 0 * total, one, 0 * one, longest, fixed_loop(L2_ROUNDS))
-            else:
-                s = l2_matched_step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, fixed_loop(L2_ROUNDS))
+            s = l2_matched_step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, fixed_loop(L2_ROUNDS))
             return L2Step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, s), s
         d_sq, lines = over_blocks(share * sums.d_sq), self._of_affine * share
 
@@ -185,7 +181,7 @@ class Parts:
     # The write
 
     def write(
-        self, step: Chosen, sums: Sums, alpha: Tensor, lam: Tensor, ok: Tensor, max_move: float | None
+        self, step: Chosen, sums: Sums, alpha: Tensor, lam: Tensor | float, ok: Tensor, max_move: float | None
     ) -> Array | float:
         """Move all blocks; returns the factor by which `max_move` shortens the move.
 

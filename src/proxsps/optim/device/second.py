@@ -6,7 +6,7 @@ blocks there are. Each block gets its part of the vectors as z, slope and direct
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -64,7 +64,9 @@ class SecondPoints(Estimate):
         """<g, z - y>, ||D^-1 g||^2, 0, and for lengths of moves ||p||^2 and <p, z>; rows with one number per block."""
         found = {i: sums for own in self._own for i, sums in own.sums.items()}
         total = self._numbers.total
-        rows = [[total(found[i][row]) for i in range(len(self._blocks))] for row in range(2, 1 + further_rows(self._rule))]
+        rows = [
+            [total(found[i][row]) for i in range(len(self._blocks))] for row in range(2, 1 + further_rows(self._rule))
+        ]
         extras: list[Array] = [self._numbers.vector(row) for row in rows]
         return [*extras[:2], 0.0, *extras[2:]]  # there are no centres
 
@@ -78,7 +80,7 @@ class SecondPoints(Estimate):
         tau = times(step.u, step.reach)
         before = Averaging(self._before["total"], self._before["longest"])
         share, after = next_share(before, self._before["k"], tau)
-        self._after |= {"k": self._before["k"] + 1, **after._asdict()}
+        self._after |= after._asdict()  # the distance cap counts the steps
         for own in self._own:
             own.follow(share, ok)
         for i, block in enumerate(self._blocks):
@@ -169,7 +171,7 @@ class Points:
         """Slopes, directions and metrics, vector by vector, after the sums over them."""
         raise NotImplementedError
 
-    def _add(self, own: Vector, rows: Mapping[int, Sequence[Tensor]]) -> None:
+    def _add(self, own: Vector, rows: Mapping[int, Iterable[Tensor]]) -> None:
         """Keep sums, one number per block of a vector."""
         for row, found in rows.items():
             for j, number in zip(own.spans, found, strict=True):
@@ -233,7 +235,9 @@ class MetricPoints(Points):
             lengths = [own.g, *(p[span] for span in own.spans.values())]
             norms = torch.stack(torch._foreach_norm(lengths, 2, self._numbers.dtype))
             squares, apart = norms[1:].square(), own.z - own.y
-            rows = dict(zip((2, 0, 1), own.dots(own.g, norms[0], [apart, p, own.z] if lines else [apart]), strict=False))
+            rows = dict(
+                zip((2, 0, 1), own.dots(own.g, norms[0], [apart, p, own.z] if lines else [apart]), strict=False)
+            )
             self._add(own, {**rows, 3: squares})
             if self._rule.max_move is not None:
                 self._add(own, {4: squares, 5: [torch.dot(p[span], own.z[span]) for span in own.spans.values()]})

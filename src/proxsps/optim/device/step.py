@@ -31,7 +31,7 @@ class Known(NamedTuple):
 
     gap: Tensor  # m - C
     sums: Sums
-    lam: Tensor  # strengths of the squared l2 norm
+    lam: Tensor | float  # strengths of the squared l2 norm
     travelled: Sequence[Array]  # `Caps.sums`
     g_sq: Array  # ||D_j^-1 g_j||^2 of each block
     bounded: bool  # whether there is a C
@@ -55,7 +55,7 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     caps = Caps(opt, rule, blocks, numbers)
     averaged = rule.beta is not None or rule.mix is not None
     estimate = _estimate(opt, rule, blocks, numbers)
-    lam = numbers.vector([block.lam for block in blocks])
+    lam = _common([block.lam for block in blocks], numbers)
     parts = Parts(blocks, numbers, ranks, estimate.known, rule.coupled, caps.scaled)
     sums = parts.sums(points=rule.coupled or rule.max_move is not None)
     extras, travelled = estimate.extras(), caps.sums()
@@ -77,8 +77,8 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     s = parts.write(step, moves, caps.alpha, lam, ok, rule.max_move)
     estimate.follow(step, caps.alpha, ok)
     estimated = estimate.changes()
-    for groups, changes in zip(caps.sets.groups, caps.changes(), strict=False):
-        keep_numbers(groups, ok, estimated | changes)
+    by_set = zip(caps.sets.groups, caps.changes(), strict=False)
+    keep_numbers(ok, [(groups, estimated | changes) for groups, changes in by_set])
     estimate.commit(ok)
     caps.commit()
     for block in blocks:
@@ -145,6 +145,11 @@ def _rates_on_device(blocks: Sequence[Block], numbers: Numbers) -> list[Tensor]:
             block.alpha = numbers.scalar(block.alpha)
             found.append(block.alpha)
     return found
+
+
+def _common(values: Sequence[float], numbers: Numbers) -> Tensor | float:
+    """One number per block; a Python number if all are the same, which takes no launch."""
+    return float(values[0]) if len(set(values)) == 1 else numbers.vector(values)
 
 
 def _are_rates(rates: Tensor) -> Tensor:
