@@ -91,7 +91,7 @@ def cells(rows, columns, lrs):
     best = style.format(best)
     texts = [cell(own, style, best) for own in found]
     return [
-        f"{text} at {own.lr:g}" if lrs and text and lr is BEST else text
+        f"{text} ({own.lr:g})" if lrs and text and lr is BEST else text
         for text, own, (_, lr, _) in zip(texts, found, columns, strict=True)
     ]
 
