@@ -261,7 +261,6 @@ _TABLE = (
         schedule="constant",
         optimizer=f"{OURS}ScheduleFreeSPS",
         groups=f"{OURS}model_groups",
-        swept=False,
     ),
     Method(
         "schedule-free-sps-l2",

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from proxsps.methods import METHODS as TABLE
+from proxsps.optim import ScheduleFreeSPS
 from proxsps.problems import from_module, matrix_fac1
 from proxsps.sweep.batched import run_batched
 from proxsps.sweep.loop import run_single
@@ -291,7 +292,30 @@ def test_specs_are_kept_in_order(kit: Any) -> None:
 def test_methods_without_a_learning_rate_are_not_batched(kit: Any) -> None:
     """A batch has no rule for them, and would step by the cap alone."""
     for method in FREE:
-        specs = [kit.spec(), dataclasses.replace(kit.spec(), method=method, lr=1.0)]
+        first = kit.spec(epochs=2)
+        if TABLE[method].groups:
+            with pytest.raises(ValueError, match=f"{method} is for networks.*{first.problem.name} has no layers"):
+                dataclasses.replace(first, method=method, lr=1.0)
+            continue
+        specs = [first, dataclasses.replace(first, method=method, lr=1.0)]
         with pytest.raises(ValueError, match=f"Runs of {method} cannot be batched: use the engine single or processes"):
             run_batched(specs)
         assert run_single(specs[1]).diverged_at is None
+
+
+def test_spectral_steps_of_your_own_network() -> None:
+    """The sweep's parameters are in the groups of the network's layers, and step as the optimizer does by itself."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    x, y = torch.randn(32, 5), torch.randn(32, 1)
+    problem = from_module("own", network, nn.functional.mse_loss, (x, y), (x, y), batch_size=len(x))
+    spec = RunSpec(problem, "schedule-free-sps-spectral", "constant", 1.0, 0.0, 0, 3)
+    optimizer = ScheduleFreeSPS(network, metric="spectral")
+    for _ in range(spec.epochs):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(network(x), y)
+        loss.backward()
+        optimizer.step(loss=loss)
+    network.eval()
+    expected = nn.functional.mse_loss(network(x), y).item()
+    assert run_single(spec).metrics[-1, 0] == pytest.approx(expected, rel=1e-5)

@@ -102,6 +102,32 @@ def test_rows_are_what_they_say(kit):
     assert row["truncated"] == 0
 
 
+@pytest.mark.parametrize("method", ["schedule-free-sps", "schedule-free-sps-spectral"])
+def test_statistics_of_batch_normalisation_are_those_at_the_average(kit, method):
+    """What the first normalised layer sees at the weights that are measured, as plain means over training batches."""
+    run = ImageRun(kit.spec(kit.tiny(batch_norm=True), method=method, schedule="constant", lr=1.0), CPU)
+    run.epoch(Watch())
+    norm = next(part for part in run.model.modules() if isinstance(part, torch.nn.BatchNorm2d))
+    seen = []
+    norm.register_forward_pre_hook(lambda part, inputs: seen.append(inputs[0].transpose(0, 1).flatten(1)))
+    with torch.no_grad():
+        for images, _ in epoch_batches(run.problem, 0, 0, CPU):
+            run.model(images)
+    wanted = {"running_mean": [x.mean(1) for x in seen], "running_var": [x.var(1) for x in seen]}
+    for name, parts in wanted.items():
+        torch.testing.assert_close(getattr(norm, name), torch.stack(parts).mean(0), rtol=1e-4, atol=1e-5)
+    assert norm.momentum is not None  # training goes on as before
+
+
+def test_spectral_steps_are_those_of_hidden_matrices(kit):
+    spec = kit.spec(method="schedule-free-sps-spectral", schedule="constant")
+    run = ImageRun(spec, CPU)
+    kinds = {group["metric"]: len(group["params"]) for group in run.optimizer.param_groups}
+    filters = sum(isinstance(part, torch.nn.Conv2d) for part in run.model.modules())
+    assert kinds == {"spectral": filters, "adam": len(run.params) - filters}
+    assert train(spec).zetas.tolist() != train(kit.spec(method="schedule-free-sps", schedule="constant")).zetas.tolist()
+
+
 def test_truncated_steps_are_counted(kit):
     """Depth makes <g, x> many times the loss, so that shrinking alone takes the model below its bound: u = 0."""
     run = ImageRun(kit.spec(kit.tiny(depth=56), weight_decay=0.1), CPU)

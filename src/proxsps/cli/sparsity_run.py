@@ -23,11 +23,9 @@ from proxsps.sparsity import save_sparse, shrink, strength_path
 from proxsps.sparsity.export import load_safetensors
 from proxsps.sparsity.graph import load_torch_pruning
 from proxsps.sparsity.path import Point, StrengthPath
-from proxsps.sweep.loop import take_steps
+from proxsps.sweep.loop import RENEWED, take_steps
 from proxsps.training.ranks import joined
 from proxsps.training.tasks import Task, accuracy, fit, task_named
-
-STATISTICS = 20  # batches for the statistics of batch normalisation
 
 
 def run(wanted: Wanted) -> None:
@@ -113,7 +111,7 @@ def _polished(task: Task, small: nn.Module, lr: float | None, epochs: int, seed:
     for epoch in range(epochs, 2 * epochs):
         for _ in take_steps(optimizer, task.batches(seed, epoch), lambda b: cross_entropy(polished(b[0]), b[1])):
             pass
-    renew_statistics(polished, (x for x, _ in islice(task.batches(seed, 2 * epochs), STATISTICS)))
+    renew_statistics(polished, (x for x, _ in islice(task.batches(seed, 2 * epochs), RENEWED)))
     before, after = (accuracy(model, task.validation()) for model in (small, polished))
     return polished if after > before else small
 

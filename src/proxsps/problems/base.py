@@ -83,6 +83,15 @@ class Problem(ABC):
             known[key] = fingerprint(*parts())
         return str(known[key])
 
+    def layers(self) -> nn.Module | None:
+        """A network whose parameters have the names of `start()`, for methods that depend on layers; None without."""
+        return None
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether `layers` returns a network, which may take time to make."""
+        return type(self).layers is not Problem.layers
+
     def module(self) -> nn.Module:
         """The problem as a module: named parameters that start at `start()`, `forward(*batch)` the loss."""
         return _LossModule(self)
@@ -165,6 +174,10 @@ class ModuleProblem(Problem):
     def start(self) -> dict[str, Tensor]:
         """The parameters that the model had when it was passed."""
         return {name: param.detach().clone() for name, param in self._model.named_parameters()}
+
+    def layers(self) -> nn.Module:
+        """The model."""
+        return self._model
 
     def train_data(self) -> tuple[Tensor, ...]:
         """The training arrays."""

@@ -109,6 +109,10 @@ class ImageClassification(Problem):
         with seeded(self.data_seed):
             return ResNet(self.depth, self.width, self.classes, self.batch_norm)
 
+    def layers(self) -> ResNet:
+        """The network."""
+        return self.network()
+
     def start(self) -> dict[str, Tensor]:
         """The starting weights by name."""
         return {name: param.detach() for name, param in self.network().named_parameters()}

@@ -31,6 +31,8 @@ from proxsps.sweep.spec import RunSpec
 if TYPE_CHECKING:
     from proxsps.sweep.trials import Trial
 
+RENEWED = 20  # batches for new running statistics
+
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
 Closure = Callable[[], Tensor]  # computes gradients, and returns the loss
@@ -49,10 +51,16 @@ class Watch:
         """An epoch was finished and measured."""
 
 
-def make_optimizer(settings: RunSpec | Trial, model: nn.Module) -> Optimizer:
-    """The optimizer of a run or trial; those of this package take the regulariser."""
+def make_optimizer(settings: RunSpec | Trial, model: nn.Module, layers: nn.Module | None = None) -> Optimizer:
+    """The optimizer of a run or trial; those of this package take the regulariser.
+
+    `layers` is a network with parameters of the same names, if the model itself is not made of layers.
+    """
     method, (lr, weight_decay, regularizer, lower_bound) = settings.definition, settings.constants
-    params = load(method.groups)(model) if method.groups else list(model.parameters())
+    params: list[Any] = list(model.parameters())
+    if method.groups:
+        params = load(method.groups)(layers or model)
+        params = params if layers is None else _with_parameters_of(model, layers, params)
     optimizer: Optimizer
     if method.make is not None:
         optimizer = method.make(params, settings)
@@ -67,12 +75,27 @@ def make_optimizer(settings: RunSpec | Trial, model: nn.Module) -> Optimizer:
     return optimizer
 
 
+def _with_parameters_of(model: nn.Module, layers: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups of a network's parameters as groups of those of a model, by name."""
+    names, own = {id(param): name for name, param in layers.named_parameters()}, dict(model.named_parameters())
+
+    def mine(param: Tensor | tuple[str, Tensor]) -> Tensor | tuple[str, Tensor]:
+        return own[names[id(param)]] if isinstance(param, Tensor) else (param[0], own[names[id(param[1])]])
+
+    return [group | {"params": [mine(param) for param in group["params"]]} for group in groups]
+
+
 def set_mode(model: nn.Module, optimizer: Optimizer, training: bool) -> None:
     """Set the mode of the model, and of optimizers that have different weights for training and evaluation."""
     model.train(training)
-    switch = getattr(optimizer, "train" if training else "eval", None)
-    if callable(switch):
+    if is_schedule_free(optimizer):
+        switch: Callable[[], Any] = getattr(optimizer, "train" if training else "eval")
         switch()
+
+
+def is_schedule_free(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has different weights for training and evaluation."""
+    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
 
 
 def take_steps(
@@ -170,7 +193,7 @@ class Run:
         self.spec, self.problem = spec, spec.problem
         self.model = self.problem.module() if model is None else model
         self.params = list(self.model.parameters())
-        self.optimizer = make_optimizer(spec, self.model)
+        self.optimizer = make_optimizer(spec, self.model, self.problem.layers() if model is None else None)
         self.columns = (*METRICS, *self.extra, *(() if spec.regularizer is None else ("nonzeros",)))
         self.rows = np.full((spec.epochs, len(self.columns)), np.nan)
         self.zetas = np.full((spec.epochs, self.problem.steps_per_epoch), np.nan, dtype=np.float32)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proxsps._install import extra
 from proxsps.problems.base import Problem
@@ -95,6 +95,9 @@ class _Carried(Problem):
 
     def start(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self._start.items()}
+
+    def layers(self) -> nn.Module | None:
+        return self.problem.layers()
 
     def train_data(self) -> tuple[Tensor, ...]:
         return self._train

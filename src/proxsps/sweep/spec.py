@@ -76,6 +76,11 @@ class RunSpec:
             raise ValueError(f"A run needs lr >= 0 and weight_decay >= 0, got {self.lr} and {self.weight_decay}.")
         if self.method == "adamw" and self.lr == 0:
             raise ValueError("AdamW needs lr > 0: its decay is given relative to it. Got 0.")
+        if self.own is None and definition.groups and not self.problem.has_layers:
+            raise ValueError(
+                f"{definition.name} is for networks: matrices of hidden layers get other steps than the rest. "
+                f"{self.problem.name} has no layers; use schedule-free-sps."
+            )
         if self.regularizer is not None:
             self._check_regularizer(definition)
 

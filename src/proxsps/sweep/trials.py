@@ -29,13 +29,12 @@ from proxsps.optim import CoolDown, polynomial_multi_avg_fn, renew_statistics
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
-from proxsps.sweep.loop import coupling, make_optimizer, quietly, set_mode, take_steps
+from proxsps.sweep.loop import RENEWED, coupling, make_optimizer, quietly, set_mode, take_steps
 from proxsps.sweep.spec import Constants, method_digest
 
 ENDINGS = ("none", "cool-down", "average", "cosine")
 METRICS = ("accuracy", "loss", "gap")  # "gap": an objective over its smallest value, minus 1
 LOOKS = 10  # steps between two readings of the active cap
-RENEWED = 20  # batches for new running statistics
 WARM_UP = 0.05  # share of the steps, before the cosine
 
 Batch = tuple[Tensor, ...]

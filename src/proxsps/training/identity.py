@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from proxsps.problems.vision import ImageClassification
+from proxsps.sweep.loop import RENEWED
 from proxsps.sweep.spec import RunSpec, describe
 from proxsps.training.ranks import TrainingRanks
 
@@ -33,7 +34,10 @@ class TrainingSpec(RunSpec):
 
     def conditions(self) -> dict[str, Any]:
         """What a run has in addition to its spec."""
-        return {name: getattr(self, name) for name in ("precision", "device", "statistics", "data")}
+        found = {name: getattr(self, name) for name in ("precision", "device", "statistics", "data")}
+        if self.problem.batch_norm and self.definition.optimizer.endswith(":ScheduleFreeSPS"):
+            found["renewed"] = RENEWED  # statistics after each epoch
+        return found
 
     def facts(self) -> dict[str, Any]:
         """What must be equal in a checkpoint and a run; the number of epochs may differ."""

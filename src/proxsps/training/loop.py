@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from proxsps.optim import renew_statistics
 from proxsps.problems.vision import ImageClassification
-from proxsps.sweep.loop import Run, Watch, quietly
+from proxsps.sweep.loop import RENEWED, Run, Watch, is_schedule_free, quietly
 from proxsps.sweep.result import METRICS, RunResult, median_zeta
 from proxsps.sweep.spec import RunSpec
 from proxsps.training import checkpoint as checkpoints
@@ -60,6 +62,8 @@ class ImageRun(Run):
 
     def measure(self, zetas: np.ndarray) -> list[float]:
         """Metrics, accuracy, and more about the adaptive steps."""
+        if self.problem.batch_norm and is_schedule_free(self.optimizer):
+            self._renew_statistics()
         images, labels = self.problem.train_data()
         loss, _ = self.evaluate((images[:MEASURED], labels[:MEASURED]))
         _, accuracy = self.evaluate(self.problem.validation_data(self.spec.seed))
@@ -70,6 +74,14 @@ class ImageRun(Run):
         truncated = float(np.mean(seen == 0)) if len(seen) else math.nan
         metrics = [objective, loss, 1 - accuracy, math.sqrt(square), float(median_zeta(zetas))]
         return [*metrics, accuracy, float(low), float(high), truncated]
+
+    def _renew_statistics(self) -> None:
+        """Running statistics at the average: those of the steps belong to other weights. Equal in all processes."""
+        with self._precision():
+            renew_statistics(self.model, islice(self.batches(), RENEWED))
+        for name, value in self.model.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                value.copy_(self.ranks.sum(value) / self.ranks.size)
 
     @torch.no_grad()
     def evaluate(self, data: Batch) -> tuple[float, float]:

@@ -112,7 +112,7 @@ METHODS = {
         _method(ADAM, distance_cap=True),
         _method(ADAM_L2, _euclidean, distance_cap=True),
         replace(_method(FREE), groups=f"{__name__}:adam_groups"),
-        _method(SPECTRAL),
+        replace(_method(SPECTRAL), swept=False),  # so that ids of trials are those from before sweeps had it
         replace(_method(FREE_L2, _euclidean), groups=f"{__name__}:adam_groups"),
     )
 }
