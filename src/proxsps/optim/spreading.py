@@ -20,7 +20,7 @@ from torch import Tensor
 
 from proxsps.core.schedule_free import ROUNDS
 from proxsps.optim.blocks import Block
-from proxsps.optim.memory import memory_dtype
+from proxsps.optim.memory import local_entries, memory_dtype
 from proxsps.optim.reduce import ProcessGroup, Ranks
 from proxsps.optim.spectral import solved
 
@@ -111,17 +111,16 @@ def _parts(wire: Tensor, places: Sequence[int], params: Sequence[Tensor]) -> lis
 
 
 def _over_shards(block: Block, slopes: Sequence[Tensor], solve: Solve) -> list[Tensor]:
+    params, known = block.group["params"], dict(zip(block.indices, slopes, strict=True))
     teams: dict[tuple[ProcessGroup, torch.dtype], list[int]] = {}
-    for i, owner in enumerate(block.owners):
-        teams.setdefault((_team(owner), slopes[i].dtype), []).append(i)
-    found = list(slopes)
-    for (team, _), members in teams.items():
-        shapes = [block.owners[i].shape for i in members]
+    for i in sorted([*block.indices, *block.resting]):
+        teams.setdefault((_team(params[i]), memory_dtype("average", params[i])), []).append(i)
+    for (team, dtype), members in teams.items():
+        shapes = [params[i].shape for i in members]
         shares = shared_out(shapes, block.group["packed"], dist.get_world_size(team))
-        parts = _exchanged([slopes[i] for i in members], shapes, shares, solve, team)
-        for i, part in zip(members, parts, strict=True):
-            found[i] = part
-    return found
+        sent = [known[i] if i in known else torch.zeros_like(local_entries(params[i]), dtype=dtype) for i in members]
+        known |= dict(zip(members, _exchanged(sent, shapes, shares, solve, team), strict=True))
+    return [known[i] for i in block.indices]
 
 
 def _team(owner: Any) -> ProcessGroup:

@@ -152,19 +152,18 @@ def cleaned(rank: int, world: int, folder: Path) -> Result:
 
 
 def missing(rank: int, world: int, folder: Path) -> Result:
-    """The last rank has no gradient for a matrix that is shared out, or for none at all."""
+    """The last rank has no gradient for a matrix that is shared out, or for none at all; on replicas and on shards."""
     out = {}
-    for lacking in ("one", "all"):
-        for capturable in (False, True):
-            model = deep()
-            opt = common.spectral(model.parameters(), capturable=capturable)
-            before = common.vector(model)
-            for i, p in enumerate(model.parameters()):
-                if rank < world - 1 or (lacking == "one" and i != 2):
-                    p.grad = torch.ones_like(p)
-            with common.refused(RuntimeError) as text:
-                opt.step(loss=0.5)
-            out[lacking, capturable] = text, torch.equal(common.vector(model), before)
+    for sharded, lacking, capturable in itertools.product((False, True), ("one", "all"), (False, True)):
+        model = fully_shard(deep()) if sharded else deep()
+        opt = common.spectral(model.parameters(), capturable=capturable)
+        before = common.vector(model)
+        for i, p in enumerate(model.parameters()):
+            if rank < world - 1 or (lacking == "one" and i != 2):
+                p.grad = torch.ones_like(p)
+        with common.refused(RuntimeError) as text:
+            opt.step(loss=0.5)
+        out[sharded, lacking, capturable] = text, torch.equal(common.vector(model), before)
     return out
 
 

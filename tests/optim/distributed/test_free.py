@@ -61,7 +61,8 @@ def test_the_cleaned_average_of_shards_is_that_of_one_process(schedule_free, nam
 
 def test_gradients_for_different_parameters_are_noticed_with_shared_matrices_too(schedule_free):
     for outcome in schedule_free.of("missing"):
-        for (_, capturable), (text, untouched) in outcome.items():
+        assert len(outcome) == 8
+        for (*_, capturable), (text, untouched) in outcome.items():
             assert untouched
             assert len(text) == (0 if capturable else 1)
             assert all("gradients for different parameters" in line for line in text)
