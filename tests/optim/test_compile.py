@@ -15,10 +15,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `fun
 SHAPES = [(4, 3), (7,)]
 
 
-def check(kit, optimizers, backend, dtype, tolerance, once=True):
-    """Steps of all optimizers in one graph, compiled `once` or twice, against the same steps without the compiler."""
+def check(kit, optimizers, backend, dtype, tolerance, once=True, begun=False):
+    """Steps of all optimizers in one graph, compiled `once` or twice, against the same steps without the compiler.
+
+    If they have `begun`, their state exists.
+    """
     torch._dynamo.reset()
     plain, traced = ([cls(kit.drawn(*SHAPES, dtype=dtype), **options) for cls, options in optimizers] for _ in range(2))
+    for opt in (*plain, *traced) if begun else ():
+        opt.step(loss=1.0)
 
     def step(loss):
         for opt in traced:
@@ -96,4 +101,8 @@ def test_many_tensors_are_few_operations_for_the_compiler(phi):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, when the backend is loaded
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the default backend needs a C++ compiler")
 def test_the_default_backend(kit):
-    check(kit, [(ProxSPS, {"lr": 0.5, "weight_decay": 0.3, "max_move": 0.1})], "inductor", torch.float64, 1e-13)
+    optimizers = [
+        (ProxSPS, {"lr": 0.5, "weight_decay": 0.3, "max_move": 0.1}),
+        (both_metrics, {"weight_decay": 0.3, "capturable": True}),
+    ]
+    check(kit, optimizers, "inductor", torch.float64, 1e-13, begun=True)
