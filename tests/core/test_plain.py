@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from proxsps.core import caps, dual, estimate, plain, step
+from proxsps.core import caps, distance, dual, estimate, plain, plain_search, step
 
 EPS = np.finfo(float).eps
 
@@ -130,10 +130,10 @@ def test_the_ray(gap, d_sq, longest, v):
     u=st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1)), h=or_zero(signed(-12, 12)), slope=or_zero(signed(-9, 9))
 )
 def test_certificates_and_roots_beyond_the_ends(u, h, slope):
-    for one, other in ((plain.dual_off, dual.dual_off), (plain.height_off, dual.height_off)):
+    for one, other in ((plain_search.dual_off, dual.dual_off), (plain_search.height_off, dual.height_off)):
         assert one(u, h) == other(np.float64(u), np.float64(h))
         np.testing.assert_equal(one(u, math.nan), float(other(np.float64(u), np.float64(math.nan))))
-    found = plain.Found(u, h, slope, u, 1, True)
+    found = plain_search.Found(u, h, slope, u, 1, True)
     arrays_found = dual.Found(*map(np.float64, found[:5]), np.bool_(True), np.float64(0.0), np.float64(1.0))
     with np.errstate(over="ignore"):
         assert found.unclipped_root() == dual.unclipped_root(arrays_found)
@@ -171,7 +171,7 @@ def both(h, slope, tolerance, resolution=0.0, noise=0.0, limit=64, start=(1.0,),
         seen[0].extend(u)
         return h(np.array(u)).tolist(), ([math.nan] * len(u) if slope is None else slope(np.array(u)).tolist())
 
-    one = plain.search(on_floats, tolerance, resolution, limit, noise, list(start), points, at_zero)
+    one = plain_search.search(on_floats, tolerance, resolution, limit, noise, list(start), points, at_zero)
     certificate = dual.dual_off if at_zero is None else dual.height_off
     zero = None if at_zero is None else np.float64(at_zero)
     with np.errstate(all="ignore"):
@@ -208,7 +208,7 @@ def test_the_search_of_a_function_that_is_not_monotone_is_that_on_arrays(case, t
     one, other, seen = both(wavy, None, tolerance * h0, EPS, start=(1.0,), at_zero=h0)
     assert one.done
     assert other.done
-    assert plain.height_off(one.u, one.h) <= max(tolerance * h0, 1e-9 * (1 + height) * max(h0, size))
+    assert plain_search.height_off(one.u, one.h) <= max(tolerance * h0, 1e-9 * (1 + height) * max(h0, size))
     if seen[0] != seen[1]:  # Lagrange's sums differ by rounding, which may choose another zero
         return
     assert (one.u, one.h, one.evaluations) == (other.u, other.h, other.evaluations)

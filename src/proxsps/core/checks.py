@@ -48,6 +48,8 @@ def check_positive(name: str, value: Any) -> None:
 
 def check_finite_bound(value: Any) -> None:
     """Raise an error for a lower bound that is not a finite number."""
+    if type(value) is float and -math.inf < value < math.inf:  # checked in every step
+        return
     check_number("lower_bound", value)
     if not math.isfinite(value):
         raise ValueError(

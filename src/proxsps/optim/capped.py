@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from proxsps.core.rules import Decision
 from proxsps.optim.checks import check_cap, check_nonnegative
 from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Places, packed, sampled, unpacked
 from proxsps.optim.hints import (
@@ -20,10 +22,11 @@ from proxsps.optim.hints import (
     skorch_hint,
     warn,
 )
+from proxsps.optim.last_step import Chosen
 from proxsps.optim.memory import start_averages
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.reduce import ProcessGroup
-from proxsps.optim.resting import EFFECT, REASON, Rest
+from proxsps.optim.resting import EFFECT, REASON, Rest, limited_length
 from proxsps.optim.rule import Rule
 
 PROXIMAL, MATCHED = "proximal", "matched"
@@ -41,7 +44,7 @@ class CappedPolyak(PolyakOptimizer):
     """
 
     _decay_is_l2 = True  # whether weight decay is the squared l2 norm, measured like the distance
-    _small: int | None = 0  # steps so far, all with small factors; None if this cannot be said
+    _small = 0
 
     def __init__(
         self,
@@ -138,6 +141,8 @@ class CappedPolyak(PolyakOptimizer):
         if torch.compiler.is_compiling():
             return
         hint = None
+        if not options["lr_is_factor"]:
+            self._small = None
         if options["lr_is_factor"]:
             hint = self._hint_on_factors(options["k"])
         elif "options" not in self._warned and options["cap"] == PROXIMAL and not options["distance_cap"]:
@@ -196,7 +201,22 @@ class CappedPolyak(PolyakOptimizer):
             max_move=self._max_move,
         )
 
-    def _notice_rest(self, taken: float, moved: float, length: float) -> None:
-        """Warn once if the measured distance rests although steps are taken."""
-        if self._rest.lasts(taken, moved, length):
+    def _notice_rest(self, k: float, moved_sq: float, gap: float, d_sq: float, g_sq: float, chosen: Chosen) -> None:
+        """Warn once if the measured distance rests although steps are taken.
+
+        Args:
+            k: steps before this one.
+            moved_sq: ||x - x_0||^2.
+            gap: m - C.
+            d_sq: <d, D^-1 d> over all blocks.
+            g_sq: ||D^-1 g||^2 over all blocks.
+            chosen: the step.
+        """
+        if self._rest.steps is None and k > 0:
+            return
+        decision = chosen.decision if isinstance(chosen.decision, Decision) else chosen.decision.decision()
+        length = 0.0
+        if decision.u >= 1 and chosen.distance <= chosen.longest:  # the distance cap limits it
+            length = limited_length(gap, float(decision.height), d_sq, g_sq, float(chosen.longest), float(chosen.caps))
+        if self._rest.lasts(k, math.sqrt(moved_sq), length):
             self._warn_once("rest", REASON, EFFECT)

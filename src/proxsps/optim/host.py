@@ -7,39 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from proxsps.core import plain
-from proxsps.core.caps import Matched, l2_matched_height, matched_decision
 from proxsps.core.dual import geometric
 from proxsps.core.rules import Decision
-from proxsps.optim.host_caps import distances, next_share, shared
+from proxsps.optim.closed_form import OUT_OF_RANGE, TRAVEL
 from proxsps.optim.host_search import SAMPLE, WORTH, Model, Search, first_points
-from proxsps.optim.last_step import Chosen, Taken
+from proxsps.optim.last_step import Chosen, L2Step, Taken
 from proxsps.optim.plan import Plan
 from proxsps.optim.reduce import Sums, join
-from proxsps.optim.resting import limited_length
 from proxsps.optim.rule import Rule, Table
 
 Floats = Sequence[float]
-
-
-class L2Step(NamedTuple):
-    """A step of the matched cap with weight decay, from which its report is made when it is read."""
-
-    model: Model
-    longest: float
-    s: float
-
-    def decision(self) -> Decision:
-        """The full report of the step."""
-        gap, table, share, lam = self.model
-        d_sq, d_dot_x, w, b = (np.array(part) for part in (table.d_sq, table.d_dot_x, share, lam))
-        s, above = np.float64(self.s), np.float64(gap)
-        found = Matched(s, l2_matched_height(above, d_sq, d_dot_x, w, b, s))
-        return matched_decision(above, np.sum(w * d_sq), found, np.float64(self.longest))
 
 
 def choose(
@@ -61,7 +43,8 @@ def choose(
     if all(plan.affine):
         gap, table, share, lam = model
         s = plain.l2_matched(gap, table.d_sq, table.d_dot_x, share, lam, longest)
-        return Chosen(L2Step(model, longest, s), 1.0, factor * s, caps, distance, longest)
+        found = L2Step(*map(np.array, (gap, table.d_sq, table.d_dot_x, share, lam, longest, s)))
+        return Chosen(found, 1.0, factor * s, caps, distance, longest)
     decision, s = search.matched(longest)
     return Chosen(decision, 1.0, factor * s, caps, distance, longest)
 
@@ -90,10 +73,10 @@ def estimate(
         return f + sum(table.g_dot_x), {"k": float(options["k"]) + 1}
     if plan.rule.beta is None:
         return f, {}
-    new = plan.weight
-    value = (1 - new) * float(options["model_value"]) + new * f
-    offset = (1 - new) * float(options["model_offset"]) + new * (sum(table.g_dot_x) + sum(resting))
-    m = f + ((value - f) - (offset - (sum(table.d_dot_x) + sum(table.d_dot_c) + sum(resting))))
+    at_rest = sum(resting)
+    g_dot_x, d_dot_x = sum(table.g_dot_x) + at_rest, sum(table.d_dot_x) + sum(table.d_dot_c) + at_rest
+    numbers = float(options["model_value"]), float(options["model_offset"])
+    m, value, offset = plain.averaged_model(f, plan.weight, *numbers, g_dot_x, d_dot_x)
     return m, {"model_value": value, "model_offset": offset, "k": float(options["k"]) + 1}
 
 
@@ -131,17 +114,26 @@ def _is_finite(plan: Plan, model: Model, chosen: Chosen) -> bool:
     return all([tau * a * (1.0 if adam else math.sqrt(d_sq)) < plan.longest for a, d_sq in moves])
 
 
-def _notice_rest(opt: Any, k: float, moved_sq: float, model: Model, chosen: Chosen, rule: Rule) -> None:
-    """Tell the optimizer how far a step goes that the distance cap limits."""
-    if opt._rest.steps is None and k > 0:
-        return
-    decision, length, table = chosen.decision, 0.0, model.table
-    decision = decision if isinstance(decision, Decision) else decision.decision()
-    if decision.u >= 1 and chosen.distance <= chosen.longest:
-        plain_slope = rule.beta is None and rule.mix is None
-        d_sq, g_sq = sum(table.d_sq), sum(table.d_sq if plain_slope else table.g_sq)
-        length = limited_length(model.gap, float(decision.height), d_sq, g_sq, chosen.longest, chosen.caps)
-    opt._notice_rest(k, math.sqrt(moved_sq), length)
+def distance_cap(
+    plan: Plan, travelled: Sequence[tuple[float, float]], table: Table, k: float, largest: float, share: list[float]
+) -> tuple[float, list[dict[str, float]]]:
+    """The distance cap, and the numbers of each set after the step; shares are those of the caps of their sets."""
+    rule, sets = plan.rule, plan.sets
+    of = [i for _, i in sorted([(j, i) for i, members in enumerate(sets.members) for j in members])]
+    before = [[float(groups[0][key]) for key in TRAVEL] for groups in sets.groups]
+    after = [[0.0] * 5 for _ in before]
+    moved_sq, start_sq = zip(*travelled, strict=True)
+    factor, limit = (largest, math.inf) if rule.factor else (1.0, largest)
+    plain.distances(
+        of, share, _gradients(plan, table), moved_sq, start_sq, k, factor, rule.factor, rule.scale, before, after
+    )
+    cap = plain.share_out(of, after, limit, share)
+    return cap, [dict(zip(TRAVEL, numbers, strict=False), k=k + 1) for numbers in after]
+
+
+def _gradients(plan: Plan, table: Table) -> Floats:
+    """||D^-1 g||^2 of each block."""
+    return table.d_sq if plan.rule.beta is None and plan.rule.mix is None else table.g_sq
 
 
 def _sps_max(plan: Plan, model: Model) -> Chosen:
@@ -252,11 +244,15 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         bounded: whether it has one.
         weight: of this rank's loss.
     """
+    if plan.closed_form is not None and plan.closed_form.ready():
+        return plan.closed_form.take(opt, f, C, bounded)
     rule, options = plan.rule, opt.param_groups[0]
     rates, lam = [float(block.group["lr"]) for block in plan.blocks], plan.lam
     largest, k = max(rates), float(options.get("k", 0.0))
     scaled = rule.matched or rule.distance
-    alpha = [rate / (largest or 1.0) for rate in rates] if scaled else rates
+    alpha = list(rates)
+    if scaled:
+        plain.shares(rates, alpha)
     plan.prepare(k, lam)
     resting: Floats = plan.resting_dots()
     ahead: list[float] = []
@@ -276,8 +272,7 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         return Taken(alpha, False, gap)
     distance, found = math.nan, []
     if rule.distance:
-        found = distances(plan, travelled, table, alpha, largest if rule.factor else 1.0)
-        distance, alpha = shared(plan, alpha, found, math.inf if rule.factor else largest)
+        distance, found = distance_cap(plan, travelled, table, k, largest, alpha)
     model = Model(gap, table, alpha, lam)
     if rule.name in _RULES:
         chosen = _RULES[rule.name](plan, model)
@@ -285,14 +280,16 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         search = Search(plan, model, ahead, heights)
         chosen = choose(plan, rule, model, bounded, largest, distance, search)
     if not _is_finite(plan, model, chosen):
-        opt._skip("move", "The step leaves the range of the parameters' precision")
+        opt._skip("move", OUT_OF_RANGE)
         return Taken(alpha, False, gap)
     opt._skips = 0
     if rule.distance and rule.max_move is None:
-        _notice_rest(opt, k, sum([moved for moved, _ in travelled]), model, chosen, rule)
+        moved_sq = sum([moved for moved, _ in travelled])
+        opt._notice_rest(k, moved_sq, gap, sum(table.d_sq), sum(_gradients(plan, table)), chosen)
     if rule.mix is not None:
-        plan.share, weights = next_share(options, k, chosen.u * chosen.reach)
-        after |= weights | {"squares": plan.momentum[1]}
+        numbers = float(options["total"]), float(options["longest"])
+        plan.share, total, latest = plain.next_share(*numbers, k, chosen.u * chosen.reach)
+        after |= {"total": total, "longest": latest, "squares": plan.momentum[1]}
     s = _write(plan, model, chosen)
     for block, memory in zip(plan.blocks, chosen.memory, strict=False):
         block.group |= {"memory": memory, "k": k + 1}
@@ -300,7 +297,7 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         group.update(after)
     for groups, own in zip(plan.sets.groups, found, strict=False):
         for group in groups:
-            group.update(own.after)
+            group.update(own)
     if rule.mix is not None and chosen.reach * chosen.u > 0:
         for block, share in zip(plan.blocks, alpha, strict=True):
             block.group["tau"] = chosen.u * chosen.reach * share

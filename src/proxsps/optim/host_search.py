@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from proxsps.core import plain
 from proxsps.core.dual import DOUBLE, SINGLE, geometric
-from proxsps.core.plain import Found
+from proxsps.core.plain_search import Found, search
 from proxsps.core.rules import Decision
 from proxsps.optim.plan import Plan
 from proxsps.optim.rule import Heights, Table
@@ -70,7 +70,7 @@ class Search:
         if not points:
             points = first_points(self._plan, lambda u, n: self.heights(alpha, u, n), start)
             several = self._plan.points if len(points) == self._plan.points else 1
-        found = plain.search(lambda u: self.heights(alpha, u), tolerance, self._eps, LIMIT, noise, points, several)
+        found = search(lambda u: self.heights(alpha, u), tolerance, self._eps, LIMIT, noise, points, several)
         return Decision(found.unclipped_root(), found.u, found.h, float(found.evaluations))
 
     def matched(self, longest: float) -> tuple[Decision, float]:
@@ -97,13 +97,13 @@ class Search:
         start = [1.0]
         if self._samples:
             noise = 3 * math.sqrt(SAMPLE / self._plan.entries)
-            about = plain.search(
+            about = search(
                 lambda v: evaluate(v, SAMPLE), noise / 100 * gap, 1e-3, LIMIT, 0.0, [1.0], at_zero=gap
             ).u
             if about < 1 - noise:
                 start = [1.0, *(about * (1 + noise * k) for k in (-1.0, 0.0, 1.0))]
         tolerance, noise = self._stopping(gap)
-        found = plain.search(evaluate, tolerance, self._eps, LIMIT, noise, start, at_zero=gap)
+        found = search(evaluate, tolerance, self._eps, LIMIT, noise, start, at_zero=gap)
         s, h = plain.ray_step(found.u, longest, ratio), found.h
         shortest = plain.shortest_step(gap, d_sq, longest)
         if s < shortest:
@@ -140,7 +140,7 @@ def first_points(
         return list(geometric(plan.points))
     every = min(max(SAMPLE, plan.entries // ENOUGH), COARSEST)
     noise = 3 * math.sqrt(every / plan.entries) * abs(start) + doubt  # about the accuracy of h on the sample
-    found: Found = plain.search(lambda u: heights(u, every), noise / 100, 1e-3, 8, 0.0, geometric(4), 4)
+    found: Found = search(lambda u: heights(u, every), noise / 100, 1e-3, 8, 0.0, geometric(4), 4)
     u = found.u if found.done else found.estimate
     if plan.points == 1 or not 0 < u < 1:
         return [u]

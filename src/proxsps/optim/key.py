@@ -33,14 +33,25 @@ class Key:
     """
 
     def __init__(self, opt: Any, owners: list[Tensor], names: Sequence[Sequence[str]]) -> None:
-        self._state, self._groups, self._options = opt.state, opt.param_groups, _options(opt)
+        self._state, self._groups, params = opt.state, opt.param_groups, parameters(opt)
+        self._options_of = [operator.itemgetter(*[name for name in group if name not in NUMBERS]) for group in self._groups]
+        self._options, self._missing = self._options_now(opt, params), [p.grad is None for p in params]
         self._owners, self._pairs = owners, [(i, name) for i, own in enumerate(names) for name in own]
         self._is_contiguous = all(map(_contiguous, owners))
         self._shapes, self._strides = list(map(_shape, owners)), [p.stride() for p in owners]
         self._dtypes, self._at = set(map(_dtype, owners)), list(map(_address, owners))
-        places = {id(p): i for i, p in enumerate(parameters(opt))}
+        places = {id(p): i for i, p in enumerate(params)}
         self._places = [places[id(p)] for p in owners]
         self.note_state()
+
+    def _options_now(self, opt: Any, params: list[Tensor]) -> list[Any]:
+        """What a plan depends on besides memory; compared by identity where possible."""
+        groups = opt.param_groups
+        found = [torch.get_num_threads(), opt._ranks.size, list(map(id, params)), list(map(len, groups))]
+        # A group with a step size of exactly 0 does not move, not even onto a constraint.
+        found += [bool(group["lr"] == 0) for group in groups]
+        found += [options(group) for options, group in zip(self._options_of, groups, strict=True)]
+        return found
 
     def note_state(self) -> None:
         """Note the state tensors, which the first step makes."""
@@ -57,11 +68,12 @@ class Key:
         if self._groups and self._groups[0].get("k") == 0:  # the first step of all decides what state there is
             return None
         try:
-            if _options(opt) != self._options or not self._same_state():
-                return None
             params = parameters(opt)
-            return self._same_memory([params[i].grad for i in self._places])
-        except (RuntimeError, ValueError):  # options that cannot be compared, or tensors that are not plain memory
+            grads = [p.grad for p in params]
+            if [g is None for g in grads] != self._missing or self._options_now(opt, params) != self._options:
+                return None
+            return self._same_memory([grads[i] for i in self._places]) if self._same_state() else None
+        except (KeyError, RuntimeError, ValueError):  # options that cannot be compared, or tensors that are not memory
             return None
 
     def _same_state(self) -> bool:
@@ -96,18 +108,6 @@ def key_of(opt: Any, owners: list[Tensor], names: Sequence[Sequence[str]]) -> Ke
     """The key of a plan, or None for odd tensors, whose plan is made anew for every step."""
     plain = all([type(p) in PLAIN and p.dtype in FULL for p in owners])
     return Key(opt, owners, names) if plain else None
-
-
-def _options(opt: Any) -> list[Any]:
-    """What a plan depends on besides memory; compared by identity where possible."""
-    groups = opt.param_groups
-    params = parameters(opt)
-    found = [torch.get_num_threads(), opt._ranks.size, list(map(id, groups)), list(map(id, params))]
-    found += [[p.grad is None for p in params]]
-    # A group with a step size of exactly 0 does not move, not even onto a constraint.
-    found += [[bool(group["lr"] == 0) for group in groups]]
-    found += [value for group in groups for name, value in group.items() if name not in NUMBERS]
-    return found
 
 
 def lasting(value: Any) -> bool:

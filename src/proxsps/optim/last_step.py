@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from proxsps.core.array import Array
+from proxsps.core.array import Array, over_blocks
+from proxsps.core.caps import Matched, l2_matched_height, matched_decision
 from proxsps.core.outcome import Report, Solution
 from proxsps.core.outcome import report as core_report
 from proxsps.core.rules import Decision
@@ -31,21 +32,40 @@ class Chosen(NamedTuple):
     memory: Sequence[Array | float] = ()  # of DecSPS after the step, one number per block
 
 
+class L2Step(NamedTuple):
+    """A step of the matched cap with weight decay: its size s, and the numbers for its report, as arrays."""
+
+    gap: Array
+    d_sq: Array
+    d_dot_x: Array
+    share: Array
+    lam: Array
+    longest: Array
+    s: Array
+
+    def decision(self) -> Decision:
+        """The full report of a step, which takes more operations than the step itself."""
+        gap, d_sq, d_dot_x, share, lam, longest, s = self
+        found = Matched(s, l2_matched_height(gap, d_sq, d_dot_x, share, lam, s))
+        return matched_decision(gap, over_blocks(share * d_sq), found, longest)
+
+
 class Taken(NamedTuple):
     """A step that was solved and written, or skipped."""
 
     alpha: Array  # caps, or shares of `Chosen.caps`; one entry per group
     ok: Array | bool  # whether loss and gradients allowed a step
     gap: Array
-    step: Chosen | None = None  # None if there was no step
+    step: Chosen | Callable[[], Chosen] | None = None  # or what makes it when it is read; None if there was no step
     relaxation: Array | float = 1.0
 
 
 def report(taken: Taken) -> LastStep:
     """The report of a step."""
     alpha, ok, gap, step, s = taken
-    if isinstance(alpha, list):
+    if not isinstance(alpha, torch.Tensor):
         alpha, gap = np.array(alpha), np.float64(gap)
+    step = step() if callable(step) else step
     if step is None:
         solution = Solution.skipped(gap)
     else:

@@ -56,6 +56,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     bounded = True  # whether the loss has a lower bound
     _complete = False  # whether all groups of the constructor have been added
+    _small: int | None = None  # steps so far, if all had small factors on which there may be advice
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Check the names of the options, then create an empty optimizer."""
@@ -85,6 +86,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
         self._plan: Plan | None = None
+        self._scheduled: list[Any] = []  # numbers of the groups, as the last step found them
         self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
         self._leave_join()
 
@@ -174,8 +176,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     ) -> Any:
         self._taken["last"] = None
         compiling = torch.compiler.is_compiling()
-        if not compiling and not all([sound(group[key]) for group in self.param_groups for key in SCHEDULED]):
-            self._check_changes()
+        changed = not compiling and self._read_scheduled()
         if self._ranks.size > 1:
             self._check_uneven()
         value, weight, returned = self._loss(closure, loss)
@@ -187,11 +188,25 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             check_bound(lower_bound)
         bound = lower_bound if self.bounded else None
         if value is not None and not compiling and self._plan is not None and self._plan.holds(self):
-            self._check_options()
+            if changed or self._small is not None:
+                self._check_options()
             self._take(self._plan, value, weight, bound)
         else:
             self._step_anew(value, weight, bound, returned)
         return returned
+
+    def _read_scheduled(self) -> bool:
+        """Look at the numbers that schedulers change, and check them if they have changed; returns whether they have.
+
+        A tensor may change in place.
+        """
+        numbers = [group[key] for group in self.param_groups for key in SCHEDULED]
+        if set(map(type, numbers)) == {float} and numbers == self._scheduled:
+            return False
+        if not all(map(sound, numbers)):
+            self._check_changes()
+        self._scheduled = numbers
+        return True
 
     def _step_anew(self, value: Any, weight: float, bound: Any, returned: Any) -> None:
         """Check everything that a kept plan has checked; then plan a step and take it, or take one on a device."""

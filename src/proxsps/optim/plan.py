@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.core.plain import corrected_weight
-from proxsps.core.schedule_free import LATEST, WINDOW
+from proxsps.core.plain import corrected_weight, gradient_squares, gradient_weight
 from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
+from proxsps.optim.closed_form import ClosedForm
 from proxsps.optim.distance import ORIGIN, sampled
 from proxsps.optim.held import HeldState
 from proxsps.optim.key import key_of, lasting, parameters
@@ -109,6 +109,20 @@ class Plan(HeldState):
             compiled and all([lasting(block.phi) for block in blocks]) and not any([v is not None for v in penalties])
         )
         self._key = key_of(opt, self.owners, names) if kept else None
+        self.closed_form = ClosedForm(self, *self._digits) if compiled and self._is_closed else None
+
+    @property
+    def _digits(self) -> tuple[float, float]:
+        """Between which sums of squares have all their digits."""
+        return (-1.0, math.inf) if self.wide else (LEAST, MOST)
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether steps of one compiled part have a closed form, over all parameters that count."""
+        rule, full = self.rule, len(self._full) == len(self.blocks)
+        simple = rule.name == "truncated" and not rule.coupled and rule.max_move is None and self.ranks == 1
+        alone = len(self.parts) == 1 and all(self.affine) and full and not self.apart
+        return simple and alone and not self.exact and not any([b.resting or b.spectral for b in self.blocks])
 
     def _state_names(self, member: Member) -> list[str]:
         """The names of the state tensors of each parameter of a part."""
@@ -179,19 +193,23 @@ class Plan(HeldState):
 
     def prepare(self, k: float, lam: Sequence[float]) -> None:
         """Set the weights of averages for step number k, and how much of x is in the slopes of coupled methods."""
-        beta, beta2 = self.rule.beta, self.rule.beta2
-        if self.rule.mix is not None:
-            mu = min(k / (k + WINDOW), LATEST)
-            self.momentum = mu, mu * mu * float(self.blocks[0].group["squares"]) + (1 - mu) ** 2
-        if beta is not None:
-            self.weight = 1 - beta * min(k, 1.0) if beta2 is None else corrected_weight(k, beta)
+        rule = self.rule
+        self.weight = self.weight_at(k)
+        if rule.mix is not None:
+            mu = gradient_weight(k)
+            self.momentum = mu, gradient_squares(k, float(self.blocks[0].group["squares"]))
         for member in self.parts:
             if member.compiled and self.averages:
-                member.part.set_weights(self.weight, beta2)
-            if self.rule.mix is not None and member.part.mixes:
-                member.part.set_mix(self.rule.mix, 0.0)
-            if self.rule.coupled:
+                member.part.set_weights(self.weight, rule.beta2, rule.mix or 0.0)
+            if rule.coupled:
                 member.part.set_coupling([lam[j] for j in member.places])
+
+    def weight_at(self, k: float) -> float:
+        """The weight of new values in averages."""
+        beta = self.rule.beta
+        if beta is None:
+            return 1.0
+        return 1 - beta * min(k, 1.0) if self.rule.beta2 is None else corrected_weight(k, beta)
 
     def sums(self, alpha: Sequence[float], ahead: Sequence[float], moving: bool) -> tuple[Table, Heights]:
         """The sums of all blocks, and the heights of the others at the points `ahead`, from the same pass."""
@@ -271,7 +289,7 @@ class Plan(HeldState):
         if b is None:
             member.part.write(*numbers, u, relax)
         elif member.part.mixes:
-            member.part.set_mix(b, self.share)
+            member.part.set_share(self.share)
             member.part.write(*numbers, u, relax)
         else:
             blocks = [self.blocks[j] for j in member.places]

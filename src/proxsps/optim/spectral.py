@@ -166,7 +166,7 @@ class SpectralPart:
     def bind(self, gradients: Sequence[int]) -> None:
         """Nothing: the plan sets the gradients of its blocks."""
 
-    def set_weights(self, new: float, beta2: float | None) -> None:
+    def set_weights(self, new: float, beta2: float | None, mix: float) -> None:
         """Nothing: the weights of old gradients depend on the number of steps."""
 
     def count(self) -> None:

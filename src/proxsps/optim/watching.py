@@ -74,6 +74,8 @@ class WatchesLosses(Optimizer):
         self, closure: Callable[[], Any] | Tensor | float | None, loss: Tensor | float | None
     ) -> tuple[Any, float, Any]:
         """The loss to step with, None for no step; its weight among the ranks; and what `step` returns."""
+        if closure is None and loss is not None and not self._watched:
+            return loss_value(loss), 1.0, loss
         name = type(self).__name__
         trainer = None if closure is None else _lightning_trainer(closure)
         if closure is not None and loss is not None and trainer is None:

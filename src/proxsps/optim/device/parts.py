@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, over_blocks
-from proxsps.core.caps import Matched, l2_matched_height, l2_matched_step, l2_ray_heights, matched_decision
+from proxsps.core.caps import l2_matched_step, l2_ray_heights, matched_decision
 from proxsps.core.dual import Found, fixed_loop
 from proxsps.core.rounds import refine_zero
 from proxsps.core.rules import Decision, Model
@@ -34,31 +34,13 @@ from proxsps.optim.device.proxes import SearchedProxes
 from proxsps.optim.device.refine import POINTS, refine_dual
 from proxsps.optim.device.rows import SearchedRows
 from proxsps.optim.device.searched import Absent, Searched
-from proxsps.optim.last_step import Chosen
+from proxsps.optim.last_step import Chosen, L2Step
 from proxsps.optim.reduce import Ranks, Sums
 
 ORDER = (LINES, PROXES, UNITS, ROWS, ENTRIES)
 ROUNDS = {False: 4, True: 7}  # of the search for the dual variable, in single and in double precision
 MATCHED_ROUNDS = {False: 6, True: 8}  # the same for the matched step
 L2_ROUNDS = 4  # for the matched step of several blocks with weight decay; two are usual
-
-
-class L2Step(NamedTuple):
-    """A step of the matched cap with weight decay: its size s, and the numbers for its report."""
-
-    gap: Tensor
-    d_sq: Tensor
-    d_dot_x: Tensor
-    share: Tensor
-    lam: Tensor | float
-    longest: Tensor
-    s: Tensor
-
-    def decision(self) -> Decision:
-        """The full report of a step, which takes more operations than the step itself."""
-        gap, d_sq, d_dot_x, share, lam, longest, s = self
-        found = Matched(s, l2_matched_height(gap, d_sq, d_dot_x, share, lam, s))
-        return matched_decision(gap, over_blocks(share * d_sq), found, longest)
 
 
 class Parts:

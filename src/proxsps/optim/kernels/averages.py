@@ -166,13 +166,17 @@ def overflows(g):
 
 
 @compiled()
-def correct_weights(counts_at, beta, weights):
-    """Set the weights of old and new v, by the number of gradients of each tensor (`proxsps.core.estimate`)."""
+def set_weights(counts_at, new, beta2, mix, weights):
+    """Set the weights of old and new averages of each tensor, and b of the schedule-free form.
+
+    Those of squares depend on the number of its gradients (`proxsps.core.estimate`).
+    """
     like = np.empty(0, np.float32)
+    weights[:, 0], weights[:, 1], weights[:, 4] = 1 - new, new, mix
     for j in range(len(counts_at)):
         k = numba.carray(pointer(counts_at[j], like), 1)[0]
-        new = 1 / (1 + np.expm1(k * np.log(beta)) * (beta / (beta - 1))) if beta > 0 else 1.0
-        weights[j, 2], weights[j, 3] = 1 - new, new
+        of_squares = 1 / (1 + np.expm1(k * np.log(beta2)) * (beta2 / (beta2 - 1))) if beta2 > 0 else 1.0
+        weights[j, 2], weights[j, 3] = 1 - of_squares, of_squares
 
 
 @compiled()

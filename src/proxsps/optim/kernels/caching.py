@@ -17,7 +17,7 @@ from typing import Any
 import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-FURTHER = (("proxsps.core", "sampling.py"),)  # files of other packages whose constants kernels use
+FURTHER = tuple([("proxsps.core", name) for name in ("affine_step.py", "plain.py", "sampling.py")])  # files of other packages whose constants kernels use
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:

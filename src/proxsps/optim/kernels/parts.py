@@ -30,21 +30,19 @@ class Averaging:
 
     at: Sources
     mixes = False  # whether a write moves the parameters of the schedule-free form too
-    _counts_at: np.ndarray
+    _counts_at = entrywise.NOWHERE
 
     def bind(self, gradients: Sequence[int]) -> None:
         """Use gradients at other addresses."""
         self.at.g_at[:] = gradients
 
-    def set_mix(self, b: float, share: float) -> None:
-        """The constants of the schedule-free form in this step."""
-        self.at.weights[:, 4], self.at.weights[:, 5] = b, share
+    def set_weights(self, new: float, beta2: float | None, mix: float) -> None:
+        """The weight of new values in averages, and by the numbers of gradients in averages of squares; b of `mix`."""
+        averages.set_weights(self._counts_at, new, beta2 or 0.0, mix, self.at.weights)
 
-    def set_weights(self, new: float, beta2: float | None) -> None:
-        """The weight of new values in averages, and by the numbers of gradients in averages of squares."""
-        self.at.weights[:, 0], self.at.weights[:, 1] = 1 - new, new
-        if beta2 is not None:
-            averages.correct_weights(self._counts_at, beta2, self.at.weights)
+    def set_share(self, share: float) -> None:
+        """The share of the new point in the average of the schedule-free form."""
+        self.at.weights[:, 5] = share
 
     def set_coupling(self, lam: Floats) -> None:
         """How much of x is in the slopes of coupled methods."""
@@ -92,6 +90,9 @@ class EntryPart(Averaging):
         count = len(psi)
         self._caps, self._keep, self._move = np.zeros((1, count)), np.zeros(count), np.zeros(count)
         self._room = np.empty((len(layout.chunks.sizes), SUMS))  # of a pass without points
+        own = (like, *layout.chunks.columns, *at, self._kinds)
+        self._sum_args = (*own, self._psi, self._caps, np.empty(0), True, False, self._room)
+        self._line_args = (*own, self._keep, self._move, self._psi, self._caps[0], 1.0, 1.0)
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
@@ -99,6 +100,29 @@ class EntryPart(Averaging):
         partial = self._pass(self._layout, [alpha], u, summing=True, moving=moving)
         found = fold(partial, self._layout, SUMS).tolist()
         return found, self._heights(partial, self._layout, len(u)) if u else Heights([], [])
+
+    # Where all blocks are affine
+
+    @property
+    def lines(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the coefficients keep and move of each block are written, before `write_lines`."""
+        return self._keep, self._move
+
+    def chunk_sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """The sums of a step, one row per chunk, and the block of each chunk."""
+        chunks = self._layout.chunks
+        run(self._reduce, chunks, *self._sum_args, weight=self._weight, backwards=next(self._turns))
+        return self._room, chunks.columns[0]
+
+    def write_lines(self, share: float) -> None:
+        """x <- keep x + move p, with this share of the new point in the average of the schedule-free form."""
+        if self.mixes:
+            self.set_share(share)
+        run(self._write, self._layout.chunks, *self._line_args, weight=2.0, backwards=next(self._turns))
+        if len(self._counts_at):
+            self.count()
+
+    # Where some are not
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """Heights at the points u."""

@@ -24,9 +24,9 @@ class CompiledSpectralPart(SpectralPart):
 
     mixes = True
 
-    def set_mix(self, b: float, share: float) -> None:
-        """The constants of the schedule-free form in this step."""
-        self._mix = b, share
+    def set_share(self, share: float) -> None:
+        """The share of the new point in the average."""
+        self._mix = self._plan.rule.mix, share
 
     def fits(self, starts: Sequence[Tensor]) -> bool:
         """Whether the kernels apply; `starts` are the sampled entries of x_0."""
