@@ -70,7 +70,7 @@ class ClosedForm:
         rule, options, part = self._rule, opt.param_groups[0], self._part
         if self._seen is not opt._scheduled:
             self._seen, self._lam = opt._scheduled, np.array(self._plan.lam)
-            self._rates = np.array([block.group["lr"] for block in self._plan.blocks], np.float64)
+            self._rates = np.array([float(block.group["lr"]) for block in self._plan.blocks])
         k, new, value, offset, total, latest = float(options.get("k", 0.0)), 1.0, 0.0, 0.0, 0.0, 0.0
         if rule.beta is not None:
             new = self._plan.weight_at(k)

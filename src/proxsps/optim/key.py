@@ -34,7 +34,8 @@ class Key:
 
     def __init__(self, opt: Any, owners: list[Tensor], names: Sequence[Sequence[str]]) -> None:
         self._state, self._groups, params = opt.state, opt.param_groups, parameters(opt)
-        self._options_of = [operator.itemgetter(*[name for name in group if name not in NUMBERS]) for group in self._groups]
+        names_of = [[name for name in group if name not in NUMBERS] for group in self._groups]
+        self._options_of = [operator.itemgetter(*own) for own in names_of]
         self._options, self._missing = self._options_now(opt, params), [p.grad is None for p in params]
         self._owners, self._pairs = owners, [(i, name) for i, own in enumerate(names) for name in own]
         self._is_contiguous = all(map(_contiguous, owners))
@@ -47,7 +48,8 @@ class Key:
     def _options_now(self, opt: Any, params: list[Tensor]) -> list[Any]:
         """What a plan depends on besides memory; compared by identity where possible."""
         groups = opt.param_groups
-        found = [torch.get_num_threads(), opt._ranks.size, list(map(id, params)), list(map(len, groups))]
+        found = [torch.get_num_threads(), opt._ranks.size, list(map(id, params)), list(map(id, groups))]
+        found += map(len, groups)
         # A group with a step size of exactly 0 does not move, not even onto a constraint.
         found += [bool(group["lr"] == 0) for group in groups]
         found += [options(group) for options, group in zip(self._options_of, groups, strict=True)]

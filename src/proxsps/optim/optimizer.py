@@ -86,7 +86,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
         self._plan: Plan | None = None
-        self._scheduled: list[Any] = []  # numbers of the groups, as the last step found them
+        self._scheduled: tuple[Any, ...] = ()  # numbers of the groups, as the last step found them
         self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
         self._leave_join()
 
@@ -200,7 +200,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
         A tensor may change in place.
         """
-        numbers = [group[key] for group in self.param_groups for key in SCHEDULED]
+        numbers = tuple([group[key] for group in self.param_groups for key in SCHEDULED])
         if set(map(type, numbers)) == {float} and numbers == self._scheduled:
             return False
         if not all(map(sound, numbers)):

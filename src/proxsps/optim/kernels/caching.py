@@ -17,7 +17,8 @@ from typing import Any
 import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-FURTHER = tuple([("proxsps.core", name) for name in ("affine_step.py", "plain.py", "sampling.py")])  # files of other packages whose constants kernels use
+# Files of other packages that kernels are made of.
+FURTHER = tuple([("proxsps.core", name) for name in ("affine_step.py", "plain.py", "sampling.py")])
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import math
 
-import numba
 from numba.extending import register_jitable
 
-from proxsps.core import affine_step as formulas
-from proxsps.core import plain
-from proxsps.core.affine_step import INEXACT, Blocks, affine_step
-from proxsps.optim.kernels.caching import compiled
+from proxsps.core.affine_step import INEXACT, Blocks, _choose, _distance_cap, _model, affine_step
+from proxsps.core.plain import (
+    _height,
+    _two_terms,
+    averaged_model,
+    clipped,
+    corrected_weight,
+    distances,
+    first_zero,
+    l2_line,
+    l2_matched,
+    line_root,
+    next_share,
+    share_out,
+    shares,
+)
+from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.entrywise import D_DOT_X, D_SQ, G_DOT_X, G_SQ, MOVED_SQ
 
 for formula in (
-    plain._height, plain._two_terms, plain.averaged_model, plain.clipped, plain.corrected_weight, plain.distances,
-    plain.first_zero, plain.l2_line, plain.l2_matched, plain.line_root, plain.next_share, plain.share_out, plain.shares,
-    formulas._choose, formulas._distance_cap, formulas._model, formulas.affine_step,
+    _height, _two_terms, averaged_model, clipped, corrected_weight, distances, first_zero, l2_line, l2_matched,
+    line_root, next_share, share_out, shares, _choose, _distance_cap, _model, affine_step,
 ):  # fmt: skip
-    register_jitable(formula)
+    register_jitable(forceinline=True)(formula)
 
 
-@numba.njit
+@inlined()
 def _ordinary(sums, least, most):
     """Whether all sums are finite, and squares well inside the range of the entries' type."""
     total = 0.0

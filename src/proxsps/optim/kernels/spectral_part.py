@@ -35,6 +35,7 @@ class CompiledSpectralPart(SpectralPart):
         found = addresses(zs, grads, ys, averages)
         if found is None or not all([t.is_contiguous() for t in (*zs, *grads, *ys, *averages)]):
             return False
+        self.set_share(0.0)
         self._start = start_of(zs, starts, found.like) or NO_START
         self._like, (self._z_at, self._g_at, self._y_at, self._d_at) = found
         sizes = tuple([tuple([x.numel() for x in block.params]) for block in self._blocks])
