@@ -67,6 +67,44 @@ def test_relaxation(move_sq, max_move):
     assert plain.relaxation(math.nan, max_move) == plain.relaxation(1e300, math.inf) == 1
 
 
+@st.composite
+def travelled(draw):
+    """Blocks of one or two sets, and what these have travelled."""
+    n, sets = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    of = [min(j, sets - 1) for j in range(n)]
+    sets = max(of) + 1
+    share = [draw(or_zero(st.floats(0.01, 1))) for _ in range(n)]
+    squares = [draw(decades(-12, 12)) for _ in range(n)]
+    before = [[draw(decades(-6, 6)), draw(decades(-12, 12)), draw(decades(-6, 0)), draw(decades(0, 4))] for _ in of]
+    return of, share, squares, [draw(or_zero(decades(-12, 12))) for _ in range(sets)], before[:sets]
+
+
+@given(travelled(), st.integers(1, 10**6), decades(-3, 3), st.booleans())
+def test_distance_caps_of_sets(case, k, factor, is_factor):
+    of, share, squares, moved_sq, before = case
+    after = [[0.0] * 5 for _ in before]
+    nothing = [0.0] * len(before)
+    plain.distances(of, share, squares, moved_sq, nothing, float(k), factor, is_factor, 0.85, before, after)
+    for i, (reach, g_sq, first, weight) in enumerate(before):
+        own = np.array([w for w, j in zip(share, of, strict=True) if j == i])
+        sums = np.array([e for e, j in zip(squares, of, strict=True) if j == i])
+        largest = own.max()
+        parts = own / largest if largest > 0 else own
+        moving = float((distance.moving_weights(parts) * sums).sum()) * (1.0 if is_factor else largest**2)
+        travel = distance.Travel(*arrays(reach, g_sq, k, first, weight))
+        own_factor = np.float64(factor * largest if is_factor else factor)
+        want = distance.update_travel(travel, np.float64(moved_sq[i]), np.float64(moving), own_factor)
+        assert close(after[i][0], want.reach)
+        assert close(after[i][1], want.g_sq)
+        assert after[i][2] == first
+        assert close(after[i][3], want.weight)
+        assert close(after[i][4], distance.distance_cap(want, 0.85))
+    longest = plain.share_out(of, after, math.inf, shared := list(share))
+    assert longest == max(own[4] for own in after)
+    for j, i in enumerate(of):
+        assert close(longest * shared[j], after[i][4] * share[j]) or longest == 0
+
+
 # -- the matched cap --------------------------------------------------------------------------------------------------
 
 

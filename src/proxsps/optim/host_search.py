@@ -97,9 +97,7 @@ class Search:
         start = [1.0]
         if self._samples:
             noise = 3 * math.sqrt(SAMPLE / self._plan.entries)
-            about = search(
-                lambda v: evaluate(v, SAMPLE), noise / 100 * gap, 1e-3, LIMIT, 0.0, [1.0], at_zero=gap
-            ).u
+            about = search(lambda v: evaluate(v, SAMPLE), noise / 100 * gap, 1e-3, LIMIT, 0.0, [1.0], at_zero=gap).u
             if about < 1 - noise:
                 start = [1.0, *(about * (1 + noise * k) for k in (-1.0, 0.0, 1.0))]
         tolerance, noise = self._stopping(gap)
