@@ -6,9 +6,10 @@ Like `proxsps.core.plain`, this is run by Python on lists and compiled by numba 
 from __future__ import annotations
 
 import math
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from proxsps.core.array import Array
 from proxsps.core.plain import (
     averaged_model,
     clipped,
@@ -72,12 +73,12 @@ class Blocks(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Where results go."""
+    """Where results go: lists or arrays."""
 
-    share: MutableSequence[float]  # caps of the blocks, or their shares of one cap
-    after: Sequence[MutableSequence[float]]  # of each set, as in `plain.distances`
-    keep: MutableSequence[float]  # x <- keep x + move p
-    move: MutableSequence[float]
+    share: Array  # caps of the blocks, or their shares of one cap
+    after: Array  # of each set, as in `plain.distances`
+    keep: Array  # x <- keep x + move p
+    move: Array
 
 
 class Step(NamedTuple):

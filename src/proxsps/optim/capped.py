@@ -44,7 +44,7 @@ class CappedPolyak(PolyakOptimizer):
     """
 
     _decay_is_l2 = True  # whether weight decay is the squared l2 norm, measured like the distance
-    _small = 0
+    _small: int | None = 0
 
     def __init__(
         self,

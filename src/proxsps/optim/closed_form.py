@@ -130,7 +130,8 @@ class ClosedForm:
 
     def _chosen(self, step: Step, sums: np.ndarray, share: np.ndarray, lam: np.ndarray, bounded: bool) -> Chosen:
         """The step for its report."""
-        rule, decision = self._rule, Decision(step.root, step.u, step.height)
+        rule = self._rule
+        decision: Decision | L2Step = Decision(step.root, step.u, step.height)
         if not (rule.matched or rule.distance):
             return Chosen(decision, step.u)
         if rule.matched and bounded and step.longest > 0:

@@ -270,7 +270,7 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     if not _admissible(table, gap, above, bounded):
         opt._explain_skip(m if rule.coupled else f, C, bounded)
         return Taken(alpha, False, gap)
-    distance, found = math.nan, []
+    distance, found = math.nan, list[dict[str, float]]()
     if rule.distance:
         distance, found = distance_cap(plan, travelled, table, k, largest, alpha)
     model = Model(gap, table, alpha, lam)
@@ -291,16 +291,29 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         plan.share, total, latest = plain.next_share(*numbers, k, chosen.u * chosen.reach)
         after |= {"total": total, "longest": latest, "squares": plan.momentum[1]}
     s = _write(plan, model, chosen)
+    _keep_numbers(opt, plan, k, after, found, chosen, alpha)
+    if bounded and elsewhere:
+        opt._notice_low(gap, C)
+    return Taken(alpha, True, gap, chosen, s)
+
+
+def _keep_numbers(
+    opt: Any,
+    plan: Plan,
+    k: float,
+    after: dict[str, float],
+    of_sets: Sequence[dict[str, float]],
+    chosen: Chosen,
+    share: Floats,
+) -> None:
+    """Write the numbers of a step into the groups."""
     for block, memory in zip(plan.blocks, chosen.memory, strict=False):
         block.group |= {"memory": memory, "k": k + 1}
     for group in opt.param_groups:
         group.update(after)
-    for groups, own in zip(plan.sets.groups, found, strict=False):
+    for groups, own in zip(plan.sets.groups, of_sets, strict=False):
         for group in groups:
             group.update(own)
-    if rule.mix is not None and chosen.reach * chosen.u > 0:
-        for block, share in zip(plan.blocks, alpha, strict=True):
-            block.group["tau"] = chosen.u * chosen.reach * share
-    if bounded and elsewhere:
-        opt._notice_low(gap, C)
-    return Taken(alpha, True, gap, chosen, s)
+    if plan.rule.mix is not None and chosen.reach * chosen.u > 0:
+        for block, part in zip(plan.blocks, share, strict=True):
+            block.group["tau"] = chosen.u * chosen.reach * part
