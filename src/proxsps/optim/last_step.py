@@ -39,7 +39,7 @@ class L2Step(NamedTuple):
     d_sq: Array
     d_dot_x: Array
     share: Array
-    lam: Array
+    lam: Array | float
     longest: Array
     s: Array
 
