@@ -43,7 +43,7 @@ bench: .venv/.test ## time steps, sweeps and training; count launches and prox e
 	done
 
 docs: .venv/.test ## build the documentation into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # --quiet would silence --strict as well
 	@echo "Built site/index.html. To search in it: $(BIN)/python -m http.server --directory site"
 
 clean: ## remove .venv and everything built

@@ -8,7 +8,7 @@ Math from the package ziamath, reduced to the characters that formulas use.
 import html
 import logging
 import re
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ MARKED = re.compile(
 SIZED = re.compile(r"\\[bB]igg?(?![a-zA-Z])\s*(\\[{}]|[()\[\]|])")
 # latex2mathml writes a bar as a limit, small and far above, not as an accent.
 BAR = re.compile(r'<mover>(<mi>[^<]*</mi>)<mo stretchy="true">&#x000AF;</mo>')
-FONT = files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf"
+# The package is not imported: it warns of what it uses.
+FONT = Path(find_spec("ziamath").origin).parent / "fonts" / "STIXTwoMath-Regular.ttf"
 # Latin, Greek, arrows, operators, brackets and mathematical letters.
 RANGES = (
     (0x20, 0x17F),

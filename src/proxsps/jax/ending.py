@@ -27,7 +27,7 @@ def cool_down(total_steps: int, fraction: float = 0.25, value: float = 1.0) -> C
         fraction: the part of these updates over which it falls.
         value: where it starts.
 
-    Example:
+    Examples:
         >>> from proxsps.jax import cool_down, prox_sps_adam
         >>> opt = prox_sps_adam(scale=cool_down(1000))
         >>> [round(float(cool_down(1000)(count)), 2) for count in (0, 749, 900, 1000)]
@@ -61,7 +61,7 @@ def polynomial_average(power: float = 8.0) -> optax.GradientTransformation:
         power: how quickly old parameters lose influence: the parameters after step k count with about k^power. 8 is
             the 9 / (k + 10) above, 0 the plain mean.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from proxsps.jax import polynomial_average
         >>> average = polynomial_average()

@@ -75,7 +75,7 @@ def schedule_free_sps(
         groups: as in `prox_sps`; a label may also have a `metric`, which is then that of all its arrays, and a `set`:
             labels of one set share a distance cap, whatever the roles of their arrays are.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, optax
         >>> from proxsps.jax import eval_params, schedule_free_sps
         >>> opt = schedule_free_sps()

@@ -80,7 +80,7 @@ def prox_sps(
         groups: for each label a mapping with its own `learning_rate` (or `scale`), `weight_decay` or `regularizer`,
             which may be empty; missing options are taken from the arguments above.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, optax
         >>> from proxsps.jax import prox_sps
         >>> opt = prox_sps(learning_rate=1.0, weight_decay=1e-3)
@@ -141,7 +141,7 @@ def prox_sps_adam(
         labels: as in `prox_sps`.
         groups: as in `prox_sps`.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, optax
         >>> from proxsps.jax import prox_sps_adam
         >>> opt = prox_sps_adam(weight_decay=1e-3)

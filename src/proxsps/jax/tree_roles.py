@@ -67,7 +67,7 @@ def roles(params: Any, include: Iterable[str] = (), exclude: Iterable[str] = (),
         exclude: regular expressions; parameters whose names match one of them are not.
         stacked: regular expressions; arrays whose names match one of them are several layers along their first axis.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp
         >>> from proxsps.jax import roles
         >>> weights = {"kernel": jnp.zeros((8, 8)), "bias": jnp.zeros(8)}

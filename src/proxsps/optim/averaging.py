@@ -35,7 +35,7 @@ def polynomial_multi_avg_fn(power: float = 8.0) -> Callable[[Averages, Averages,
     Args:
         power: how quickly old weights lose influence.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch.optim.swa_utils import AveragedModel
         >>> from proxsps import polynomial_multi_avg_fn

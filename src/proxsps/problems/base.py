@@ -224,7 +224,7 @@ def from_module(
         **options: `error`, a function like `loss` for validation (default: the loss); `lower_bound` of the loss
             (default 0); `drop_last`, whether an incomplete last batch is left out (default True).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from proxsps.problems import from_module
         >>> x = torch.linspace(-1, 1, 40).reshape(-1, 1)

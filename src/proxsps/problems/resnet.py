@@ -55,7 +55,7 @@ class ResNet(nn.Module):
 
     Convolutions and the last layer start from Kaiming's normal distribution.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from proxsps.problems.resnet import ResNet
         >>> model = ResNet(20, batch_norm=False)

@@ -56,7 +56,7 @@ def check_regularizer(
     Raises:
         ValueError: a result does not fit the definition, or phi does not fit the shape.
 
-    Example:
+    Examples:
         >>> from proxsps import L1, check_regularizer
         >>> class Half(L1):
         ...     def prox(self, z, alpha):

@@ -110,7 +110,7 @@ def sparsity_report(model: nn.Module, units: Units | None = None) -> SparsityRep
         model: any module.
         units: the result of `find_units`, to count dead units (channels) too.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from proxsps.sparsity import sparsity_report
         >>> model = torch.nn.Linear(4, 3)

@@ -40,7 +40,7 @@ def save_sparse(model: nn.Module, path: str | Path) -> Size:
 
     `load_sparse` reads it back as a `state_dict`. Returns the size on disk, next to that of the dense tensors.
 
-    Example:
+    Examples:
         >>> import tempfile, torch
         >>> from pathlib import Path
         >>> from proxsps.sparsity import load_sparse, save_sparse

@@ -75,7 +75,7 @@ def sparse_groups(
     Raises:
         ValueError: a pattern matches nothing, or the strength is zero.
 
-    Example:
+    Examples:
         >>> from torch import nn
         >>> from proxsps import L1, ProxSPS
         >>> from proxsps.sparsity import sparse_groups

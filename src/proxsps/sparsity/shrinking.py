@@ -97,7 +97,7 @@ def shrink(model: nn.Module, example_inputs: Any, *, units: Units | None = None,
     Warns:
         RuntimeWarning: everything is dead, so that the output no longer depends on the input.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from proxsps.sparsity import shrink
@@ -136,7 +136,7 @@ def load_shrunk(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         model: a new large model; it is changed.
         state: `state_dict` of the model that `shrink` returned.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from proxsps.sparsity import load_shrunk

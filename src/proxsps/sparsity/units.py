@@ -130,7 +130,7 @@ def unit_groups(
         weights: w_g of a unit: the square root of its size, or one.
         units: the units, if `find_units` was called before.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from proxsps import ProxSPS
