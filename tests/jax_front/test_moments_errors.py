@@ -15,9 +15,9 @@ from proxsps.regularizers import L2Ball, NuclearNorm, Simplex, TotalVariation1D
 def test_constants_out_of_range():
     for name in ("b1", "b2"):
         for constant in (-0.1, 1.0, math.nan):
-            with pytest.raises(ValueError, match=rf"{name} must be in \[0, 1\), got"):
+            with pytest.raises(ValueError, match=rf"{name} must be at least 0 and below 1, got"):
                 prox_sps_adam(**{name: constant})
-    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"momentum must be at least 0 and below 1, got 1.0"):
         prox_sps(momentum=1.0)
     with pytest.raises(ValueError, match="eps must be a finite number >= 0, got -1e-08"):
         prox_sps_adam(eps=-1e-8)

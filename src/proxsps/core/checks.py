@@ -46,6 +46,15 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a positive number, got {value!r}.")
 
 
+def check_fraction(name: str, value: Any) -> None:
+    """Raise an error for a number outside [0, 1)."""
+    if type(value) is float and 0 <= value < 1:
+        return
+    check_number(name, value)
+    if not 0 <= float(value) < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}.")
+
+
 def check_finite_bound(value: Any) -> None:
     """Raise an error for a lower bound that is not a finite number."""
     if type(value) is float and -math.inf < value < math.inf:  # checked in every step

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from proxsps.core.checks import check_finite_bound, check_nonnegative, check_number, check_positive, hint
+from proxsps.core.checks import check_finite_bound, check_fraction, check_nonnegative, check_positive, hint
 from proxsps.regularizers.base import DIAGONAL
 from proxsps.regularizers.checks import check_choice
 
@@ -32,13 +32,6 @@ def with_known_arguments(make: Callable[P, T]) -> Callable[P, T]:
         return make(*args, **kwargs)
 
     return call
-
-
-def check_fraction(name: str, value: Any) -> None:
-    """Raise an error for a number outside of [0, 1)."""
-    check_number(name, value)
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value!r}.")
 
 
 CHECKS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -50,16 +51,10 @@ class Options:
             return self.regularizer
         return Zero() if is_zero(self.weight_decay) else L2(self.weight_decay)
 
-    @property
-    def rate(self) -> Any:
-        """The learning rate, or the factor on the step if there is none."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return 1.0 if self.scale is None else self.scale
-
     def alpha(self, count: Array, dtype: Any) -> Array:
-        """The rate at a count of steps."""
-        rate = self.rate
+        """The learning rate at a count of steps, or the factor on the step if there is none."""
+        given = [rate for rate in (self.learning_rate, self.scale, 1.0) if rate is not None]
+        rate = given[0]
         return jnp.asarray(rate(count) if callable(rate) else rate, dtype)
 
 
@@ -103,7 +98,7 @@ class TreeBlock(NamedTuple):
         squares = [own for own in self.structures if isinstance(own, Quadratic)]
         if len(squares) < len(self.xs) or any(own.lam is not squares[0].lam for own in squares):
             return False
-        return self.metric is None or self.decoupled or not squares or _is_nothing(squares[0])
+        return self.metric is None or self.decoupled or not squares or is_nothing(squares[0].lam)
 
     @property
     def lam(self) -> Array | float:
@@ -209,13 +204,10 @@ class Groups:
                     out[slot] = array.astype(jnp.result_type(points[slot]))
             return structure.unflatten(out)
 
-        return Gathered(list(blocks.values()), rest, scatter, self._owners(tree))
+        return Gathered(list(blocks.values()), rest, scatter, self.owners(tree))
 
-    def owners(self, params: Any) -> list[int]:
-        """The block of every parameter."""
-        return self._owners(self.label_tree(params))
-
-    def _owners(self, labels: Any) -> list[int]:
+    def owners(self, labels: Any) -> list[int]:
+        """The block of every parameter, from a tree of labels."""
         places = {label: i for i, label in enumerate(self.options)}
         return [places[label] for label in jax.tree.leaves(labels)]
 
@@ -243,8 +235,9 @@ def is_absent(grad: Any) -> bool:
     return grad is None or isinstance(grad, optax.MaskedNode)
 
 
-def _is_nothing(square: Quadratic) -> bool:
-    return isinstance(square.lam, (int, float)) and square.lam == 0
+def is_nothing(constant: Any) -> bool:
+    """Whether a strength is known to be 0."""
+    return isinstance(constant, Real) and constant == 0
 
 
 def parameters(tree: Any) -> list[Any]:

@@ -68,11 +68,8 @@ class Scaled(NamedTuple):
             return l2_matched(gap, d_sq, d_dot_x, self.alpha, self._lam, longest, jax.lax.while_loop)
 
         def heights(s: Array) -> tuple[Array, Array]:
-            h, slope = l2_ray_heights(d_sq, d_dot_x, self._line_caps, self._lam, s)
-            for curve, own in self._curves:
-                height, bend = curve.ray_heights(own, self.scale, s)
-                h, slope = h + height, slope + bend
-            return h, slope
+            line = l2_ray_heights(d_sq, d_dot_x, self._line_caps, self._lam, s)
+            return _added(line, *(curve.ray_heights(own, self.scale, s) for curve, own in self._curves))
 
         def find(evaluate: Evaluate) -> Found:
             eps, tolerance, noise = self._stopping(ok)
@@ -106,11 +103,7 @@ class Scaled(NamedTuple):
 
     def _heights(self, line: Line, u: Array) -> tuple[Array, Array]:
         """h and h' of the whole step at points u."""
-        h, slope = line_heights(line, u)
-        for curve, own in self._curves:
-            height, bend = curve.heights(own, self.scale, u)
-            h, slope = h + height, slope + bend
-        return h, slope
+        return _added(line_heights(line, u), *(curve.heights(own, self.scale, u) for curve, own in self._curves))
 
     def _top(self, line: Line) -> Array:
         """h(1)."""
@@ -134,6 +127,11 @@ class Scaled(NamedTuple):
         tolerance, noise = stopping(self.gap, products, eps)
         noise += float(jnp.finfo(self.gap.dtype).eps) * abs(self.gap)  # h is not a double: adding to the gap rounds
         return eps, jnp.where(ok, tolerance, 0.0), noise
+
+
+def _added(*found: tuple[Array, Array]) -> tuple[Array, Array]:
+    h, slope = zip(*found, strict=True)
+    return sum(h), sum(slope)
 
 
 def linear_model(parts: Sequence[Part], gap: Array) -> Scaled:

@@ -36,6 +36,14 @@ from proxsps.regularizers._support import wide
 T = TypeVar("T")
 
 
+class Held(NamedTuple):
+    """What is kept of a block."""
+
+    set: int  # which distance cap it has
+    spectral: bool = False  # whether its directions are orthogonalised
+    cleans: bool = False  # whether its regulariser has zeros
+
+
 class Kind(NamedTuple):
     """What a method keeps."""
 
@@ -43,7 +51,7 @@ class Kind(NamedTuple):
     metric: bool = False  # Adam's
     distance: bool = False  # the distance cap
     factors: bool = False  # whether there is no learning rate, and caps are factors on the step
-    second: tuple[Any, ...] = ()  # what the schedule-free form keeps of each block (`second_point.Held`)
+    second: tuple[Held, ...] = ()  # what the schedule-free form keeps of each block
 
     @property
     def any(self) -> bool:
@@ -136,9 +144,11 @@ def take_in(
     if kind.metric:
         made, after = with_metric(numbers, after, made)
     if kind.distance:
-        after = _with_travel(kind, after, made, rest)
-        travel = cast(Travel, after.travel)
-        farthest = distance_cap(travel)
+        xs = dict(rest) | {place: x for block in made for x, place in zip(block.xs, block.places, strict=True)}
+        tensors = [wide(jnp.asarray(xs[place])) for place in sorted(xs)]
+        one = Travel(*(part[None] for part in cast(Travel, before.travel)))
+        travel = Travel(*(part[0] for part in advanced(kind, one, cast(Array, before.start), made, [tensors])))
+        farthest, after = distance_cap(travel), after._replace(travel=travel)
         checked += [*travel]
     if kind.averages:
         made, value, after = _with_averages(kind, numbers, after, made, rest, value)
@@ -174,21 +184,24 @@ def _usable(D: Array) -> Array:
     return jnp.where(jnp.isfinite(D), jnp.maximum(D, math.sqrt(jnp.finfo(D.dtype).smallest_normal)), jnp.nan)
 
 
-def _with_travel(
-    kind: Kind, before: Moments, blocks: Sequence[TreeBlock], rest: Sequence[tuple[int, Array]]
-) -> Moments:
-    """Moments updated with the current point."""
-    travel, origin = cast(Travel, before.travel), cast(Array, before.start)
+def advanced(
+    kind: Kind, travel: Travel, start: Array, blocks: Sequence[TreeBlock], sets: Sequence[Sequence[Array]]
+) -> Travel:
+    """The numbers of distance caps, one per set of tensors, updated with the current point."""
     dtype = travel.reach.dtype
-    xs = dict(rest) | {place: x for block in blocks for x, place in zip(block.xs, block.places, strict=True)}
-    (moved_sq,) = distances_sq(origin, [[wide(jnp.asarray(xs[place])) for place in sorted(xs)]])
-    g_sq = jnp.zeros((), dtype)
+    held = kind.second or [Held(0)] * len(blocks)
     factor, share = shares(jnp.stack([block.alpha for block in blocks]))
-    for block, weight in zip(blocks, moving_weights(share), strict=True):
-        directions = block.directions(block.ds)
-        g_sq = g_sq + weight * dot(directions, directions, dtype)
-    factor = factor.astype(dtype) if kind.factors else 1.0
-    return before._replace(travel=advance_travel(travel, root(moved_sq), g_sq, factor))
+    g_sq = [jnp.zeros((), dtype)] * len(sets)
+    for own, block, weight in zip(held, blocks, moving_weights(share), strict=True):
+        ps = block.directions(block.ds)
+        q = jnp.asarray(sum(p.size for p in ps), dtype) if own.spectral else dot(ps, ps, dtype)
+        g_sq[own.set] = g_sq[own.set] + weight * q
+    total, own_factor = jnp.stack(g_sq), jnp.ones((), dtype)
+    if kind.factors:  # the factor of a set is the largest one of its blocks
+        places = jnp.asarray([own.set for own in held])
+        largest = jnp.zeros(len(sets), dtype).at[places].max(share.astype(dtype))
+        total, own_factor = total / (largest**2 + (largest <= 0)), factor.astype(dtype) * largest
+    return advance_travel(travel, root(jnp.stack(distances_sq(start, sets))), total, own_factor)
 
 
 def distances_sq(origin: Array, sets: Sequence[Sequence[Array]]) -> list[Array]:

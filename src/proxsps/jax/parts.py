@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from proxsps.core.array import Array
 from proxsps.core.model import RowSums, row_factors, row_heights, row_ray_heights
 from proxsps.core.step import prox_coefficients
-from proxsps.jax.groups import TreeBlock
+from proxsps.jax.groups import TreeBlock, is_nothing
 from proxsps.jax.passes import add_up, dot, gathered, joined, spread
 from proxsps.regularizers.structure import Rows, Scalar
 
@@ -74,27 +74,20 @@ class LinePart(Part):
 
     def sums(self, factor: Array | None) -> Sums:
         """Two inner products."""
-        block, zero = self.block, jnp.zeros((), self.dtype)
-        if factor is None:
-            return Sums(
-                dot(block.ds, block.directions(block.ds), self.dtype), dot(block.ds, block.offsets, self.dtype), zero
-            )
-        # Rarely used. Short tensors are joined: two sums for each of hundreds would take long to compile.
-        if block.along is not None:
-            es = times(factor, block.ds)
-            return Sums(dot(es, times(factor, block.along), self.dtype), dot(es, block.offsets, self.dtype), zero)
-        tensors = joined(block.offsets, block.ds, block.metric)
-        xs, ds = ([tensor[i] for tensor in tensors] for i in range(2))
-        es = times(factor, ds)
-        directions = [over(e, metric) for e, (_, _, metric) in zip(es, tensors, strict=True)]
-        return Sums(dot(es, directions, self.dtype), dot(es, xs, self.dtype), zero)
+        columns: Any = (self.block.offsets, self.block.ds, self.block.directions(self.block.ds))
+        xs, es, directions = columns
+        if factor is not None:
+            es, directions = times(factor, es), times(factor, directions)
+            # Rarely used. Short tensors are joined: two sums for each of hundreds would take long to compile.
+            xs, es, directions = zip(*joined(xs, es, directions), strict=True) if xs else (xs, es, directions)
+        return Sums(dot(es, directions, self.dtype), dot(es, xs, self.dtype), jnp.zeros((), self.dtype))
 
     def moves(self, u: Array) -> list[Array]:
         """Without cancellation: as keep = 1 - pull, x+ - x is move d - pull (x - center)."""
         block = self.block
         _, move, pull = prox_coefficients(u, block.alpha, block.lam)
         moves = [like(move, d) * d for d in block.directions(block.ds)]
-        if _is_zero(block.lam):
+        if is_nothing(block.lam):
             return moves
         return [m - like(pull, x) * x for m, x in zip(moves, block.offsets, strict=True)]
 
@@ -130,7 +123,7 @@ class RowsPart(Curve):
 
     def _scaled_psi(self, scale: Array) -> Scalar:
         psi = self._psi()
-        l1, l2 = (part if _is_zero(part) else part / scale for part in psi[:2])
+        l1, l2 = (part if is_nothing(part) else part / scale for part in psi[:2])
         return psi._replace(l1=l1, l2=l2)
 
     def _psi(self) -> Scalar:
@@ -181,9 +174,9 @@ def over(x: Array, metric: Array | None) -> Array:
     return x if metric is None else x / metric
 
 
-def like(number: Array, x: Array) -> Array:
+def like(number: Any, x: Array) -> Array:
     """A number in the dtype of the array it multiplies."""
-    return number.astype(x.dtype)
+    return jnp.asarray(number, x.dtype)
 
 
 def positive(number: Array) -> Array:
@@ -199,7 +192,3 @@ def _rows(own: Sums) -> RowSums:
 def _row_count(x: Array, own: Rows) -> int:
     normed = range(x.ndim) if own.dims is None else [dim % x.ndim for dim in own.dims]
     return math.prod(n for dim, n in enumerate(x.shape) if dim not in normed)
-
-
-def _is_zero(constant: Any) -> bool:
-    return isinstance(constant, Real) and constant == 0

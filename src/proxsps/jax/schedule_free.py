@@ -11,17 +11,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from proxsps.core import rules
-from proxsps.core.array import Array
 from proxsps.core.schedule_free import average, cleaned
 from proxsps.jax.checks import check_constants, check_diagonal, check_rates, with_known_arguments
 from proxsps.jax.groups import Groups, Options, is_absent
-from proxsps.jax.moments import Kind
+from proxsps.jax.moments import Held, Kind
 from proxsps.jax.parts import like
-from proxsps.jax.second_point import Held, Matrix, ScheduleFreeMoments, kept_point
-from proxsps.jax.solve import JaxMethod
-from proxsps.jax.transformation import Number, Schedule, transformation
-from proxsps.jax.transforms import GroupOptions, Labels
+from proxsps.jax.second_point import Matrix, ScheduleFreeMoments, kept_point
+from proxsps.jax.transformation import Number, Schedule
+from proxsps.jax.transforms import GroupOptions, Labels, truncated
 from proxsps.jax.tree_roles import MATRICES, REST, Role, as_matrix, roles
 from proxsps.regularizers import L2, Regularizer, Zero
 
@@ -91,7 +88,7 @@ def schedule_free_sps(
     """
     owner = "schedule_free_sps"
     constants = {"b1": b1, "b2": b2, "eps": eps} | ({} if max_move is None else {"max_move": max_move})
-    check_constants(**constants, **({} if lower_bound is None else {"lower_bound": lower_bound}))
+    check_constants(**constants)
     if isinstance(b1, Real) and not float(b1) > 0:
         raise ValueError(
             f"b1 must be above 0, got {b1!r}: it is the part of the average in the parameters, from which the average "
@@ -103,19 +100,12 @@ def schedule_free_sps(
     explicit = {label for label, own in (groups or {}).items() if "metric" in own}
     made = _by_role(owner, given, explicit)
     sets = list(dict.fromkeys(own.set for own in made.options.values()))
-    held = [Held(sets.index(own.set), own.metric == SPECTRAL, _cleans(own)) for own in made.options.values()]
-    known = {name: float(number) for name, number in constants.items() if isinstance(number, Real)}
-    bounded = lower_bound is not None
-    method = JaxMethod(
-        owner,
-        rules.truncated if bounded else rules.linear,
-        bounded=bounded,
-        moments=Kind(metric=True, distance=True, factors=learning_rate is None, second=tuple(held)),
-        matched=bounded,
-        numbers=tuple(known.items()),
-    )
-    traced = {name: number for name, number in constants.items() if name not in known}
-    return transformation(method, made, lower_bound, traced)
+    held = [
+        Held(sets.index(own.set), own.metric == SPECTRAL, not isinstance(own.phi, (Zero, L2)))
+        for own in made.options.values()
+    ]
+    kind = Kind(metric=True, distance=True, factors=learning_rate is None, second=tuple(held))
+    return truncated(owner, kind, made, True, lower_bound, constants)
 
 
 def eval_params(state: Any, params: Any) -> Any:
@@ -140,23 +130,14 @@ def eval_params(state: Any, params: Any) -> Any:
 
 
 def _averages(memory: ScheduleFreeMoments, params: Any) -> Any:
-    structure: Any  # which JAX gives no methods for type checkers
-    zs, structure = jax.tree.flatten(memory.z, is_leaf=is_absent)
-    others = [jax.tree.leaves(tree, is_leaf=is_absent) for tree in (memory.y, memory.zeros)]
-    out = [
-        _average(memory.mix, shown, *own)
-        for shown, *own in zip(structure.flatten_up_to(params), zs, *others, strict=True)
-    ]
-    return structure.unflatten(out)
+    def averaged(z: Any, y: Any, zeros: Any, shown: Any) -> Any:
+        if is_absent(z):  # a parameter of another transformation, or no parameter
+            return shown
+        y = kept_point(y, shown)
+        x = average(y, z, like(memory.mix, y))
+        return (cleaned(x, ~zeros) if zeros.size else x).astype(jnp.result_type(shown))
 
-
-def _average(mix: Array, shown: Any, z: Any, y: Any, zeros: Any) -> Any:
-    if is_absent(z):  # a parameter of another transformation, or no parameter
-        return shown
-    dtype = jnp.result_type(shown)
-    y = kept_point(y, shown)
-    x = average(y, z, like(mix, y))
-    return (cleaned(x, ~zeros) if zeros.size else x).astype(dtype)
+    return jax.tree.map(averaged, memory.z, memory.y, memory.zeros, params, is_leaf=is_absent)
 
 
 def _is_moments(state: Any) -> bool:
@@ -209,10 +190,6 @@ def _by_role(owner: str, given: Groups, explicit: set[Hashable]) -> Groups:
 def _is_whole(phi: Regularizer | None) -> bool:
     """Whether a regulariser needs all parameters of its label, which then have one distance cap."""
     return phi is not None and (phi.joint or type(phi).at is not Regularizer.at)
-
-
-def _cleans(own: Options) -> bool:
-    return not isinstance(own.phi, (Zero, L2))
 
 
 def _matrix(label: Hashable, role: Role) -> Matrix:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from proxsps.core.array import Array
 from proxsps.core.caps import shares
-from proxsps.core.distance import Travel, advance_travel, distance_cap, moving_weights
+from proxsps.core.distance import Travel, distance_cap
 from proxsps.core.estimate import Weights, averaged
 from proxsps.core.schedule_free import (
     CLEANING,
@@ -30,21 +30,13 @@ from proxsps.core.schedule_free import (
 )
 from proxsps.jax.groups import TreeBlock, is_parameter, parameters
 from proxsps.jax.measured import prox_at
-from proxsps.jax.moments import Estimate, Kind, begin_travel, distances_sq, root, separate, with_metric
+from proxsps.jax.moments import Estimate, Held, Kind, advanced, begin_travel, separate, with_metric
 from proxsps.jax.parts import like
 from proxsps.jax.passes import dot
 from proxsps.regularizers._support import wide
 
 HUGE, DOWN = 1e15, 2.0**-64  # entries of f32 whose squares may overflow, and what they are multiplied by
 COARSE = float(jnp.finfo(jnp.bfloat16).eps)
-
-
-class Held(NamedTuple):
-    """What is kept of a block."""
-
-    set: int  # which distance cap it has
-    spectral: bool = False  # whether its directions are orthogonalised
-    cleans: bool = False  # whether its regulariser has zeros
 
 
 class Matrix(NamedTuple):
@@ -133,17 +125,7 @@ def take_in_points(
     rest: Sequence[tuple[int, Array]],
     value: Array,
 ) -> Estimate:
-    """The model at z from a loss and its gradients at y.
-
-    Args:
-        kind: what is kept.
-        numbers: the constants b1, b2 and eps.
-        before: the moments before the step, with lists for trees.
-        blocks: parameters with their gradients.
-        owners: the block of every parameter.
-        rest: parameters without a gradient, each with its position among all.
-        value: the loss.
-    """
+    """The model at z from a loss and its gradients at y; `owners` are the blocks of all parameters."""
     made, f = [], value
     for block in blocks:
         ys, zs = _points(before, block)
@@ -154,7 +136,9 @@ def take_in_points(
     for i, block in zip(adam, found, strict=True):
         made[i] = block
     made, after = _with_directions(kind, after, made)
-    after = _with_travel(kind, after, made, owners, _averages(before, blocks, rest))
+    xs = _averages(before, blocks, rest)
+    tensors = [_members(xs, owners, kind, i) for i in range(len(before.travel.reach))]
+    after = after._replace(travel=advanced(kind, before.travel, before.start, made, tensors))
     caps = distance_cap(after.travel, SCALE)
     rates = jnp.stack([block.alpha for block in blocks])
     longest, limited = jnp.max(caps), caps if kind.factors else jnp.minimum(caps, jnp.max(rates))
@@ -167,11 +151,7 @@ def take_in_points(
 def _points(before: ScheduleFreeMoments, block: TreeBlock) -> tuple[list[Array], list[Array]]:
     """y and z of a block, whose tensors are parameters."""
     pairs = zip(block.places, block.xs, strict=True)
-    return [_wide_y(before, i, x) for i, x in pairs], [before.z[i] for i in block.places]
-
-
-def _wide_y(before: ScheduleFreeMoments, place: int, shown: Array) -> Array:
-    return kept_point(before.y[place], shown)
+    return [kept_point(before.y[i], x) for i, x in pairs], [before.z[i] for i in block.places]
 
 
 def kept_point(y: Array, shown: Any) -> Array:
@@ -188,7 +168,7 @@ def _averages(
 ) -> list[Array]:
     """x of all parameters, in their order."""
     shown = dict(rest) | {i: y for block in blocks for i, y in zip(block.places, block.xs, strict=True)}
-    ys = {i: _wide_y(before, i, shown[i]) for i in sorted(shown)}
+    ys = {i: kept_point(before.y[i], shown[i]) for i in sorted(shown)}
     return [average(y, before.z[i], like(before.mix, y)) for i, y in ys.items()]
 
 
@@ -225,29 +205,6 @@ def _directions(ds: Sequence[Array], matrices: Sequence[Matrix], rho: Array) -> 
     return out
 
 
-def _with_travel(
-    kind: Kind, before: Any, blocks: Sequence[TreeBlock], owners: Sequence[int], xs: Sequence[Array]
-) -> ScheduleFreeMoments:
-    """Moments updated with the current average."""
-    travel: Travel = before.travel
-    dtype, sets = travel.reach.dtype, len(travel.reach)
-    moved_sq = distances_sq(before.start, [_members(xs, owners, kind, i) for i in range(sets)])
-    factor, share = shares(jnp.stack([block.alpha for block in blocks]))
-    g_sq = [jnp.zeros((), dtype)] * sets
-    for own, block, weight in zip(kind.second, blocks, moving_weights(share), strict=True):
-        ps = block.directions(block.ds)
-        q = jnp.asarray(sum(p.size for p in ps), dtype) if own.spectral else dot(ps, ps, dtype)
-        g_sq[own.set] = g_sq[own.set] + weight * q
-    total, own_factor = jnp.stack(g_sq), jnp.ones((), dtype)
-    if kind.factors:  # the factor of a set is the largest one of its blocks
-        places = jnp.asarray([own.set for own in kind.second])
-        largest = jnp.zeros(sets, dtype).at[places].max(share.astype(dtype))
-        total, own_factor = total / (largest**2 + (largest <= 0)), factor.astype(dtype) * largest
-    after = advance_travel(travel, root(jnp.stack(moved_sq)), total, own_factor)
-    moments: ScheduleFreeMoments = before._replace(travel=after)
-    return moments
-
-
 def next_points(
     kind: Kind,
     numbers: Mapping[str, Any],
@@ -259,14 +216,7 @@ def next_points(
 ) -> tuple[list[list[Array]], ScheduleFreeMoments]:
     """The moves of y, tensor by tensor, and the moments after the step.
 
-    Args:
-        kind: what is kept.
-        numbers: the constants.
-        before: the moments before the step, with lists for trees.
-        blocks: parameters.
-        estimate: the model of the step.
-        moved: the moves of z.
-        sizes: the size of the step, and that of each block.
+    Args as in `take_in`, then the model of the step, the moves of z, and the sizes of the step and of each block.
     """
     after: ScheduleFreeMoments = estimate.after
     share, averaging = next_share(before.averaging, before.travel.taken[0], sizes[0])

@@ -20,12 +20,12 @@ from proxsps.core.array import Array
 from proxsps.core.caps import matched_decision, shares
 from proxsps.core.estimate import coupled_slope, coupled_value
 from proxsps.core.outcome import Report, Solution, report
-from proxsps.core.rules import Decision, Model, StepMemory
 from proxsps.core.step import relaxation
 from proxsps.jax.groups import Gathered, TreeBlock
 from proxsps.jax.measured import make_part
 from proxsps.jax.model import linear_model
 from proxsps.jax.moments import Estimate, Kind, kept, take_in
+from proxsps.jax.parts import like
 from proxsps.jax.passes import dot
 from proxsps.jax.second_point import next_points, take_in_points
 from proxsps.regularizers import L2, Regularizer, Zero
@@ -44,22 +44,6 @@ class JaxMethod(NamedTuple):
     moments: Kind = Kind()  # what else is kept
     matched: bool = False  # whether the regulariser has the step size of the step
     numbers: tuple[tuple[str, float], ...] = ()  # constants that are known when code is compiled
-
-    def decide(
-        self, model: Model, memory: StepMemory | tuple[()], ok: Array, constants: Mapping[str, Any]
-    ) -> tuple[Decision, Any]:
-        """The step, and the memory after it.
-
-        Args:
-            model: the linear model.
-            memory: state of the rule from earlier steps.
-            ok: whether the step may be taken.
-            constants: the constants of the rule, for instance `c` of `sps`.
-        """
-        if self.remembers:
-            remembered: tuple[Decision, Any] = self.rule(model, memory, ok, **constants)
-            return remembered
-        return self.rule(model, **constants), memory
 
 
 class Frame:
@@ -106,25 +90,22 @@ def _replaced(phi: Regularizer, values: dict[str, Any]) -> Regularizer:
 class Layout(NamedTuple):
     """What compiled code is made for beside dtypes and shapes."""
 
-    frames: tuple[Frame, ...]  # one entry per block, as in the next three
-    indices: tuple[tuple[int, ...], ...]
-    places: tuple[tuple[int, ...], ...]
-    decoupled: tuple[bool, ...]
-    rest: tuple[int, ...] = ()  # places of the parameters without a gradient, if they matter
-    owners: tuple[int, ...] = ()  # the block of every parameter, in the schedule-free form, as the next one
-    matrices: tuple[tuple[Any, ...], ...] = ()  # how the tensors of each block are read as matrices
+    blocks: tuple[tuple[Any, ...], ...]  # of each block what `_split` returns first
+    rest: tuple[int, ...]  # places of the parameters without a gradient, if they matter
+    owners: tuple[int, ...]  # the block of every parameter
 
 
-class Inputs(NamedTuple):
-    """The arrays of a step."""
+def _split(block: TreeBlock) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What compiled code is made for, and its arguments."""
+    frame, arrays = framed(block.phi)
+    fixed = (frame, tuple(block.indices), tuple(block.places), block.decoupled, tuple(block.matrices))
+    return fixed, (arrays, block.alpha, block.xs, block.ds)
 
-    arrays: Sequence[dict[str, Any]]  # arrays of the regularisers, one entry per block as in the next three
-    alphas: Sequence[Array]
-    xs: Sequence[list[Array]]
-    ds: Sequence[list[Array]]
-    value: Array
-    bound: Array
-    rest: Sequence[Array] = ()  # the parameters without a gradient, if they matter
+
+def _joined(fixed: tuple[Any, ...], own: tuple[Any, ...]) -> TreeBlock:
+    """The inverse of `_split`."""
+    (frame, indices, places, decoupled, matrices), (arrays, alpha, xs, ds) = fixed, own
+    return TreeBlock(frame.filled(arrays), alpha, xs, ds, indices, places, decoupled, matrices=matrices)
 
 
 def solve(
@@ -140,38 +121,34 @@ def solve(
         memory: state of the method from earlier steps.
         constants: the method's constants that are not among its numbers, for instance `c` of `sps`.
     """
-    blocks = gathered.blocks
-    frames, arrays = zip(*(framed(block.phi) for block in blocks), strict=True)
-    indices, places = (tuple(tuple(getattr(own, name)) for own in blocks) for name in ("indices", "places"))
-    alphas, xs, ds = zip(*((block.alpha, block.xs, block.ds) for block in blocks), strict=True)
-    layout = Layout(frames, indices, places, tuple(block.decoupled for block in blocks))
-    inputs = Inputs(arrays, alphas, xs, ds, value, bound)
-    if method.moments.any:
-        layout = layout._replace(rest=tuple(place for place, _ in gathered.rest))
-        inputs = inputs._replace(rest=[x for _, x in gathered.rest])
-    if method.moments.second:
-        matrices = tuple(tuple(block.matrices) for block in blocks)
-        layout = layout._replace(owners=tuple(gathered.owners), matrices=matrices)
-    solved: tuple[list[list[Array]], Report, Any] = _solve(method, layout, inputs, memory, dict(constants))
+    fixed, own = zip(*map(_split, gathered.blocks), strict=True)
+    rest = gathered.rest if method.moments.any else []
+    layout = Layout(fixed, tuple(place for place, _ in rest), tuple(gathered.owners))
+    solved: tuple[list[list[Array]], Report, Any] = _solve(
+        method, layout, own, [x for _, x in rest], value, bound, memory, dict(constants)
+    )
     return solved
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _solve(
-    method: JaxMethod, layout: Layout, inputs: Inputs, memory: Any, constants: dict[str, Any]
+    method: JaxMethod,
+    layout: Layout,
+    own: Sequence[tuple[Any, ...]],
+    resting: Sequence[Array],
+    value: Array,
+    bound: Array,
+    memory: Any,
+    constants: dict[str, Any],
 ) -> tuple[list[list[Array]], Report, Any]:
-    value, bound = inputs.value, inputs.bound
-    phis = [frame.filled(own) for frame, own in zip(layout.frames, inputs.arrays, strict=True)]
-    parts = zip(phis, inputs.alphas, inputs.xs, inputs.ds, layout.indices, layout.places, layout.decoupled, strict=True)
-    blocks: Sequence[TreeBlock] = [TreeBlock(*own) for own in parts]
+    blocks: Sequence[TreeBlock] = list(map(_joined, layout.blocks, own))
     if method.coupled:
         value, blocks = _couple(value, blocks)
     if not method.moments.any:
         plain = _step(method, Estimate(blocks, value), bound, memory, constants)
         return plain.moved, plain.last, plain.memory
-    numbers, rest = {**dict(method.numbers), **constants}, list(zip(layout.rest, inputs.rest, strict=True))
+    numbers, rest = {**dict(method.numbers), **constants}, list(zip(layout.rest, resting, strict=True))
     if method.moments.second:
-        blocks = [own._replace(matrices=found) for own, found in zip(blocks, layout.matrices, strict=True)]
         estimate = take_in_points(method.moments, numbers, memory, blocks, layout.owners, rest, value)
     else:
         estimate = take_in(method.moments, numbers, memory, blocks, rest, value)
@@ -181,7 +158,7 @@ def _solve(
     moved, after, ok = step.moved, estimate.after, step.last.branch >= 0
     if method.moments.second:
         moved, after = next_points(method.moments, numbers, memory, blocks, estimate, step.moved, step.sizes)
-        moved = [[jnp.where(ok, move, 0) for move in own] for own in moved]
+        moved = [[jnp.where(ok, move, 0) for move in moves] for moves in moved]
     return moved, step.last, kept(ok, after, memory)
 
 
@@ -210,7 +187,11 @@ def _step(
     ok = scaled.ok(method.bounded and not (method.moments.averages or method.moments.second))
     ok = ok if estimate.sound is None else ok & estimate.sound
     if not method.matched:
-        decision, memory = method.decide(scaled.model(ok), memory, ok, constants)
+        model = scaled.model(ok)
+        if method.remembers:
+            decision, memory = method.rule(model, memory, ok, **constants)
+        else:
+            decision = method.rule(model, **constants)
         ends, alpha, u = scaled.parts, scaled.alpha, decision.u
     else:
         found = scaled.matched(caps.longest, ok)
@@ -268,17 +249,13 @@ def _couple(value: Array, blocks: Sequence[TreeBlock]) -> tuple[Array, list[Tree
             offsets = block.offsets
             lams, squares = lams.at[j].set(block.lam), squares.at[j].set(dot(offsets, offsets, value.dtype))
             pairs = zip(block.ds, offsets, strict=True)
-            ds = [coupled_slope(d, x, _as_dtype(block.lam, x)) for d, x in pairs]
+            ds = [coupled_slope(d, x, like(block.lam, x)) for d, x in pairs]
         else:
             value = value + value_all(block.phi, block.xs, block.indices)
             subgradients = subgradient_all(block.phi, block.xs, block.indices)
             ds = [d + s for d, s in zip(block.ds, subgradients, strict=True)]
         out.append(block._replace(phi=Zero(), ds=ds))
     return coupled_value(value, squares, lams), out
-
-
-def _as_dtype(number: Any, x: Array) -> Array:
-    return jnp.asarray(number, x.dtype)
 
 
 def settled(last: Report, dtype: Any) -> Report:

@@ -48,7 +48,7 @@ def transformation(
             memory = rules.start_memory(jnp.zeros(blocks_count, dtype))
         elif method.moments.second:
             numbers = {**dict(method.numbers), **(constants or {})}
-            memory = start_points(method.moments, groups.owners(params), params, numbers, dtype)
+            memory = start_points(method.moments, groups.owners(groups.label_tree(params)), params, numbers, dtype)
         elif method.moments.any:
             memory = start_moments(method.moments, params, dtype)
         return PolyakState(jnp.zeros((), jnp.int32), settled(nothing, dtype), memory)

@@ -172,28 +172,30 @@ def _capped(
     lower_bound: Number | None,
     constants: Mapping[str, Number],
 ) -> optax.GradientTransformationExtraArgs:
-    """The truncated model, or the linear one where there is no lower bound, with its caps."""
+    """The truncated model with its caps."""
     rateless = default.learning_rate is None
     check_caps(owner, default.learning_rate, cap, distance_cap)
-    if lower_bound is not None:
-        check_constants(lower_bound=lower_bound)
     keys = ["learning_rate", "scale", "weight_decay", "regularizer"]
     made = Groups.make(owner, default, labels, groups, keys)
     check_rates(owner, default.learning_rate, made.options)
     for options in made.options.values() if kind.metric else ():
         check_diagonal(owner, options.phi)
+    kind = kind._replace(distance=rateless if distance_cap is None else distance_cap, factors=rateless)
+    return truncated(owner, kind, made, rateless if cap is None else cap == "matched", lower_bound, constants)
+
+
+def truncated(
+    owner: str, kind: Kind, groups: Groups, matched: bool, lower_bound: Number | None, constants: Mapping[str, Number]
+) -> optax.GradientTransformationExtraArgs:
+    """The truncated model, or the linear one where there is no lower bound: both caps are then the longest step."""
+    bounded = lower_bound is not None
+    if bounded:
+        check_constants(lower_bound=lower_bound)
     known = {name: float(number) for name, number in constants.items() if isinstance(number, Real)}
-    method = JaxMethod(
-        owner,
-        rules.linear if lower_bound is None else rules.truncated,
-        bounded=lower_bound is not None,
-        moments=kind._replace(distance=rateless if distance_cap is None else distance_cap, factors=rateless),
-        # Without a bound both caps are the longest step.
-        matched=lower_bound is not None and (rateless if cap is None else cap == "matched"),
-        numbers=tuple(known.items()),
-    )
+    rule, numbers = rules.truncated if bounded else rules.linear, tuple(known.items())
+    method = JaxMethod(owner, rule, bounded, moments=kind, matched=bounded and matched, numbers=numbers)
     traced = {name: number for name, number in constants.items() if name not in known}
-    return transformation(method, made, lower_bound, traced)
+    return transformation(method, groups, lower_bound, traced)
 
 
 @with_known_arguments

@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.core.checks import check_finite_bound, check_nonnegative, check_number, check_positive, hint, meant
+from proxsps.core.checks import (
+    check_finite_bound,
+    check_fraction,
+    check_nonnegative,
+    check_number,
+    check_positive,
+    hint,
+    meant,
+)
 from proxsps.regularizers.base import DIAGONAL
 from proxsps.regularizers.checks import check_choice, check_fit
 
@@ -44,15 +52,6 @@ def check_cap(value: Any) -> None:
     """Raise an error for an unknown name of a cap."""
     if value not in (None, "proximal", "matched"):
         raise ValueError(f'cap must be "proximal" or "matched", or None for the default, got {value!r}.')
-
-
-def check_fraction(name: str, value: Any) -> None:
-    """Raise an error for a number outside [0, 1)."""
-    if type(value) is float and 0 <= value < 1:
-        return
-    check_number(name, value)
-    if not 0 <= float(value) < 1:
-        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}.")
 
 
 def check_betas(value: Any) -> None:
