@@ -15,6 +15,7 @@ from proxsps.core.rules import sps_max
 from proxsps.experiments.base import Drawing, Experiment, Frames
 from proxsps.experiments.sentences import states
 from proxsps.problems import PlanarSquares, RidgeRegression, ScalarLogistic
+from proxsps.problems.losses import Floats
 from proxsps.regularizers import L2, Zero
 
 # Figure 1a
@@ -56,7 +57,7 @@ def _scalar_value_and_slope(problem: ScalarLogistic, x: float) -> tuple[float, f
     return value.item(), slope.item()
 
 
-def _steps(x: np.ndarray, value: np.ndarray, g: np.ndarray, alpha: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
+def _steps(x: Floats, value: Floats, g: Floats, alpha: float, lam: float) -> tuple[Floats, Floats]:
     """New points of ProxSPS and of SPS for many points at once, shape (points, dimension), with C = 0."""
     caps = np.full(len(x), alpha)
     regularised, d = runs.coupled(value, g, x, lam)
@@ -155,7 +156,7 @@ MODEL_COMPARE = Experiment(
 ALPHAS = (0.01, 0.1, 1.0, 10.0)  # of steps whose directions are compared
 
 
-def _displacements(problem: PlanarSquares, x: np.ndarray, alpha: float = 1.0) -> dict[str, np.ndarray]:
+def _displacements(problem: PlanarSquares, x: Floats, alpha: float = 1.0) -> dict[str, Floats]:
     """x^{k+1} - x^k of both methods at many points of the plane, lambda = 1."""
     A, b = (array[0].numpy() for array in problem.train_data())
     residual = x @ A.T - b
@@ -185,7 +186,7 @@ def flow_tables() -> Frames:
     }
 
 
-def _directions(problem: PlanarSquares, x: np.ndarray) -> pd.DataFrame:
+def _directions(problem: PlanarSquares, x: Floats) -> pd.DataFrame:
     """Angle between the step with alpha and that with the smallest one, in degrees: the largest over some points."""
     rows = []
     for alpha in ALPHAS:
@@ -197,7 +198,7 @@ def _directions(problem: PlanarSquares, x: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["method", "alpha", "angle"])
 
 
-def straightness(problem: PlanarSquares, method: str, starts: np.ndarray, goal: np.ndarray) -> np.ndarray:
+def straightness(problem: PlanarSquares, method: str, starts: Floats, goal: Floats) -> Floats:
     """Distance from start to end divided by the length of the streamline, 1 if it is straight; one entry per start."""
     x, length = starts.copy(), np.zeros(len(starts))
     for _ in range(4000):  # steps of 1/200 of the way left, at most 0.02: short against the bend of any streamline
@@ -209,7 +210,8 @@ def straightness(problem: PlanarSquares, method: str, starts: np.ndarray, goal: 
         length += step
         if not step.any():
             break
-    return np.linalg.norm(x - starts, axis=1) / length
+    found: Floats = np.linalg.norm(x - starts, axis=1) / length
+    return found
 
 
 @states(

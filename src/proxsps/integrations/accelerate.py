@@ -27,7 +27,7 @@ else:
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Accelerator(accelerate.Accelerator):
+class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it has no types
     """`accelerate.Accelerator`, which passes the loss to the optimizers; clipping with them raises an error.
 
     `log` adds `tau` and `cap_name` of the last step to the logged values.

@@ -7,7 +7,7 @@ full set of them. With a smaller last set, the sum is smaller, and so are the gr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -131,13 +131,14 @@ class WatchLoss(lightning.pytorch.Callback):
 
         def closure() -> Tensor:
             with trainer.precision_plugin.train_step_context():
-                output = pl_module.training_step(*batch)
-            return output if isinstance(output, Tensor) else output["loss"]
+                output: Any = pl_module.training_step(*(batch or ()))
+            loss: Tensor = output if isinstance(output, Tensor) else output["loss"]
+            return loss
 
         check_loss(optimizer, closure, self._sum, model=pl_module, dtype=_autocast(trainer))
 
 
-def _needs_loss(optimizer: Optimizer) -> bool:
+def _needs_loss(optimizer: Optimizer) -> TypeGuard[PolyakOptimizer]:
     return isinstance(optimizer, PolyakOptimizer) and optimizer.needs_loss
 
 

@@ -21,11 +21,13 @@ from proxsps.optim.watching import widened
 
 if TYPE_CHECKING:
     import transformers
+
+    Mixed = transformers.Trainer  # what the mixin is mixed with
 else:
-    transformers = framework("transformers", __name__, extra("transformers"))
+    transformers, Mixed = framework("transformers", __name__, extra("transformers")), object
 
 
-class WatchesLoss:
+class WatchesLoss(Mixed):
     """A mixin, to be put first: `class MyTrainer(WatchesLoss, SFTTrainer)`.
 
     The Trainer evaluates schedule-free optimizers at their averaged weights; this class also saves these weights, and
@@ -93,7 +95,8 @@ class WatchesLoss:
 
         def closure() -> Tensor:
             with self.compute_loss_context_manager():
-                return self.compute_loss(model, dict(inputs), num_items_in_batch=num_items_in_batch)
+                loss = self.compute_loss(model, dict(inputs), num_items_in_batch=num_items_in_batch)
+            return loss if isinstance(loss, Tensor) else loss[0]
 
         check_loss(opt, closure, share, model=model, dtype=torch.bfloat16 if self.args.bf16 else None)
 

@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from proxsps.problems.losses import Absolute, Cauchy, Logistic, Loss, Phase, Squared
+from proxsps.problems.losses import Absolute, Cauchy, Floats, Logistic, Loss, Phase, Squared
 from proxsps.regularizers import L1, L2, Box, Regularizer
 
 
@@ -52,12 +52,12 @@ class Composite:
     """
 
     name: str
-    A: np.ndarray = field(repr=False)
-    b: np.ndarray = field(repr=False)
+    A: Floats = field(repr=False)
+    b: Floats = field(repr=False)
     loss: Loss
     phi: Regularizer
-    start: np.ndarray
-    planted: np.ndarray | None = field(default=None, repr=False)
+    start: Floats
+    planted: Floats | None = field(default=None, repr=False)
     lower_bound: float = 0.0
 
     def __post_init__(self) -> None:
@@ -74,36 +74,38 @@ class Composite:
         """N, the number of samples."""
         return len(self.b)
 
-    def losses(self, x: np.ndarray) -> np.ndarray:
+    def losses(self, x: Floats) -> Floats:
         """All f_i(x): (..., n) to (..., N)."""
         return self.loss.value(x @ self.A.T, self.b)
 
-    def gradients(self, x: np.ndarray) -> np.ndarray:
+    def gradients(self, x: Floats) -> Floats:
         """All (sub)gradients of f_i at x: (..., n) to (..., N, n)."""
         return self.loss.slope(x @ self.A.T, self.b)[..., None] * self.A
 
-    def sample(self, x: np.ndarray, i: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, x: Floats, i: np.ndarray) -> tuple[Floats, Floats]:
         """f_i(x) and its gradient, one sample per row: x (rows, n), i (rows,)."""
         a, b = self.A[i], self.b[i]
         t = (a * x).sum(-1)
         return self.loss.value(t, b), self.loss.slope(t, b)[:, None] * a
 
-    def value(self, x: np.ndarray) -> np.ndarray:
+    def value(self, x: Floats) -> Floats:
         """f(x): (..., n) to (...)."""
-        return self.losses(x).mean(-1)
+        found: Floats = self.losses(x).mean(-1)
+        return found
 
-    def gradient(self, x: np.ndarray) -> np.ndarray:
+    def gradient(self, x: Floats) -> Floats:
         """A (sub)gradient of f: (..., n) to (..., n)."""
         return self.loss.slope(x @ self.A.T, self.b) @ self.A / self.size
 
-    def penalty(self, x: np.ndarray) -> np.ndarray:
+    def penalty(self, x: Floats) -> Floats:
         """phi(x): (..., n) to (...)."""
         if isinstance(self.phi, L2):  # not row by row: runs need it at every point
-            return self.phi.lam / 2 * (x * x).sum(-1)
+            found: Floats = self.phi.lam / 2 * (x * x).sum(-1)
+            return found
         rows = x.reshape(-1, x.shape[-1])
         return np.array([float(self.phi.value(row)) for row in rows]).reshape(x.shape[:-1])
 
-    def objective(self, x: np.ndarray) -> np.ndarray:
+    def objective(self, x: Floats) -> Floats:
         """psi(x): (..., n) to (...)."""
         return self.value(x) + self.penalty(x)
 
@@ -126,11 +128,12 @@ class Composite:
         )
 
     @property
-    def slopes(self) -> np.ndarray:
+    def slopes(self) -> Floats:
         """G_i: the largest norm of a (sub)gradient of f_i where iterates can be, (N,)."""
-        return self.loss.steepest(self._region()[1], self.b) * np.sqrt((self.A**2).sum(1))
+        found: Floats = self.loss.steepest(self._region()[1], self.b) * np.sqrt((self.A**2).sum(1))
+        return found
 
-    def _region(self) -> tuple[float, np.ndarray]:
+    def _region(self) -> tuple[float, Floats]:
         """A ball that iterates do not leave, and the largest |<a_i, x>| where they can be."""
         if isinstance(self.phi, Box) and math.isfinite(self.phi.upper - self.phi.lower):
             corners = np.stack([self.A * self.phi.lower, self.A * self.phi.upper])
@@ -155,13 +158,14 @@ class Composite:
             return origin
         return (math.sqrt(growth) * radius + math.sqrt(origin)) ** 2
 
-    def noise(self, x: np.ndarray) -> np.ndarray:
+    def noise(self, x: Floats) -> Floats:
         """E ||grad f_i(x) - grad f(x)||^2: (..., n) to (...)."""
         g = self.gradients(x)
-        return ((g - g.mean(-2, keepdims=True)) ** 2).sum(-1).mean(-1)
+        found: Floats = ((g - g.mean(-2, keepdims=True)) ** 2).sum(-1).mean(-1)
+        return found
 
     @cached_property
-    def solution(self) -> np.ndarray:
+    def solution(self) -> Floats:
         """A minimiser of psi: the only one in convex problems, else the best of many local ones."""
         if self.planted is not None:
             return self.planted
@@ -172,14 +176,15 @@ class Composite:
         span = np.linspace(-3, 3, 13)
         starts = np.stack(np.meshgrid(*[span] * self.A.shape[1]), -1).reshape(-1, self.A.shape[1])
         ends = accelerated(self.gradient, self.phi.prox, self.constants.L, starts)
-        return ends[np.argmin(self.objective(ends))]
+        found: Floats = ends[np.argmin(self.objective(ends))]
+        return found
 
     @property
     def optimum(self) -> float:
         """psi at the solution."""
         return float(self.objective(self.solution))
 
-    def _robust_solution(self) -> np.ndarray:
+    def _robust_solution(self) -> Floats:
         """Absolute loss with the squared l2 norm, by its dual: x = A'y / lam for the y in the box that minimises it."""
         lam = self.phi.strong_convexity
         if not isinstance(self.phi, L2) or not lam > 0:
@@ -192,12 +197,12 @@ class Composite:
 
 
 def accelerated(
-    gradient: Callable[[np.ndarray], np.ndarray],
-    prox: Callable[[np.ndarray, float], np.ndarray],
+    gradient: Callable[[Floats], Floats],
+    prox: Callable[[Floats, float], Floats],
     L: float,
-    start: np.ndarray,
+    start: Floats,
     limit: int = 200_000,
-) -> np.ndarray:
+) -> Floats:
     """Accelerated proximal gradient steps until rounding stops them; a row's momentum restarts where it hinders."""
     x = y = prox(start, 1 / L)
     momentum = np.ones(x.shape[:-1])
@@ -283,14 +288,15 @@ def scalar_quadratic(
     return Composite(name, np.full((len(b), 1), root), b, Squared(), phi, np.array([start]))
 
 
-def _regression(N: int, n: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _regression(N: int, n: int, noise: float, seed: int) -> tuple[Floats, Floats]:
     rng = np.random.default_rng(seed)
     A = _unit_rows(rng.standard_normal((N, n)))
     return A, A @ np.linspace(1, -1, n) + noise * rng.standard_normal(N)
 
 
-def _unit_rows(A: np.ndarray) -> np.ndarray:
-    return A / np.linalg.norm(A, axis=1, keepdims=True)
+def _unit_rows(A: Floats) -> Floats:
+    found: Floats = A / np.linalg.norm(A, axis=1, keepdims=True)
+    return found
 
 
 PROBLEMS: dict[str, Callable[[], Composite]] = {

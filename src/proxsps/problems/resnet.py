@@ -80,7 +80,8 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Scores of the classes, (batch, classes), of normalised images, (batch, 3, height, width)."""
         x = functional.relu(self.norm(self.conv(images)))
-        return self.linear(self.blocks(x).mean((2, 3)))
+        scores: Tensor = self.linear(self.blocks(x).mean((2, 3)))
+        return scores
 
 
 def _convolution(inputs: int, outputs: int, stride: int) -> nn.Conv2d:

@@ -142,7 +142,8 @@ class ImageClassification(Problem):
         network = _shell(self)
         # Copies of the running statistics are updated and thrown away: a loss is a pure function.
         buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-        return functional_call(network, {**params, **buffers}, (normalize(images),))
+        scores: Tensor = functional_call(network, {**params, **buffers}, (normalize(images),))
+        return scores
 
 
 def image_problem(name: str, **options: Any) -> ImageClassification:
@@ -219,4 +220,5 @@ def _averaged(images: np.ndarray, factor: int) -> np.ndarray:
         return images
     n, channels, height, width = images.shape
     squares = images.reshape(n, channels, height // factor, factor, width // factor, factor)
-    return ((2 * squares.sum((3, 5), dtype=np.uint32) + factor**2) // (2 * factor**2)).astype(np.uint8)
+    found: np.ndarray = ((2 * squares.sum((3, 5), dtype=np.uint32) + factor**2) // (2 * factor**2)).astype(np.uint8)
+    return found

@@ -161,7 +161,7 @@ def dying(counts: Mapping[str, tuple[int, int]]) -> list[str]:
     return [text] if names else []
 
 
-def _dead(params: dict[str, Tensor], units: Units) -> Tensor:
+def _dead(params: Mapping[str, Tensor], units: Units) -> Tensor:
     """Which of all units are zero in all their tensors."""
     alive = None
     for member in units.members.values():

@@ -85,7 +85,8 @@ def load_torch_pruning() -> ModuleType:
         raise ImportError(
             f"Finding the channels that belong together needs torch-pruning: {_install.extra('sparsity')}."
         ) from None
-    return torch_pruning
+    found: ModuleType = torch_pruning
+    return found
 
 
 class Graph:
@@ -184,8 +185,9 @@ class Graph:
         out = []
         for item in group:
             module = item.dep.target.module
-            if self.graph.is_out_channel_pruning_fn(item.dep.handler) and self._name(module) is not None:
-                out.append((self._name(module), item.dep.target, item.idxs))
+            name = self._name(module)
+            if self.graph.is_out_channel_pruning_fn(item.dep.handler) and name is not None:
+                out.append((name, item.dep.target, item.idxs))
         return out
 
     def _name(self, module: Any) -> str | None:
@@ -287,8 +289,8 @@ class Graph:
         for channel, places in enumerate(reached):
             unit = unit_of[_leader(parents, channel)]
             roots[unit].append(channel)
-            for name, place in places:
-                owners[name][place] = unit
+            for name, own in places:
+                owners[name][own] = unit
         return tuple(map(tuple, roots)), owners
 
 

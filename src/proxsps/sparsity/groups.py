@@ -228,10 +228,11 @@ def _scaled(phi: Regularizer, scale: Scale, name: str, param: Tensor) -> Regular
 
 def _times(phi: Regularizer, factor: float) -> Regularizer:
     """The regulariser with its strengths multiplied by a factor."""
-    fields = {f.name for f in dataclasses.fields(phi)} & set(STRENGTHS) if dataclasses.is_dataclass(phi) else set()
-    if not fields:
-        raise ValueError(f"{phi!r} has no strength that could be scaled; use scale=None, lam=None.")
-    return dataclasses.replace(phi, **{key: factor * getattr(phi, key) for key in fields})
+    if dataclasses.is_dataclass(phi):
+        fields = {f.name for f in dataclasses.fields(phi)} & set(STRENGTHS)
+        if fields:
+            return dataclasses.replace(phi, **{key: factor * getattr(phi, key) for key in fields})
+    raise ValueError(f"{phi!r} has no strength that could be scaled; use scale=None, lam=None.")
 
 
 def _root_group_size(phi: Regularizer, param: Tensor) -> float:

@@ -40,7 +40,8 @@ def multiply_adds(model: nn.Module, inputs: Any) -> int:
             outputs(model, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-    return counter.get_total_flops() // 2
+    found: int = counter.get_total_flops() // 2
+    return found
 
 
 @torch.no_grad()

@@ -144,13 +144,14 @@ def strength_path(
 class _Walk:
     """The points so far, the weights of the last good one, and the point at which the strength was too high."""
 
+    failed: Point  # the last one that was too much; `take` sets it
+
     def __init__(
         self, run: Run, store: Folder, keep: float | None, max_drop: float, watch: Callable[[Point], None]
     ) -> None:
         self.run, self.store, self.keep, self.max_drop, self.watch = run, store, keep, max_drop, watch
         self.path = StrengthPath()
         self.good: State
-        self.failed: Point | None = None
         self.dead = False  # whether all units were dead at the failed point
 
     @property
@@ -168,7 +169,7 @@ class _Walk:
 
     def climb(self, strengths: Sequence[float], patience: int) -> None:
         """Go up until `patience` strengths in a row were too much, or all units are dead."""
-        missed = []
+        missed: list[tuple[Point, bool]] = []
         for strength in strengths:
             if self.take(strength):
                 missed.clear()

@@ -67,9 +67,9 @@ class Folder:
 
     def load(self, index: int, strength: float) -> Saved | None:
         """A point, None if there is none."""
-        if self.folder is None or not self._file(index).exists():
-            return None
         file = self._file(index)
+        if file is None or not file.exists():
+            return None
         try:
             content = _sealed.read(file)
         except OSError as error:
@@ -92,9 +92,9 @@ class Folder:
 
     def save(self, index: int, point: Point, state: State) -> None:
         """Write a point; a kill or a full disk leaves no incomplete file."""
-        if self.folder is None:
-            return
         file = self._file(index)
+        if file is None:
+            return
         try:
             _sealed.write(file, {"point": asdict(point), "facts": self.facts, **state._asdict()})
         except OSError as error:
@@ -103,8 +103,8 @@ class Folder:
                 "continues from the points that were written."
             ) from None
 
-    def _file(self, index: int) -> Path:
-        return self.folder / f"point-{index:03d}.pt"
+    def _file(self, index: int) -> Path | None:
+        return None if self.folder is None else self.folder / f"point-{index:03d}.pt"
 
 
 def _point(file: Path, content: Any) -> Saved:

@@ -154,7 +154,8 @@ def unit_groups(
     found = units.members
     members = {name: found[name] for name in params if name in found}
     tensors = tuple(UnitTensor(params[name].shape, member.dim, member.ids) for name, member in members.items())
-    phi = UnitLasso(1.0 if lam == "auto" else lam, tensors, np.ones(len(units)) if weights == "one" else None)
+    equal = {"weights": np.ones(len(units))} if weights == "one" else {}
+    phi = UnitLasso(1.0 if lam == "auto" else lam, tensors, **equal)
     groups = ParameterGroups([{"params": [(name, params[name]) for name in members], "regularizer": phi}])
     rest = [(name, param) for name, param in params.items() if name not in members and param.requires_grad]
     if rest:

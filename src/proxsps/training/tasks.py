@@ -106,7 +106,8 @@ class Images:
     def network(self, seed: int) -> nn.Module:
         """The residual network; seed 0 gives the weights that `proxsps train` starts with."""
         fresh = replace(self.problem, data_seed=self.problem.data_seed + seed).network()
-        return fresh.to(self.ranks.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network: nn.Module = fresh.to(self.ranks.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return network
 
     def example_inputs(self) -> Tensor:
         """Two images."""

@@ -79,12 +79,16 @@ def _baseline(params: Params, trial: Trial, **options: Any) -> Optimizer:
         raise DataError(
             f"The experiment compares with {package}, which is not installed: {extra('baselines')}."
         ) from None
-    return kind(params, lr=trial.lr, weight_decay=trial.task.weight_decay, **options)
+    optimizer: Optimizer = kind(params, lr=trial.lr, weight_decay=trial.task.weight_decay, **options)
+    return optimizer
 
 
 def _euclidean(params: Params, trial: Trial) -> Optimizer:
     phi, kind = L2(trial.task.weight_decay), load(trial.method.optimizer)
-    return kind(params, regularizer=phi, lower_bound=trial.task.lower_bound, **dict(trial.method.options))
+    optimizer: Optimizer = kind(
+        params, regularizer=phi, lower_bound=trial.task.lower_bound, **dict(trial.method.options)
+    )
+    return optimizer
 
 
 def adam_groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -192,7 +192,8 @@ class ProblemTask(TrialTask):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss of the problem."""
-        return model(*batch)
+        loss: Tensor = model(*batch)
+        return loss
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class _Block(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         seen = scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
-        return x + self.inner(self.norm2(x))
+        out: Tensor = x + self.inner(self.norm2(x))
+        return out
 
 
 class Transformer(nn.Module):
@@ -68,7 +69,8 @@ class Transformer(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """(batch, letters) to the scores."""
         x = self.letters(text) + self.places.weight[: text.shape[1]]
-        return self.scores(self.norm(self.blocks(x)))
+        scores: Tensor = self.scores(self.norm(self.blocks(x)))
+        return scores
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class Recurrent(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         """(batch, letters) to the scores."""
-        return self.scores(self.cell(self.letters(text))[0])
+        scores: Tensor = self.scores(self.cell(self.letters(text))[0])
+        return scores
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from proxsps.experiments.theory.rates import distance_sq, table
 from proxsps.experiments.theory.runs import Step, averages, checkpoints, run
 from proxsps.experiments.theory.steps import at_targets, visited
 from proxsps.problems.composite import PROBLEMS, Composite, box_least_squares, ridge, sparse_logistic
+from proxsps.problems.losses import Floats
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.structure import Entries
 from proxsps.theory.moreau import square
@@ -29,9 +30,7 @@ STEPS = 300
 CONVEX = (ridge, box_least_squares, sparse_logistic)
 
 
-def matched_step(
-    x: np.ndarray, gap: np.ndarray, g: np.ndarray, cap: np.ndarray, phi: Regularizer
-) -> tuple[np.ndarray, np.ndarray]:
+def matched_step(x: Floats, gap: Floats, g: Floats, cap: Floats, phi: Regularizer) -> tuple[Floats, Floats]:
     """The new points (rows, n) and the step sizes (rows,) of the matched cap, for rows x, g and gaps f - C."""
     structure = phi.structure(x.shape[1:])
     if not isinstance(structure, Entries):
@@ -54,7 +53,7 @@ def matched_step(
 def matched(problem: Composite) -> Step:
     """The matched cap on the problem's loss and regulariser; alpha is the cap."""
 
-    def step(x: np.ndarray, i: np.ndarray, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def step(x: Floats, i: np.ndarray, alpha: Floats) -> tuple[Floats, Floats]:
         value, g = problem.sample(x, i)
         points, tau = matched_step(x, value - problem.lower_bound, g, alpha, problem.phi)
         return points, tau / alpha
@@ -62,7 +61,7 @@ def matched(problem: Composite) -> Step:
     return step
 
 
-def all_matched_steps(problem: Composite, x: np.ndarray, cap: float) -> tuple[np.ndarray, np.ndarray]:
+def all_matched_steps(problem: Composite, x: Floats, cap: float) -> tuple[Floats, Floats]:
     """x+ (points, N, n) and tau (points, N) for every point and every sample."""
     gap = (problem.losses(x) - problem.lower_bound).ravel()
     rows = np.repeat(x, problem.size, axis=0)
@@ -161,7 +160,7 @@ def distance_bound() -> Sided:
             yield f"{problem.name}, at x*", theory.Sides(raised, problem.losses(problem.solution) - C)
 
 
-def _in_ball(problem: Composite, x: np.ndarray, alpha: float, share: float) -> tuple[theory.Sides, theory.Sides]:
+def _in_ball(problem: Composite, x: Floats, alpha: float, share: float) -> tuple[theory.Sides, theory.Sides]:
     """Objective and length of the step with a raised bound, in a diagonal metric; r is a share of the Polyak step."""
     C, n = problem.lower_bound, x.shape[1]
     rng = np.random.default_rng(0)
@@ -174,13 +173,15 @@ def _in_ball(problem: Composite, x: np.ndarray, alpha: float, share: float) -> t
     tau = alpha * line_dual(Line(values - raised, alpha * slope**2)).u
     move = -tau[..., None] * g / metric
 
-    def objective(v: np.ndarray) -> np.ndarray:
-        return np.maximum(values + (g * v).sum(-1), C) - C + (metric * v * v).sum(-1) / (2 * alpha)
+    def objective(v: Floats) -> Floats:
+        found: Floats = np.maximum(values + (g * v).sum(-1), C) - C + (metric * v * v).sum(-1) / (2 * alpha)
+        return found
 
-    def length(v: np.ndarray) -> np.ndarray:
-        return np.sqrt((metric * v * v).sum(-1))
+    def length(v: Floats) -> Floats:
+        found: Floats = np.sqrt((metric * v * v).sum(-1))
+        return found
 
-    def shortened(v: np.ndarray) -> np.ndarray:
+    def shortened(v: Floats) -> Floats:
         return v * np.minimum(1, radius / np.maximum(length(v), 1e-300))[..., None]
 
     others = _candidates(rng, move, g / metric, radius, shortened)
@@ -191,11 +192,11 @@ def _in_ball(problem: Composite, x: np.ndarray, alpha: float, share: float) -> t
 
 def _candidates(
     rng: np.random.Generator,
-    move: np.ndarray,
-    direction: np.ndarray,
-    radius: np.ndarray,
-    shortened: Callable[[np.ndarray], np.ndarray],
-) -> list[np.ndarray]:
+    move: Floats,
+    direction: Floats,
+    radius: Floats,
+    shortened: Callable[[Floats], Floats],
+) -> list[Floats]:
     """Moves within the ball: along the slope, in all directions, and close to the one that is judged."""
     unit = direction / np.maximum(np.sqrt(square(direction)), 1e-300)[..., None]
     along = [shortened(-2 * part * radius[..., None] * unit) for part in np.linspace(0, 1, 41)]

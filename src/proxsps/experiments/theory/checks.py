@@ -14,6 +14,7 @@ import pandas as pd
 
 from proxsps import theory
 from proxsps.experiments.base import Claim
+from proxsps.problems.losses import Floats
 
 SEEDS = 400
 ROUNDING, SMALL = 1e-9, 1e-12  # relative and absolute: some one-step inequalities are equations
@@ -61,7 +62,7 @@ def _statement(measure: Callable[..., object]) -> tuple[str, str]:
 
 def _worst(sides: Sided) -> Iterator[pd.DataFrame]:
     """For each problem the row with the largest quotient left / right; K is how many there are."""
-    found: dict[str, list[np.ndarray]] = {}
+    found: dict[str, list[Floats]] = {}
     for problem, (left, right) in sides:
         found.setdefault(problem, []).append(np.stack(np.broadcast_arrays(left, right)).reshape(2, -1))
     for problem, parts in found.items():

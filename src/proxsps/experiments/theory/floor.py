@@ -18,6 +18,7 @@ from proxsps.experiments.sentences import states
 from proxsps.experiments.theory.rates import regularised_losses
 from proxsps.experiments.theory.runs import DecSPS, Schedule, Step, checkpoints, prox_sps, run, sps_max
 from proxsps.problems.composite import Composite, ridge
+from proxsps.problems.losses import Floats
 
 LAM, STEPS, SEEDS = 0.1, 5_000, 30
 LAMBDAS = np.geomspace(1e-3, 1, 7)
@@ -37,11 +38,12 @@ def _methods(problem: Composite) -> dict[tuple[str, str], tuple[Step, Schedule]]
     }
 
 
-def _mean_gaps(problem: Composite, step: Step, schedule: Schedule, K: np.ndarray, seeds: int) -> np.ndarray:
+def _mean_gaps(problem: Composite, step: Step, schedule: Schedule, K: np.ndarray, seeds: int) -> Floats:
     """Mean of psi(x^k) - psi* over the points x^1 ... x^K, which is what the proofs bound: (len(K), runs)."""
     points = run(problem, step, schedule, int(K[-1]), seeds).points[1:]
     gaps = problem.objective(points) - problem.optimum
-    return np.cumsum(gaps, axis=0)[K - 1] / K[:, None]
+    found: Floats = np.cumsum(gaps, axis=0)[K - 1] / K[:, None]
+    return found
 
 
 def floor_tables(seeds: int = SEEDS) -> Frames:
@@ -65,10 +67,11 @@ def floor_tables(seeds: int = SEEDS) -> Frames:
     return {"curves": pd.concat(curves, ignore_index=True), "floors": pd.DataFrame(rows, columns=columns)}
 
 
-def _last_gaps(problem: Composite, step: Step, schedule: Schedule, seeds: int) -> np.ndarray:
+def _last_gaps(problem: Composite, step: Step, schedule: Schedule, seeds: int) -> Floats:
     """Mean of psi(x^k) - psi* over the last fifth of half as many steps, for each run."""
     points = run(problem, step, schedule, STEPS // 2, seeds).points[-STEPS // 10 :]
-    return (problem.objective(points) - problem.optimum).mean(0)
+    found: Floats = (problem.objective(points) - problem.optimum).mean(0)
+    return found
 
 
 @states(

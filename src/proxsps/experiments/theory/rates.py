@@ -28,6 +28,7 @@ from proxsps.problems.composite import (
     robust_regression,
     sparse_logistic,
 )
+from proxsps.problems.losses import Floats
 
 QUANTILE = 2.576  # of the normal distribution: 99 % of it lie within
 STEPS = 1000
@@ -36,7 +37,7 @@ GAP = r"$\mathbb{E}\,\psi(\bar x^K) - \psi^*$"
 ENVELOPE = r"$\mathbb{E}\,\|\nabla \mathrm{env}(x_\sim^K)\|^2$"
 
 
-def table(problem: str, K: np.ndarray, samples: np.ndarray, bound: np.ndarray, truncated: float) -> pd.DataFrame:
+def table(problem: str, K: np.ndarray, samples: Floats, bound: Floats, truncated: float) -> pd.DataFrame:
     """Rows of one problem; samples (len(K), runs)."""
     half = QUANTILE * samples.std(1, ddof=1) / math.sqrt(samples.shape[1]) if samples.shape[1] > 1 else np.nan
     return pd.DataFrame(
@@ -44,7 +45,7 @@ def table(problem: str, K: np.ndarray, samples: np.ndarray, bound: np.ndarray, t
     )
 
 
-def gaps(problem: Composite, path: Path, K: np.ndarray, weights: np.ndarray, first: int = 1) -> np.ndarray:
+def gaps(problem: Composite, path: Path, K: np.ndarray, weights: Floats, first: int = 1) -> Floats:
     """psi - psi* at weighted means of the points from x^first on: (len(K), runs)."""
     points = path.points[first : first + len(weights)]
     return problem.objective(averages(points, weights, K)) - problem.optimum
@@ -136,37 +137,38 @@ def smooth_constant_step(seeds: int) -> Iterator[pd.DataFrame]:
         yield table(problem.name, K, samples, bound, path.truncated)
 
 
-def drawn(path: Path) -> np.ndarray:
+def drawn(path: Path) -> Floats:
     """A point of x^0 ... x^{K-1} for each run, drawn uniformly: (runs, n)."""
     rng = np.random.default_rng(2023)
     x = path.points[0]
     for k, point in enumerate(path.points[:-1]):
         x = draw_iterate(x, point, k, rng.random((len(point), 1)))
-    return x
+    found: Floats = x
+    return found
 
 
-def box_envelope(problem: Composite, x: np.ndarray, eta: float) -> theory.Envelope:
+def box_envelope(problem: Composite, x: Floats, eta: float) -> theory.Envelope:
     """The envelope of a problem in a box, at points of the box."""
     box, c = problem.phi, problem.constants
 
-    def oracle(y: np.ndarray) -> theory.Cut:
+    def oracle(y: Floats) -> theory.Cut:
         outward = y - box.prox(y, 1.0)
         inside = ~outward.any(-1)
         return theory.Cut(
             np.where(inside, problem.value(y), np.inf), np.where(inside[:, None], problem.gradient(y), outward)
         )
 
-    def prox(z: np.ndarray, eta: float) -> np.ndarray:
+    def prox(z: Floats, eta: float) -> Floats:
         return theory.prox_by_cuts(oracle, z, eta, rho=c.rho, radius=2 * eta * c.G)
 
     return theory.moreau_envelope(problem.objective, prox, x, eta)
 
 
-def smooth_envelope(problem: Composite, x: np.ndarray, eta: float) -> theory.Envelope:
+def smooth_envelope(problem: Composite, x: Floats, eta: float) -> theory.Envelope:
     """The envelope of a problem with a smooth loss."""
     c = problem.constants
 
-    def prox(z: np.ndarray, eta: float) -> np.ndarray:
+    def prox(z: Floats, eta: float) -> Floats:
         return theory.prox_by_gradient(problem.gradient, problem.phi.prox, z, eta, L=c.L, rho=c.rho, lam=c.lam)
 
     return theory.moreau_envelope(problem.objective, prox, x, eta)
@@ -183,11 +185,12 @@ def _weakly_convex_cases(scalar: Composite) -> list[tuple[Composite, float, floa
     return cases
 
 
-def _gradient_squares(problem: Composite, path: Path, eta: float) -> np.ndarray:
+def _gradient_squares(problem: Composite, path: Path, eta: float) -> Floats:
     """||grad env||^2 at x^0 ... x^{K-1}: (K, runs)."""
     points = path.points[:-1]
     flat = smooth_envelope(problem, points.reshape(-1, points.shape[-1]), eta).gradient
-    return (flat**2).sum(-1).reshape(points.shape[:-1])
+    found: Floats = (flat**2).sum(-1).reshape(points.shape[:-1])
+    return found
 
 
 @rate(
@@ -256,16 +259,17 @@ def sps_max_neighbourhood(seeds: int) -> Iterator[pd.DataFrame]:
     return _published(seeds, sps_max, sps_max_bound)
 
 
-def sps_max_bound(K: np.ndarray, problem: Composite, gamma_b: float = 1.0) -> np.ndarray:
+def sps_max_bound(K: np.ndarray, problem: Composite, gamma_b: float = 1.0) -> Floats:
     """The neighbourhood bound of SPS_max on f_i + lam/2 ||.||^2."""
     c, at_solution = problem.constants, regularised_losses(problem)
-    return theory.sps_max_neighbourhood(
+    found: Floats = theory.sps_max_neighbourhood(
         K,
         L_max=c.L_max + c.lam,
         gamma_b=gamma_b,
         sigma_sq=theory.interpolation_constant(at_solution, problem.lower_bound),
         D_sq=distance_sq(problem),
     )
+    return found
 
 
 @rate("dec-sps", "DecSPS, published rate", GAP)
@@ -277,7 +281,7 @@ def dec_sps_rate(seeds: int) -> Iterator[pd.DataFrame]:
     return _published(seeds, DecSPS, dec_sps_bound)
 
 
-def dec_sps_bound(K: np.ndarray, problem: Composite, gamma_b: float = 1.0) -> np.ndarray:
+def dec_sps_bound(K: np.ndarray, problem: Composite, gamma_b: float = 1.0) -> Floats:
     """The rate of DecSPS on f_i + lam/2 ||.||^2, each of which is lam-strongly convex."""
     c, at_solution = problem.constants, regularised_losses(problem)
     radius_sq = theory.dec_sps_radius(
@@ -287,18 +291,19 @@ def dec_sps_bound(K: np.ndarray, problem: Composite, gamma_b: float = 1.0) -> np
         D_sq=distance_sq(problem),
     )
     sigma_sq = theory.interpolation_constant(at_solution, problem.lower_bound)
-    return theory.dec_sps_rate(
+    found: Floats = theory.dec_sps_rate(
         K, c_0=1.0, L_max=c.L_max + c.lam, gamma_b=gamma_b, sigma_sq=sigma_sq, radius_sq=radius_sq
     )
+    return found
 
 
-def regularised_losses(problem: Composite) -> np.ndarray:
+def regularised_losses(problem: Composite) -> Floats:
     """f_i(x*) + phi(x*) for all samples."""
     return problem.losses(problem.solution) + problem.penalty(problem.solution)
 
 
 def _published(
-    seeds: int, method: Callable[[Composite], Step], bound: Callable[[np.ndarray, Composite], np.ndarray]
+    seeds: int, method: Callable[[Composite], Step], bound: Callable[[Floats, Composite], Floats]
 ) -> Iterator[pd.DataFrame]:
     """A method on the regularised loss, with lower bound 0 and gamma_b = 1; for DecSPS c_k = sqrt(k + 1)."""
     problem, K = ridge(), checkpoints(STEPS)

@@ -18,7 +18,7 @@ from proxsps.core import rules
 from proxsps.core.averaging import Average, start_average, update_average
 from proxsps.core.models import full_logistic_step, full_squared_step
 from proxsps.problems.composite import Composite
-from proxsps.problems.losses import Logistic, Squared
+from proxsps.problems.losses import Floats, Logistic, Squared
 from proxsps.regularizers import Zero
 
 Schedule = Callable[[int], float]
@@ -27,7 +27,7 @@ Schedule = Callable[[int], float]
 class Step(Protocol):
     """One step of all runs: the new points, and the dual variables u (1 where the model was not truncated)."""
 
-    def __call__(self, x: np.ndarray, i: np.ndarray, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, x: Floats, i: np.ndarray, alpha: Floats) -> tuple[Floats, Floats]:
         """x (runs, n), samples i (runs,), step sizes alpha (runs,)."""
 
 
@@ -35,13 +35,13 @@ class Step(Protocol):
 class Path:
     """All points of all runs, and how often the model was truncated."""
 
-    points: np.ndarray  # (K + 1, runs, n)
-    alphas: np.ndarray  # (K,)
+    points: Floats  # (K + 1, runs, n)
+    alphas: Floats  # (K,)
     truncated: float  # share of the steps with u < 1
 
 
 def run(
-    problem: Composite, step: Step, schedule: Schedule, steps: int, seeds: int, scales: np.ndarray | None = None
+    problem: Composite, step: Step, schedule: Schedule, steps: int, seeds: int, scales: Floats | None = None
 ) -> Path:
     """K steps of as many runs as there are seeds; each run draws its samples from its own generator.
 
@@ -70,9 +70,7 @@ def prox_sgd(problem: Composite) -> Step:
     return partial(_step, problem, rules.linear)
 
 
-def _step(
-    problem: Composite, rule: runs.Rule, x: np.ndarray, i: np.ndarray, alpha: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _step(problem: Composite, rule: runs.Rule, x: Floats, i: np.ndarray, alpha: Floats) -> tuple[Floats, Floats]:
     value, g = problem.sample(x, i)
     points, decision = runs.step(x, value - problem.lower_bound, g, alpha, problem.phi, rule)
     return points, decision.u
@@ -83,7 +81,7 @@ def full_model(problem: Composite) -> Step:
     solve = {Squared: full_squared_step, Logistic: full_logistic_step}[type(problem.loss)]
     lam = problem.phi.strong_convexity
 
-    def step(x: np.ndarray, i: np.ndarray, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def step(x: Floats, i: np.ndarray, alpha: Floats) -> tuple[Floats, Floats]:
         return solve(x, problem.A[i], problem.b[i, None], alpha[:, None], lam), np.ones(len(x))
 
     return step
@@ -101,7 +99,7 @@ class DecSPS:
         self._problem = problem
         self._memory: rules.StepMemory | None = None
 
-    def __call__(self, x: np.ndarray, i: np.ndarray, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, x: Floats, i: np.ndarray, alpha: Floats) -> tuple[Floats, Floats]:
         """One step."""
         return _coupled_step(self._problem, self._rule, x, i, alpha)
 
@@ -112,14 +110,14 @@ class DecSPS:
 
 
 def _coupled_step(
-    problem: Composite, rule: runs.Rule, x: np.ndarray, i: np.ndarray, alpha: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+    problem: Composite, rule: runs.Rule, x: Floats, i: np.ndarray, alpha: Floats
+) -> tuple[Floats, Floats]:
     value, d = runs.coupled(*problem.sample(x, i), x, problem.phi.strong_convexity)
     points, decision = runs.step(x, value - problem.lower_bound, d, alpha, Zero(), rule)
     return points, decision.u
 
 
-def averages(points: np.ndarray, weights: np.ndarray, at: np.ndarray) -> np.ndarray:
+def averages(points: Floats, weights: Floats, at: np.ndarray) -> Floats:
     """Weighted means of the first k points for k in `at`, which is sorted: (len(at), runs, n)."""
     average: Average = start_average(points[0])
     wanted, means = set(at.tolist()), []
@@ -130,6 +128,6 @@ def averages(points: np.ndarray, weights: np.ndarray, at: np.ndarray) -> np.ndar
     return np.stack(means)
 
 
-def checkpoints(steps: int, count: int = 13) -> np.ndarray:
+def checkpoints(steps: int, count: int = 13) -> Floats:
     """Numbers of steps from 1 to `steps`, evenly on a logarithmic scale."""
     return np.unique(np.geomspace(1, steps, count).round().astype(int))

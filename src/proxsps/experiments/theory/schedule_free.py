@@ -17,7 +17,7 @@ from proxsps.experiments.theory.rates import distance_sq, table
 from proxsps.experiments.theory.runs import checkpoints
 from proxsps.experiments.theory.steps import at_targets
 from proxsps.problems.composite import PROBLEMS, Composite, robust_regression
-from proxsps.problems.losses import Absolute
+from proxsps.problems.losses import Absolute, Floats
 from proxsps.regularizers import Box
 from proxsps.theory.moreau import square
 
@@ -30,10 +30,10 @@ POWERS = (0.0, 1.0, 2.0, 4.0)
 class FreePath:
     """All points of all runs, (K + 1, runs, n), and the weight of each z in its average, (K + 1, runs)."""
 
-    x: np.ndarray
-    y: np.ndarray
-    z: np.ndarray
-    weights: np.ndarray  # those of the starts are 0
+    x: Floats
+    y: Floats
+    z: Floats
+    weights: Floats  # those of the starts are 0
     truncated: float  # share of the steps that are shorter than their cap
 
 
@@ -64,7 +64,7 @@ def free_run(
     return FreePath(xs, ys, zs, np.stack(weights), below / (steps * seeds))
 
 
-def free_step(problem: Composite, y: np.ndarray, z: np.ndarray, cap: float) -> tuple[np.ndarray, np.ndarray]:
+def free_step(problem: Composite, y: Floats, z: Floats, cap: float) -> tuple[Floats, Floats]:
     """z+ (points, N, n) and tau (points, N), for every pair of points and every sample."""
     g = problem.gradients(y)
     gap = problem.losses(y) + (g * (z - y)[:, None]).sum(-1) - problem.lower_bound

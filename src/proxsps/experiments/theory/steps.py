@@ -28,32 +28,31 @@ from proxsps.problems.composite import (
     robust_regression,
     sparse_logistic,
 )
-from proxsps.problems.losses import Absolute
+from proxsps.problems.losses import Absolute, Floats
 from proxsps.regularizers import Zero
 from proxsps.theory.moreau import square
 
 POINTS, STEPS = 40, 200  # points at which steps are tried, and the length of the runs they come from
 
 
-def visited(problem: Composite, alpha: float) -> np.ndarray:
+def visited(problem: Composite, alpha: float) -> Floats:
     """Points of a few runs with alpha / sqrt(k + 1), and the solution: (POINTS, n)."""
     path = run(problem, prox_sps(problem), partial(schedules.sqrt_decay, alpha=alpha), STEPS, seeds=3)
     along = path.points[np.linspace(0, STEPS, POINTS // 3, dtype=int)].reshape(-1, problem.A.shape[1])
     return np.concatenate([problem.solution[None], along])
 
 
-def all_steps(problem: Composite, x: np.ndarray, alpha: float) -> np.ndarray:
+def all_steps(problem: Composite, x: Floats, alpha: float) -> Floats:
     """x+ for every point and every sample: (points, N, n)."""
     gap = problem.losses(x) - problem.lower_bound
     rows = np.repeat(x, problem.size, axis=0)
     g = problem.gradients(x).reshape(rows.shape)
     y = runs.step(rows, gap.ravel(), g, np.full(len(rows), alpha), problem.phi).points
-    return y.reshape(*x.shape[:-1], problem.size, -1)
+    found: Floats = y.reshape(*x.shape[:-1], problem.size, -1)
+    return found
 
 
-def at_targets(
-    problem: Composite, x: np.ndarray, z: np.ndarray, new: np.ndarray, inequality: Callable[..., theory.Sides]
-) -> Sided:
+def at_targets(problem: Composite, x: Floats, z: Floats, new: Floats, inequality: Callable[..., theory.Sides]) -> Sided:
     """A basic inequality for steps from z with models at x: at the solution, the start and another point of a run."""
     next_model = sample_models(problem, x, new) + problem.penalty(new)
     for target in (problem.solution, problem.start, z[-1]):
@@ -102,13 +101,13 @@ def model_slope() -> Sided:
         yield problem.name, theory.Sides(fall, problem.slopes * np.sqrt(_pairwise(x))[:, :, None])
 
 
-def _models(problem: Composite, x: np.ndarray) -> np.ndarray:
+def _models(problem: Composite, x: Floats) -> Floats:
     """f_x(y; s) for all pairs of points and all samples: (points x, points y, N)."""
     shape = (len(x), problem.size, x.shape[1])
     return np.stack([sample_models(problem, x, np.broadcast_to(y, shape)) for y in x], axis=1)
 
 
-def sample_models(problem: Composite, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def sample_models(problem: Composite, x: Floats, y: Floats) -> Floats:
     """f_x(y; s) with one point y for each x and each sample: y (points, N, n) to (points, N)."""
     values, gradients = problem.losses(x), problem.gradients(x)
     models = [
@@ -118,8 +117,9 @@ def sample_models(problem: Composite, x: np.ndarray, y: np.ndarray) -> np.ndarra
     return np.reshape(models, values.shape)
 
 
-def _pairwise(x: np.ndarray) -> np.ndarray:
-    return square(x[:, None] - x[None])
+def _pairwise(x: Floats) -> Floats:
+    found: Floats = square(x[:, None] - x[None])
+    return found
 
 
 @exact("basic-inequality", "Lemma, basic inequality")
@@ -169,7 +169,7 @@ def bounded_recursion() -> Sided:
             yield problem.name, sides
 
 
-def _distances(problem: Composite, alpha: float) -> dict[str, np.ndarray]:
+def _distances(problem: Composite, alpha: float) -> dict[str, Floats]:
     """||x - x*||^2, E ||x+ - x*||^2 and E psi(x+) - psi* at visited points."""
     x = visited(problem, alpha)
     y = all_steps(problem, x, alpha)
@@ -244,7 +244,7 @@ def gradient_mapping_upper() -> Sided:
         yield name, theory.Sides(mapping, theory.gradient_mapping_range(norm).upper)
 
 
-def _mappings() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _mappings() -> Iterator[tuple[str, Floats, Floats]]:
     """Problems, and the norms of the envelope's gradient and of the gradient mapping at visited points."""
     for problem in (ridge(), box_least_squares(), sparse_logistic(), cauchy_regression()):
         L = problem.constants.L
@@ -263,11 +263,13 @@ def norm_identity() -> Sided:
     for problem in (ridge(), cauchy_regression()):
         eta, x = 1.0, visited(problem, 0.5)[1:]
 
-        def gradient(y: np.ndarray, problem: Composite = problem) -> np.ndarray:
-            return problem.gradient(y) + problem.phi.subgradient(y)
+        def gradient(y: Floats, problem: Composite = problem) -> Floats:
+            found: Floats = problem.gradient(y) + problem.phi.subgradient(y)
+            return found
 
-        def prox(z: np.ndarray, eta: float, problem: Composite = problem) -> np.ndarray:
-            return smooth_envelope(problem, z, eta).prox
+        def prox(z: Floats, eta: float, problem: Composite = problem) -> Floats:
+            found: Floats = smooth_envelope(problem, z, eta).prox
+            return found
 
         norms = np.stack(theory.norm_identity(gradient, prox, x, eta))
         yield problem.name, theory.Sides(norms.max(0), norms.min(0) * (1 + 1e-8))
