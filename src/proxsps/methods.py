@@ -103,201 +103,70 @@ def load(name: str) -> Any:
 
 
 RULES, OURS, JAX = "proxsps.core.rules:", "proxsps.optim:", "proxsps.jax:"
+BASELINES = "proxsps.experiments.no_lr.baselines:"
+POLYAK: dict[str, Any] = {"bounded": True, "guarded": True}
+PROXIMAL: dict[str, Any] = {**POLYAK, "coupled": False}
+RATELESS: dict[str, Any] = {**PROXIMAL, "rateless": True, "schedule": "constant"}
+BASELINE: dict[str, Any] = {"coupled": False, "schedule": "constant", "swept": False}
+
+
+def _entry(
+    name: str, label: str, colour: str, marker: str, optimizer: str = "", optax: str = "", **fields: Any
+) -> Method:
+    return Method(name, None, label, colour, marker, optimizer=optimizer, optax=optax, **fields)
+
+
+TRUNCATED, SPS_MAX, LINEAR, DEC_SPS = (f"{RULES}{name}" for name in ("truncated", "sps_max", "linear", "dec_sps"))
+APART = (0.0, (3.2, 1.8))  # SPS is often the same as ProxSPS: where lines coincide, both are visible
+GROUPED = f"{OURS}model_groups"
+MOMENTUM = (("momentum", 0.9),)
+PROX_SPS, ADAM, FREE = f"{OURS}ProxSPS", f"{OURS}ProxSPSAdam", f"{OURS}ScheduleFreeSPS"
+SGD = "torch.optim:SGD"
 _TABLE = (
-    Method(
-        "prox-sps",
-        label="ProxSPS",
-        colour="#0072B2",
-        marker="o",
-        rule=f"{RULES}truncated",
-        coupled=False,
-        bounded=True,
-        guarded=True,
-        followed=True,
-        optimizer=f"{OURS}ProxSPS",
-        optax=f"{JAX}prox_sps",
+    _entry(
+        "prox-sps", "ProxSPS", "#0072B2", "o", PROX_SPS, f"{JAX}prox_sps", rule=TRUNCATED, followed=True, **PROXIMAL
     ),
-    Method(
-        "sps",
-        label="SPS",
-        colour="#D55E00",
-        marker="s",
-        rule=f"{RULES}sps_max",
-        bounded=True,
-        guarded=True,
-        followed=True,
-        optimizer=f"{OURS}SPS",
-        optax=f"{JAX}sps",
-        dashes=(0.0, (3.2, 1.8)),  # often the same as ProxSPS: where lines coincide, both are visible
+    _entry(
+        "sps", "SPS", "#D55E00", "s", f"{OURS}SPS", f"{JAX}sps", rule=SPS_MAX, followed=True, dashes=APART, **POLYAK
     ),
-    Method("sgd", label="SGD", colour="#009E73", marker="^", rule=f"{RULES}linear", optimizer="torch.optim:SGD"),
-    Method(
-        "prox-sgd",
-        label="ProxSGD",
-        colour="#CC79A7",
-        marker="D",
-        rule=f"{RULES}linear",
+    _entry("sgd", "SGD", "#009E73", "^", SGD, rule=LINEAR),
+    _entry(
+        *("prox-sgd", "ProxSGD", "#CC79A7", "D", f"{OURS}ProxSGD", f"{JAX}prox_sgd"),
+        rule=LINEAR,
         coupled=False,
         guarded=True,
-        optimizer=f"{OURS}ProxSGD",
-        optax=f"{JAX}prox_sgd",
     ),
-    Method(
-        "dec-sps",
-        label="DecSPS",
-        colour="#E69F00",
-        marker="v",
-        rule=f"{RULES}dec_sps",
-        bounded=True,
-        guarded=True,
-        optimizer=f"{OURS}DecSPS",
-        optax=f"{JAX}dec_sps",
-    ),
-    Method(
-        "adamw",
-        label="AdamW",
-        colour="#6B6F76",
-        marker="p",
-        coupled=False,
+    _entry("dec-sps", "DecSPS", "#E69F00", "v", f"{OURS}DecSPS", f"{JAX}dec_sps", rule=DEC_SPS, **POLYAK),
+    _entry(
+        *("adamw", "AdamW", "#6B6F76", "p", "torch.optim:AdamW", "optax:adamw"),
         lr=1e-3,
-        schedule="constant",
-        optimizer="torch.optim:AdamW",
-        optax="optax:adamw",
-    ),
-    Method(
-        "prox-sps-momentum",
-        label="ProxSPS, momentum, three caps",
-        colour="#A80000",
-        marker="<",
         coupled=False,
-        bounded=True,
-        guarded=True,
-        rateless=True,
         schedule="constant",
-        optimizer=f"{OURS}ProxSPS",
-        options=(("momentum", 0.9),),
-        optax=f"{JAX}prox_sps",
     ),
-    Method(
-        "prox-sps-adam",
-        label="ProxSPSAdam",
-        colour="#22262B",
-        marker="*",
-        coupled=False,
-        bounded=True,
-        guarded=True,
-        rateless=True,
-        schedule="constant",
-        optimizer=f"{OURS}ProxSPSAdam",
-        optax=f"{JAX}prox_sps_adam",
+    _entry(
+        *("prox-sps-momentum", "ProxSPS, momentum, three caps", "#A80000", "<", PROX_SPS, f"{JAX}prox_sps"),
+        options=MOMENTUM,
+        **RATELESS,
     ),
-    Method("prox-sps-adaptive", label="ProxSPS, adaptive cap", colour="#56B4E9", marker="P", coupled=False),
-    Method(
-        "sgd-momentum",
-        label="SGD with momentum",
-        colour="#4DB38F",
-        marker="v",
-        lr=1e-3,
-        schedule="constant",
-        optimizer="torch.optim:SGD",
-        options=(("momentum", 0.9),),
-        swept=False,
+    _entry("prox-sps-adam", "ProxSPSAdam", "#22262B", "*", ADAM, f"{JAX}prox_sps_adam", **RATELESS),
+    _entry("prox-sps-adaptive", "ProxSPS, adaptive cap", "#56B4E9", "P", coupled=False),
+    _entry(
+        *("sgd-momentum", "SGD with momentum", "#4DB38F", "v", SGD),
+        **{**BASELINE, "coupled": True, "lr": 1e-3, "options": MOMENTUM},
     ),
-    Method(
-        "schedule-free",
-        label="schedule-free AdamW",
-        colour="#E08A00",
-        marker="h",
-        coupled=False,
+    _entry(
+        *("schedule-free", "schedule-free AdamW", "#E08A00", "h", "schedulefree:AdamWScheduleFree"),
         lr=2.5e-3,
-        schedule="constant",
-        optimizer="schedulefree:AdamWScheduleFree",
-        swept=False,
+        **BASELINE,
     ),
-    Method(
-        "prodigy",
-        label="Prodigy",
-        colour="#B8860B",
-        marker="D",
-        coupled=False,
-        schedule="constant",
-        optimizer="prodigyopt:Prodigy",
-        swept=False,
-    ),
-    Method(
-        "prox-sps-adam-l2",
-        label="ProxSPSAdam, Euclidean l2",
-        colour="#7A4FBF",
-        marker="X",
-        coupled=False,
-        bounded=True,
-        guarded=True,
-        rateless=True,
-        schedule="constant",
-        optimizer=f"{OURS}ProxSPSAdam",
-        swept=False,
-    ),
-    Method(
-        "schedule-free-sps",
-        label="ScheduleFreeSPS",
-        colour="#D81B60",
-        marker="d",
-        coupled=False,
-        bounded=True,
-        guarded=True,
-        rateless=True,
-        schedule="constant",
-        optimizer=f"{OURS}ScheduleFreeSPS",
-    ),
-    Method(
-        "schedule-free-sps-spectral",
-        label="ScheduleFreeSPS, spectral",
-        colour="#5E35B1",
-        marker="8",
-        coupled=False,
-        bounded=True,
-        guarded=True,
-        rateless=True,
-        schedule="constant",
-        optimizer=f"{OURS}ScheduleFreeSPS",
-        groups=f"{OURS}model_groups",
-    ),
-    Method(
-        "schedule-free-sps-l2",
-        label="ScheduleFreeSPS, Euclidean l2",
-        colour="#C98BB9",
-        marker="P",
-        coupled=False,
-        bounded=True,
-        guarded=True,
-        rateless=True,
-        schedule="constant",
-        optimizer=f"{OURS}ScheduleFreeSPS",
-        swept=False,
-    ),
-    Method(
-        "muon",
-        label="Muon with AdamW",
-        colour="#2E9CCA",
-        marker="s",
-        coupled=False,
-        lr=1e-3,
-        schedule="constant",
-        optimizer="proxsps.experiments.no_lr.baselines:MuonAdamW",
-        groups=f"{OURS}model_groups",
-        swept=False,
-    ),
-    Method(
-        "schedule-free-plus",
-        label="ScheduleFree+",
-        colour="#8D6E63",
-        marker="H",
-        coupled=False,
-        schedule="constant",
-        optimizer="proxsps.experiments.no_lr.baselines:ScheduleFreePlus",
-        swept=False,
-    ),
-    Method("prox-point", label="proximal point", colour="#E69F00", marker="D", coupled=False),
+    _entry("prodigy", "Prodigy", "#B8860B", "D", "prodigyopt:Prodigy", **BASELINE),
+    _entry("prox-sps-adam-l2", "ProxSPSAdam, Euclidean l2", "#7A4FBF", "X", ADAM, swept=False, **RATELESS),
+    _entry("schedule-free-sps", "ScheduleFreeSPS", "#D81B60", "d", FREE, **RATELESS),
+    _entry("schedule-free-sps-spectral", "ScheduleFreeSPS, spectral", "#5E35B1", "8", FREE, groups=GROUPED, **RATELESS),
+    _entry("schedule-free-sps-l2", "ScheduleFreeSPS, Euclidean l2", "#C98BB9", "P", FREE, swept=False, **RATELESS),
+    _entry("muon", "Muon with AdamW", "#2E9CCA", "s", f"{BASELINES}MuonAdamW", lr=1e-3, groups=GROUPED, **BASELINE),
+    _entry("schedule-free-plus", "ScheduleFree+", "#8D6E63", "H", f"{BASELINES}ScheduleFreePlus", **BASELINE),
+    _entry("prox-point", "proximal point", "#E69F00", "D", coupled=False),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}  # with those that were added
 OWN_TABLE = frozenset(METHODS)  # names of this package

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from proxsps.cli.checks import check_steps
 from proxsps.cli.console import show
+from proxsps.cli.training import Wanted
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.sweep.loop import Watch
 from proxsps.sweep.spec import RunSpec
@@ -29,23 +30,22 @@ from proxsps.training.ranks import joined
 REFRESH = 0.25  # seconds between readings of the loss: each waits for the device
 
 
-def run(
-    spec: RunSpec, name: str, place: Path, checkpoint: Path | None, device: str | None, amp: bool, as_json: bool
-) -> None:
+def run(spec: RunSpec, place: Path, wanted: Wanted) -> None:
     """Train, unless the store in `place` has the run already, and print how it ended."""
-    with joined(device) as ranks:
+    name = wanted.name
+    with joined(wanted.device) as ranks:
         console = Console(stderr=True, quiet=not ranks.first, emoji=False)
-        spec = identify(spec, ranks, amp)
+        spec = identify(spec, ranks, wanted.amp)
         check_steps(1, spec.epochs, spec.problem.steps_per_epoch)
-        file = checkpoint or checkpoint_file(place, spec)
+        file = wanted.checkpoint or checkpoint_file(place, spec)
         if spec.id not in Store(place, name).done:
             with _interrupts(console, file), _Bar(console, spec) as bar:
-                result = train_run(spec, file, ranks, amp, bar)
+                result = train_run(spec, file, ranks, wanted.amp, bar)
             if ranks.first:
                 Store(place, name).add([result])  # opened again: other runs may have been added in the meantime
         if not ranks.first:
             return
-    _summarise(Store(place, name), spec, file, as_json)
+    _summarise(Store(place, name), spec, file, wanted.as_json)
 
 
 def _summarise(store: Store, spec: RunSpec, file: Path, as_json: bool) -> None:
