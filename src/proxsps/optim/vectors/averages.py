@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.plain import corrected_weight
-from proxsps.optim.lists import join, spread
+from proxsps.optim.lists import spread
 from proxsps.optim.memory import least_metric
 
 
@@ -21,33 +21,32 @@ class Averages(NamedTuple):
 
     def slopes(
         self, plan: Any, g: Tensor, vector: Callable[[Sequence[Tensor]], Tensor]
-    ) -> tuple[Tensor, Tensor | None]:
-        """The new d, and the inverse metric, None for the identity."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The new d, the inverse metric and the new v; the last two are None for the identity."""
         if not self.held:
-            return g, None
+            return g, None, None
         d = g if plan.weight == 1 or plan.rule.beta is None else torch.lerp(vector(self.held[0]), g, plan.weight)
         if plan.rule.beta2 is None:
-            return d, None
+            return d, None, None
         least = least_metric(self.held[-1][0].dtype)
-        D = self._squares(plan, g, vector).sqrt_().add_(plan.rule.eps)
-        return d, (D if plan.rule.eps >= least else D.clamp_min_(least)).reciprocal_()
-
-    def _squares(self, plan: Any, g: Tensor, vector: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
-        """The new v."""
         new = corrected_weight(float(cast(Tensor, self.gradients)), plan.rule.beta2)
-        return torch.addcmul((1 - new) * vector(self.held[-1]), g, g, value=new)
+        v = torch.addcmul((1 - new) * vector(self.held[-1]), g, g, value=new)
+        D = v.sqrt().add_(plan.rule.eps)
+        return d, (D if plan.rule.eps >= least else D.clamp_min_(least)).reciprocal_(), v
 
     def overflows(self, g: Tensor) -> bool:
         """Whether the square of a gradient leaves the range of the state's type: v would stay infinite."""
         if self.gradients is None or not g.numel():
             return False
+        most, flat = torch.finfo(self.held[-1][0].dtype).max, g.reshape(-1)
+        if float(torch.dot(flat, flat)) <= most:  # usual, and twice as fast
+            return False
         largest = float(g.abs().amax())
-        return not largest * largest <= torch.finfo(self.held[-1][0].dtype).max
+        return not largest * largest <= most
 
-    def store(self, plan: Any, g: Tensor, d: Tensor) -> None:
+    def store(self, plan: Any, d: Tensor, v: Tensor | None) -> None:
         """Store the new averages."""
         if plan.rule.beta is not None:
             spread(d.reshape(-1).to(self.held[0][0].dtype), self.held[0])
-        if self.gradients is not None:
-            dtype = self.held[-1][0].dtype
-            spread(self._squares(plan, g.reshape(-1).to(dtype), join), self.held[-1])
+        if v is not None:
+            spread(v.reshape(-1).to(self.held[-1][0].dtype), self.held[-1])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softshrink
 
+from proxsps.optim.blocks import FULL, plain
 from proxsps.optim.lists import bundles, join, spread, widened
 from proxsps.optim.rule import Heights, Table
 from proxsps.optim.vectors.averages import Averages
@@ -47,6 +48,8 @@ class EntryPart:
         self._plan, self._exact = plan, plan.exact
         self._blocks = [plan.blocks[i] for i in places]
         self._psi: list[Any] = [None if plan.affine[i] else plan.blocks[i].entries.psi for i in places]
+        tensors = [x for block in self._blocks for x in block.params]
+        self._plain = plain(tensors) and not any(map(torch._is_functional_tensor, tensors))
         self.coupling = [0.0] * len(places)
         self._pieces = [piece for i, block in enumerate(self._blocks) for piece in self._cut(block, i)]
         self._curves = [piece for piece in self._pieces if self._psi[piece.block] is not None]
@@ -67,8 +70,8 @@ class EntryPart:
                 xs, gs, *rest = lists
                 yield Piece(place, xs, gs, rest.pop(0) if centers else [], Averages(rest, count))
 
-    def _vectors(self, piece: Piece, every: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """x, g, d and the inverse metric of a piece as vectors, in at least f32, in doubles if the plan is exact."""
+    def _vectors(self, piece: Piece, every: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """x, g, d, the inverse metric and v of a piece as vectors, in at least f32, in doubles if the plan is exact."""
 
         def vector(tensors: Sequence[Tensor]) -> Tensor:
             found = widened(join(tensors))
@@ -76,23 +79,29 @@ class EntryPart:
             return found if every == 1 else found[: max(1, found.numel() // every)]
 
         x, g = vector(piece.xs), vector(piece.gs)
-        d, r = piece.averages.slopes(self._plan, g, vector)
+        d, r, v = piece.averages.slopes(self._plan, g, vector)
         if self.coupling[piece.block]:
             shifted = x - vector(piece.centers) if piece.centers else x
             d = torch.add(d, shifted, alpha=self.coupling[piece.block])
-        return x, g, d, r
+        return x, g, d, r, v
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         rows = [[0.0] * len(self._blocks) for _ in Table._fields]
         heights, slopes = [0.0] * len(u), [0.0] * len(u)
         for piece in self._pieces:
-            x, g, d, r = self._vectors(piece)
+            x, g, d, r, _ = self._vectors(piece)
             for row, number in zip(rows, self._sums(piece, x, g, d, r, moving), strict=True):
                 row[piece.block] += number
             if u and self._psi[piece.block] is not None:
                 self._add(piece, x, d, r, alpha, u, heights, slopes)
         return rows, Heights(heights, slopes)
+
+    def _in_place(self, piece: Piece) -> bool:
+        """Whether the vector of a piece is its memory."""
+        x = piece.xs[0]
+        alone = len(piece.xs) == 1 and not piece.centers and x.is_contiguous()
+        return self._plain and alone and not self._exact and x.dtype in FULL
 
     def _sums(self, piece: Piece, x: Tensor, g: Tensor, d: Tensor, r: Tensor | None, moving: bool) -> tuple[float, ...]:
         """The row of a table for one piece."""
@@ -140,7 +149,7 @@ class EntryPart:
         """Heights at the points u."""
         heights, slopes = [0.0] * len(u), [0.0] * len(u)
         for piece in self._curves:
-            x, _, d, r = self._vectors(piece, every)
+            x, _, d, r, _ = self._vectors(piece, every)
             scale = sum([t.numel() for t in piece.xs]) / x.numel()
             self._add(piece, x, d, r, alpha, u, heights, slopes, scale)
         return Heights(heights, slopes)
@@ -149,7 +158,7 @@ class EntryPart:
         """Heights where step and prox have the size s times `share`."""
         heights = [0.0] * len(s)
         for piece in self._curves:
-            x, _, d, r = self._vectors(piece, every)
+            x, _, d, r, _ = self._vectors(piece, every)
             scale = sum([t.numel() for t in piece.xs]) / x.numel()
             for i, v in enumerate(s):
                 heights[i] += scale * float(torch.dot(d, self._point(piece, x, d, r, v * share[piece.block], 1.0) - x))
@@ -165,7 +174,7 @@ class EntryPart:
         """The sums of a step, estimated from a sample."""
         rows = [[0.0] * len(self._blocks) for _ in Table._fields]
         for piece in self._pieces:
-            x, g, d, r = self._vectors(piece, every)
+            x, g, d, r, _ = self._vectors(piece, every)
             scale = sum([t.numel() for t in piece.xs]) / x.numel()
             for row, number in zip(rows, self._sums(piece._replace(centers=[]), x, g, d, r, False), strict=True):
                 row[piece.block] += scale * number
@@ -175,15 +184,16 @@ class EntryPart:
         """||y(u) - x||^2 of the blocks that are not affine."""
         total = 0.0
         for piece in self._curves:
-            x, _, d, r = self._vectors(piece)
+            x, _, d, r, _ = self._vectors(piece)
             total += float((self._point(piece, x, d, r, alpha[piece.block], u) - x).square_().sum())
         return total
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """x <- keep x + move p + (1 - keep) center, or x + relax (y(u) - x); stores new averages."""
         for piece in self._pieces:
-            x, g, d, r = self._vectors(piece)
+            x, g, d, r, v = self._vectors(piece)
             b = piece.block
+            piece.averages.store(self._plan, d, v)
             if self._psi[b] is not None:
                 y = x
                 if relax:
@@ -192,10 +202,12 @@ class EntryPart:
             else:
                 # In coupled methods `keep` has the part of the slope that is lam x.
                 p = g if self.coupling[b] else d if r is None else d * r
+                if self._in_place(piece):
+                    x.mul_(keep[b]).add_(p, alpha=move[b])
+                    continue
                 y = torch.add(keep[b] * x, p, alpha=move[b])  # not in place: a wrapper might do that twice
                 if piece.centers:
                     y = torch.add(y, widened(join(piece.centers)), alpha=1 - keep[b])
-            piece.averages.store(self._plan, g, d)
             spread(y.to(piece.xs[0].dtype), piece.xs)
 
 

@@ -76,6 +76,7 @@ class State(NamedTuple):
     d: Tensor
     p: Tensor  # D^-1 d
     r: Tensor | None  # D^-1
+    vs: list[Tensor | None]  # new averages of squares, tensor by tensor
 
 
 class ProxPart:
@@ -101,17 +102,18 @@ class ProxPart:
 
     def _state(self, pile: Pile) -> State:
         block = self._blocks[pile.block]
-        xs, gs, ds, rs = [], [], [], []
+        xs, gs, ds, rs, vs = [], [], [], [], []
         for i in pile.members:
             g = self._wide(block.slopes[i])
-            d, r = self._averages(block, i).slopes(self._plan, g, lambda ts: self._wide(ts[0]))
+            d, r, v = self._averages(block, i).slopes(self._plan, g, lambda ts: self._wide(ts[0]))
             xs.append(self._wide(block.params[i]))
             gs.append(g)
             ds.append(d)
             rs.append(r)
+            vs.append(v)
         x, g, d = (pile.gather(ts) for ts in (xs, gs, ds))
         inverse = None if rs[0] is None else pile.gather([r for r in rs if r is not None])
-        return State(x, g, d, d if inverse is None else d * inverse, inverse)
+        return State(x, g, d, d if inverse is None else d * inverse, inverse, vs)
 
     def _averages(self, block: Any, i: int) -> Averages:
         held = [[self._plan.entries_of(block, i, name)] for name in self._plan.averages]
@@ -121,7 +123,7 @@ class ProxPart:
         """Inner products of whole tensors, and heights at the points u."""
         self._states, self._last = list(map(self._state, self._piles)), (None, [])
         rows = [[0.0] * len(self._blocks) for _ in Table._fields]
-        for pile, (x, g, d, p, r) in zip(self._piles, self._states, strict=True):
+        for pile, (x, g, d, p, r, _) in zip(self._piles, self._states, strict=True):
             q = g if r is None else g * r
             pairs = [(d, p), (d, x), (d * x, d * x), (x, x), (g, x), (q, q), (p, p), (p, x)]
             numbers = [_dot(a, b) for a, b in pairs]
@@ -195,8 +197,8 @@ class ProxPart:
         for pile, own, y in zip(self._piles, self._states, points, strict=True):
             block = self._blocks[pile.block]
             xs = [block.params[i] for i in pile.members]
-            for i, g, d in zip(pile.members, pile.split(own.g, xs), pile.split(own.d, xs), strict=True):
-                self._averages(block, i).store(self._plan, g, d)
+            for i, d, v in zip(pile.members, pile.split(own.d, xs), own.vs, strict=True):
+                self._averages(block, i).store(self._plan, d, v)
             y = y if relax == 1 else own.x + relax * (y - own.x)
             torch._foreach_copy_(xs, pile.split(y, xs))
 
