@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from proxsps.optim.blocks import Block
 from proxsps.optim.distance import ORIGIN, sampled
 from proxsps.optim.memory import blank, entries
-from proxsps.optim.rule import Rule
-from proxsps.optim.second_point import Y, Z, start_point
+from proxsps.optim.rule import Rule, Table
+from proxsps.optim.second_point import Y, Z, measured, start_point
+from proxsps.optim.sets import by_set
 
 
 class HeldState:
@@ -19,11 +21,15 @@ class HeldState:
 
     Args:
         opt: the optimizer.
+        blocks: its blocks.
         rule: its rule.
     """
 
-    def __init__(self, opt: Any, rule: Rule) -> None:
-        self.rule, self._opt_state = rule, opt.state
+    def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule) -> None:
+        self.rule, self.blocks, self._opt_state = rule, blocks, opt.state
+        self.sets = by_set(blocks)
+        self.owners: list[Tensor] = []  # the parameters, in the order of the plan's parts
+        self.apart: list[Tensor] = []  # those that no pass compares with their start
         self.fresh: dict[tuple[Tensor, str], Tensor] = {}  # kept if the step is taken
         self._whole: dict[tuple[Tensor, str], Tensor] = {}  # gathered from shards
 
@@ -75,3 +81,37 @@ class HeldState:
             (own_sample,) = sampled([owner], opt._ranks, opt._places)
             self.fresh[owner, ORIGIN] = own_sample.keep()
         return self.fresh[owner, ORIGIN]
+
+    def distance_sq(self, opt: Any, table: Table) -> list[tuple[float, float]]:
+        """||x - x_0||^2, and at the first step of a set ||x_0||^2, of the entries on this rank, estimated from samples.
+
+        One pair per set of blocks that share a distance cap.
+        """
+        blocks, sets = self.blocks, self.sets.members
+        moved = [sum([blocks[j].share * table.moved_sq[j] for j in own]) for own in sets]
+        length = [0.0] * len(sets)
+        for found in measured(self.apart, opt, self.rule.mix) if self.apart else ():
+            move = found.entries.double() - found.read(self.start(found.owner, opt)).double()
+            moved[self.sets.of[id(found.owner)]] += found.factor * float(move.square().sum())
+        begun = [bool(groups[0]["first_reach"] > 0) for groups in self.sets.groups]
+        if not all(begun):
+            for found in sampled(self.owners, opt._ranks, opt._places):
+                own = self.sets.of[id(found.owner)]
+                if not begun[own]:
+                    length[own] += found.factor * float(found.entries.double().square().sum())
+        return list(zip(moved, length, strict=True))
+
+    def resting_dots(self) -> list[float]:
+        """<d, x> over the parameters of each block that have no gradient, whose averages rest."""
+        return [
+            self._resting_dot(block) if self.rule.beta is not None and block.resting else 0.0 for block in self.blocks
+        ]
+
+    def _resting_dot(self, block: Block) -> float:
+        total = 0.0
+        for p in (block.group["params"][i] for i in block.resting):
+            own = self._opt_state.get(p, {})
+            if "average" in own:
+                d, x = (entries(t, block.gathered) for t in (own["average"], p.detach().resolve_conj()))
+                total += float(torch.sum(d.double() * x.double()))
+        return total

@@ -19,13 +19,12 @@ from torch import Tensor
 from proxsps.core.plain import corrected_weight, gradient_squares, gradient_weight
 from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
 from proxsps.optim.closed_form import ClosedForm
-from proxsps.optim.distance import ORIGIN, sampled
+from proxsps.optim.distance import ORIGIN
 from proxsps.optim.held import HeldState
 from proxsps.optim.key import key_of, lasting, parameters
-from proxsps.optim.memory import entries, replace
+from proxsps.optim.memory import replace
 from proxsps.optim.rule import Heights, Rule, Table
-from proxsps.optim.second_point import Z, dots, measured, move_points, to_averages, to_next_points
-from proxsps.optim.sets import by_set
+from proxsps.optim.second_point import Z, dots, move_points, to_averages, to_next_points
 from proxsps.optim.spectral import SpectralPart
 
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
@@ -69,8 +68,8 @@ class Plan(HeldState):
     """
 
     def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule, exact: bool = False) -> None:
-        super().__init__(opt, rule)
-        self.blocks, self.exact = blocks, exact
+        super().__init__(opt, blocks, rule)
+        self.exact = exact
         penalties = [couple(block) if rule.coupled else None for block in blocks]
         self.penalties = [0.0 if value is None else float(value) for value in penalties]
         self.penalty = sum(self.penalties)
@@ -79,9 +78,7 @@ class Plan(HeldState):
         self.active = self.ranks  # how many of them stepped; others may have run out of batches
         self.averages = [name for name, beta in (("average", rule.beta), ("square", rule.beta2)) if beta is not None]
         self.weight = 1.0  # of new values in averages
-        self.apart: list[Tensor] = []  # parameters that no pass compares with their start
         self.share = 0.0  # of a new point in the average of the schedule-free form
-        self.sets = by_set(blocks)
         if rule.mix is not None:
             for block in blocks:
                 move_points(block, partial(self.entries_of, block))
@@ -318,43 +315,9 @@ class Plan(HeldState):
         pairs = zip(self.blocks, self._lam, strict=True)
         return [float(block.group["weight_decay"]) if lam is None else lam for block, lam in pairs]
 
-    def distance_sq(self, opt: Any, table: Table) -> list[tuple[float, float]]:
-        """||x - x_0||^2, and at the first step of a set ||x_0||^2, of the entries on this rank, estimated from samples.
-
-        One pair per set of blocks that share a distance cap.
-        """
-        blocks, sets = self.blocks, self.sets.members
-        moved = [sum([blocks[j].share * table.moved_sq[j] for j in own]) for own in sets]
-        length = [0.0] * len(sets)
-        for found in measured(self.apart, opt, self.rule.mix) if self.apart else ():
-            move = found.entries.double() - found.read(self.start(found.owner, opt)).double()
-            moved[self.sets.of[id(found.owner)]] += found.factor * float(move.square().sum())
-        begun = [bool(groups[0]["first_reach"] > 0) for groups in self.sets.groups]
-        if not all(begun):
-            for found in sampled(self.owners, opt._ranks, opt._places):
-                own = self.sets.of[id(found.owner)]
-                if not begun[own]:
-                    length[own] += found.factor * float(found.entries.double().square().sum())
-        return list(zip(moved, length, strict=True))
-
     def sampled_sums(self, every: int) -> Table:
         """The sums of a plan with one part, estimated from a sample."""
         return Table(*self.parts[0].part.sampled_sums(every))
-
-    def resting_dots(self) -> list[float]:
-        """<d, x> over the parameters of each block that have no gradient, whose averages rest."""
-        return [
-            self._resting_dot(block) if self.rule.beta is not None and block.resting else 0.0 for block in self.blocks
-        ]
-
-    def _resting_dot(self, block: Block) -> float:
-        total = 0.0
-        for p in (block.group["params"][i] for i in block.resting):
-            own = self._opt_state.get(p, {})
-            if "average" in own:
-                d, x = (entries(t, block.gathered) for t in (own["average"], p.detach().resolve_conj()))
-                total += float(torch.sum(d.double() * x.double()))
-        return total
 
 
 def _total(found: Sequence[Heights]) -> Heights:
