@@ -22,12 +22,15 @@ from proxsps.optim.reduce import Sums, join
 from proxsps.optim.rule import Rule, Table
 
 Floats = Sequence[float]
+Pairs = Sequence[tuple[float, float]]
 
 
 def choose(
     plan: Plan, rule: Rule, model: Model, bounded: bool, largest: float, distance: float, search: Search
 ) -> Chosen:
     """The step of ProxSPS and its relatives; `largest` is the largest learning rate."""
+    if rule.name in _RULES:
+        return _RULES[rule.name](plan, model)
     if not (rule.matched or rule.distance):
         return _chosen(plan, model, bounded, search)
     factor = largest if rule.factor else 1.0
@@ -115,7 +118,7 @@ def _is_finite(plan: Plan, model: Model, chosen: Chosen) -> bool:
 
 
 def distance_cap(
-    plan: Plan, travelled: Sequence[tuple[float, float]], table: Table, k: float, largest: float, share: list[float]
+    plan: Plan, travelled: Pairs, table: Table, k: float, largest: float, share: list[float]
 ) -> tuple[float, list[dict[str, float]]]:
     """The distance cap, and the numbers of each set after the step; shares are those of the caps of their sets."""
     rule, sets = plan.rule, plan.sets
@@ -200,9 +203,9 @@ def _join(
     C: float,
     weight: float,
     table: Table,
-    travelled: Sequence[tuple[float, float]],
+    travelled: Pairs,
     resting: Floats,
-) -> tuple[float, float, Table, Sequence[tuple[float, float]], Floats]:
+) -> tuple[float, float, Table, Pairs, Floats]:
     """The same numbers over all ranks, in one all-reduce."""
     rows = {name: np.array(row) for name, row in table._asdict().items()}
     sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
@@ -248,10 +251,8 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         return plan.closed_form.take(opt, f, C, bounded)
     rule, options = plan.rule, opt.param_groups[0]
     rates, lam = [float(block.group["lr"]) for block in plan.blocks], plan.lam
-    largest, k = max(rates), float(options.get("k", 0.0))
-    scaled = rule.matched or rule.distance
-    alpha = list(rates)
-    if scaled:
+    largest, k, alpha = max(rates), float(options.get("k", 0.0)), list(rates)
+    if scaled := rule.matched or rule.distance:
         plain.shares(rates, alpha)
     plan.prepare(k, lam)
     resting: Floats = plan.resting_dots()
@@ -261,7 +262,7 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     table, heights = plan.sums(alpha, ahead, rule.coupled or rule.max_move is not None)
     if not plan.ordinary(table):
         return None
-    travelled: Sequence[tuple[float, float]] = plan.distance_sq(opt, table) if rule.distance else ()
+    travelled: Pairs = plan.distance_sq(opt, table) if rule.distance else ()
     if plan.ranks > 1:
         f, C, table, travelled, resting = _join(opt, plan, f, C, weight, table, travelled, resting)
     m, after = estimate(plan, options, f, table, lam, resting)
@@ -270,31 +271,29 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     if not _admissible(table, gap, above, bounded):
         opt._explain_skip(m if rule.coupled else f, C, bounded)
         return Taken(alpha, False, gap)
-    distance, found = math.nan, list[dict[str, float]]()
-    if rule.distance:
-        distance, found = distance_cap(plan, travelled, table, k, largest, alpha)
+    distance, found = distance_cap(plan, travelled, table, k, largest, alpha) if rule.distance else (math.nan, [])
     model = Model(gap, table, alpha, lam)
-    if rule.name in _RULES:
-        chosen = _RULES[rule.name](plan, model)
-    else:
-        search = Search(plan, model, ahead, heights)
-        chosen = choose(plan, rule, model, bounded, largest, distance, search)
+    chosen = choose(plan, rule, model, bounded, largest, distance, Search(plan, model, ahead, heights))
     if not _is_finite(plan, model, chosen):
         opt._skip("move", OUT_OF_RANGE)
         return Taken(alpha, False, gap)
     opt._skips = 0
     if rule.distance and rule.max_move is None:
-        moved_sq = sum([moved for moved, _ in travelled])
-        opt._notice_rest(k, moved_sq, gap, sum(table.d_sq), sum(_gradients(plan, table)), chosen)
+        moved_sq, squares = sum([moved for moved, _ in travelled]), sum(_gradients(plan, table))
+        opt._notice_rest(k, moved_sq, gap, sum(table.d_sq), squares, chosen)
     if rule.mix is not None:
-        numbers = float(options["total"]), float(options["longest"])
-        plan.share, total, latest = plain.next_share(*numbers, k, chosen.u * chosen.reach)
-        after |= {"total": total, "longest": latest, "squares": plan.momentum[1]}
+        after |= _next_average(plan, options, k, chosen.u * chosen.reach)
     s = _write(plan, model, chosen)
     _keep_numbers(opt, plan, k, after, found, chosen, alpha)
     if bounded and elsewhere:
         opt._notice_low(gap, C)
     return Taken(alpha, True, gap, chosen, s)
+
+
+def _next_average(plan: Plan, options: dict[str, Any], k: float, tau: float) -> dict[str, float]:
+    """Choose the share of the new point in the average of the schedule-free form; the numbers after the step."""
+    plan.share, total, latest = plain.next_share(float(options["total"]), float(options["longest"]), k, tau)
+    return {"total": total, "longest": latest, "squares": plan.momentum[1]}
 
 
 def _keep_numbers(
