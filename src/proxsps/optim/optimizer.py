@@ -201,7 +201,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         A tensor may change in place.
         """
         numbers = tuple([group[key] for group in self.param_groups for key in SCHEDULED])
-        if set(map(type, numbers)) == {float} and numbers == self._scheduled:
+        if set(map(type, numbers)) <= {float, int} and numbers == self._scheduled:
             return False
         if not all(map(sound, numbers)):
             self._check_changes()
@@ -334,4 +334,4 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
 def sound(number: Any) -> bool:
     """Whether a number is known to be finite and not negative."""
-    return type(number) is float and 0 <= number < math.inf
+    return type(number) in (float, int) and 0 <= number < math.inf
