@@ -47,6 +47,14 @@ def cool_down(k: Array | int, alpha: Array | float, total: int, fraction: float 
     return alpha * (min(1.0, max(0.0, left)) if isinstance(left, float) else left.clip(0.0, 1.0))
 
 
+def check_horizon(total: int, fraction: float = 0.0) -> None:
+    """Raise an error for a number of steps below 1, or a part of them outside of [0, 1]."""
+    if total < 1:
+        raise ValueError(f"total_steps must be at least 1, got {total}.")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be in [0, 1], got {fraction}: it is a part of total_steps.")
+
+
 def adaptive(zetas: Iterable[float], fallback: float) -> float:
     """alpha for the next epoch: the median adaptive step zeta of the last one, as the paper's discussion suggests.
 

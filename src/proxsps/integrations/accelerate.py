@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from proxsps.integrations.optimizers import step_facts
 from proxsps.integrations.requirements import framework
 from proxsps.optim.consistency import check_loss
+from proxsps.optim.lists import widened
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.optim.watching import widened
 
 if TYPE_CHECKING:
     import accelerate

@@ -16,8 +16,8 @@ from proxsps._install import extra
 from proxsps.integrations.optimizers import set_mode, step_facts
 from proxsps.integrations.requirements import framework
 from proxsps.optim.consistency import check_loss
+from proxsps.optim.lists import widened
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.optim.watching import widened
 
 if TYPE_CHECKING:
     import transformers

@@ -33,10 +33,7 @@ def cool_down(total_steps: int, fraction: float = 0.25, value: float = 1.0) -> C
         >>> [round(float(cool_down(1000)(count)), 2) for count in (0, 749, 900, 1000)]
         [1.0, 1.0, 0.4, 0.0]
     """
-    if total_steps < 1:
-        raise ValueError(f"total_steps must be at least 1, got {total_steps}.")
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"fraction must be in [0, 1], got {fraction}: it is a part of total_steps.")
+    schedules.check_horizon(total_steps, fraction)
     check_nonnegative("value", value)
 
     def schedule(count: Array) -> Array:

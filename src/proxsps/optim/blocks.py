@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,13 +10,12 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from proxsps.optim.lists import widened
+from proxsps.optim.lists import PLAIN, is_sharded, widened
 from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers.base import subgradient_all, value_all
 from proxsps.regularizers.structure import Entries, Quadratic, Rows, Scalar, Structure
 
-PLAIN = (Tensor, torch.nn.Parameter)
 FULL = {torch.float32, torch.float64}
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -245,11 +243,10 @@ def _blocks(group: dict[str, Any], ranks: Ranks) -> list[Block]:
             f"{phi!r} acts on all tensors of its group at once: each must have a gradient, but parameter {resting[0]} "
             "of the group has none. Put tensors without a gradient into another group."
         )
-    if any([type(param) not in PLAIN for param in params]) and "torch.distributed.tensor" in sys.modules:
-        from proxsps.optim.shards import is_sharded, sharded_blocks  # slow to load, and rarely needed
+    if any(map(is_sharded, params)):
+        from proxsps.optim.shards import sharded_blocks  # slow to load, and rarely needed
 
-        if any(map(is_sharded, params)):
-            return [_dense(block) for block in sharded_blocks(group, phi, ranks)]
+        return [_dense(block) for block in sharded_blocks(group, phi, ranks)]
     indices: Sequence[int] = range(len(params))
     if resting:
         indices = [i for i, param in enumerate(params) if param.grad is not None]

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from proxsps.core.checks import check_nonnegative
 from proxsps.core.rules import Decision
-from proxsps.optim.checks import check_cap, check_nonnegative
+from proxsps.optim.checks import check_cap
 from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Places, packed, sampled, unpacked
 from proxsps.optim.hints import (
     FIRST_STEPS,

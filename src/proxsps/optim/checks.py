@@ -12,15 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.core.checks import (
-    check_finite_bound,
-    check_fraction,
-    check_nonnegative,
-    check_number,
-    check_positive,
-    hint,
-    meant,
-)
+from proxsps.core.checks import check_finite_bound, check_fraction, check_nonnegative, check_number, hint, meant
 from proxsps.regularizers.base import DIAGONAL
 from proxsps.regularizers.checks import check_choice, check_fit
 
@@ -259,29 +251,3 @@ def check_regularizer(group: dict[str, Any]) -> None:
                 "which does."
             )
         check_fit(phi, i, tuple(param.shape), name)
-
-
-__all__ = [
-    "SHARED",
-    "check_agreement",
-    "check_betas",
-    "check_bound",
-    "check_cap",
-    "check_constructor",
-    "check_diagonal",
-    "check_fraction",
-    "check_group_keys",
-    "check_limit",
-    "check_loss",
-    "check_lr",
-    "check_nonnegative",
-    "check_origin",
-    "check_positive",
-    "check_rate",
-    "check_regularizer",
-    "check_unflattened",
-    "check_variant",
-    "computable",
-    "is_fake",
-    "loss_value",
-]

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from proxsps.optim.lists import is_sharded
 from proxsps.optim.optimizer import PolyakOptimizer
 
 PIECES = 4
@@ -67,12 +68,12 @@ def check_loss(
     params = [p for group in opt.param_groups for p in group["params"] if p.grad is not None]
     if not params:
         raise ValueError("check_loss found no gradients: call it after loss.backward() and before opt.step().")
-    if any(hasattr(p, "device_mesh") for p in params):
+    if any(map(is_sharded, params)):
         raise TypeError("check_loss cannot check sharded parameters (DTensor): check the same model in one process.")
     eps = max(torch.finfo(kind).eps for kind in {p.dtype for p in params} | ({dtype} if dtype else set()))
     rtol = max(rtol, 12 * eps ** (2 / 3))  # 0.47 for bf16: factors of two are still found
-    given, weight = (loss, 1.0) if loss is not None else _peek(opt)
     with _unchanged(opt, params, model):
+        given, weight = (loss, 1.0) if loss is not None else opt._watched_mean()
         probe = _Probe(opt, closure, params, weight, eps)
         handed = probe.value if given is None else probe.over_ranks(float(given))
         ratios = probe.ratios(rtol / 2)
@@ -162,15 +163,6 @@ def _gradient_text(factor: float, rtol: float) -> str:
 def _whole(number: float, tolerance: float) -> bool:
     """Whether a number is an integer from 2 on, up to a relative error that still distinguishes neighbours."""
     return round(number) >= 2 and abs(number - round(number)) <= min(tolerance * number, 0.2)
-
-
-def _peek(opt: PolyakOptimizer) -> tuple[Tensor | float | None, float]:
-    """The mean of the watched losses, which stay watched."""
-    watched = list(opt._watched)
-    try:
-        return opt._watched_mean()
-    finally:
-        opt._watched[:] = watched
 
 
 class _Probe:
@@ -267,7 +259,7 @@ class _Probe:
             for x, start, g, label in self._rows():
                 if isinstance(label, int) and label != piece:
                     continue
-                move = g.to(_wide(x)) * (t / self._length)
+                move = g.to(torch.promote_types(x.dtype, torch.float32)) * (t / self._length)
                 x.copy_(start + (move if isinstance(label, int) else move * (label == piece)))
                 moved += float((g.double() * (x.double() - start.double())).sum())
             return self._evaluate(), moved
@@ -308,10 +300,6 @@ def _real_pair(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     if x.is_conj():  # which has no such view
         x, g = x.conj(), g.conj()
     return torch.view_as_real(x), torch.view_as_real(g.resolve_conj())
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from the loaded parameters, and rbar, which is a maximum over all steps, remains
 from __future__ import annotations
 
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,8 +20,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.sampling import WHOLE, block_bits, sample_size, sampled_at, sampled_blocks
-from proxsps.optim.blocks import PLAIN
-from proxsps.optim.lists import join
+from proxsps.optim.lists import is_sharded, join
 from proxsps.optim.memory import local_entries
 from proxsps.optim.reduce import Ranks
 
@@ -124,11 +122,10 @@ class Sample(NamedTuple):
 
     def keep(self) -> Tensor:
         """The entries as state: a vector, or for a sharded tensor a matrix that is sharded in the same way."""
-        if self.rows is not None:
-            from proxsps.optim.shards import is_sharded, sharded_like
+        if self.rows is not None and is_sharded(self.owner):
+            from proxsps.optim.shards import sharded_like
 
-            if is_sharded(self.owner):
-                return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, self._width(self.rows)))
+            return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, self._width(self.rows)))
         return self.entries.clone()
 
     def read(self, start: Tensor) -> Tensor:
@@ -180,12 +177,11 @@ def sampled(owners: Sequence[Tensor], ranks: Ranks, places: Places) -> list[Samp
 def _unsampled(owner: Tensor, ranks: Ranks) -> Sample:
     """All entries of a parameter that this rank holds."""
     x, rows, share = owner.detach(), None, 1 / ranks.size
-    if type(owner) not in PLAIN and "torch.distributed.tensor" in sys.modules:
-        from proxsps.optim.shards import is_sharded, rows_of, shard_count
+    if is_sharded(owner):
+        from proxsps.optim.shards import rows_of, shard_count
 
-        if is_sharded(owner):
-            rows, share = rows_of(owner), shard_count(owner, ranks) / ranks.size
-            x = local_entries(x)
+        rows, share = rows_of(owner), shard_count(owner, ranks) / ranks.size
+        x = local_entries(x)
     x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     return Sample(x.reshape(-1), owner.numel() * (2 if owner.is_complex() else 1), share, rows, owner)
 

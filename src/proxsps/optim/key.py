@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import FULL, PLAIN, same_order
+from proxsps.optim.blocks import FULL, same_order
 from proxsps.optim.distance import KEYS
+from proxsps.optim.lists import PLAIN
 from proxsps.optim.second_point import AVERAGING
 from proxsps.regularizers._identity import constants
 

@@ -6,10 +6,15 @@ For hundreds of tensors copied into one vector, a compiler would make code for e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+PLAIN = (Tensor, torch.nn.Parameter)
 LAUNCH = 1 << 24  # entries up to which tensors are joined on an accelerator, where every call is expensive
 
 
@@ -27,6 +32,11 @@ def _(tensors: Sequence[Tensor]) -> Tensor:
 def _spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     copies = _copies(vector, tensors)
     torch._foreach_copy_([x for x, _ in copies], [part for _, part in copies])
+
+
+def is_sharded(x: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is distributed over a mesh of ranks, in shards or in copies; without loading its class."""
+    return type(x) not in PLAIN and getattr(x, "device_mesh", None) is not None
 
 
 def widened(x: Tensor) -> Tensor:

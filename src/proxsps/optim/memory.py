@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import PLAIN
+from proxsps.optim.lists import is_sharded
 
 State = Mapping[Tensor, dict[str, Any]]
 HALF = (torch.float16, torch.bfloat16)
@@ -73,19 +72,16 @@ def local_entries(tensor: Tensor) -> Tensor:
 
 def entries(held: Tensor, whole: bool) -> Tensor:
     """A state tensor in the form that blocks use: real, and if it is sharded, the shard of this rank or the `whole`."""
-    if type(held) not in PLAIN and "torch.distributed.tensor" in sys.modules:
-        from proxsps.optim.shards import held_entries
-
-        held = held_entries(held, whole)
+    if is_sharded(held):
+        held = held.full_tensor() if whole else held.to_local()
     return torch.view_as_real(held) if held.is_complex() else held
 
 
 def replace(owner: Tensor, own: dict[str, Any], key: str, new: Tensor, whole: bool) -> None:
     """Store new entries of a state tensor, in the form that `entries` returned."""
     new = torch.view_as_complex(new) if owner.is_complex() else new
-    if type(owner) not in PLAIN and "torch.distributed.tensor" in sys.modules:
-        from proxsps.optim.shards import keep_entries
+    if is_sharded(owner):
+        from proxsps.optim.shards import cut, sharded_like
 
-        if keep_entries(owner, own, key, new, whole):
-            return
+        new = sharded_like(owner, cut(new, owner) if whole else new, owner.shape)
     own[key] = new

@@ -7,7 +7,6 @@ are those that a longer proximal step would set, and y cannot be computed from z
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,8 +15,7 @@ from torch import Tensor, nn
 
 from proxsps.core.estimate import metric
 from proxsps.core.schedule_free import CLEANING, average, average_exactly, cleaned, gradient_point
-from proxsps.optim.blocks import PLAIN
-from proxsps.optim.lists import widened
+from proxsps.optim.lists import is_sharded, widened
 from proxsps.optim.memory import entries, least_metric
 from proxsps.optim.second_point import HELD, PIECE, Y, Z
 from proxsps.regularizers import Regularizer
@@ -85,11 +83,11 @@ def _show_cleaned(opt: Any, group: dict[str, Any], params: list[Tensor], b: floa
 
 def _piece(phi: Regularizer, index: int, param: Tensor) -> Regularizer | None:
     """The regulariser on this rank's shard of a parameter; None for a whole tensor, and where it needs one."""
-    if type(param) not in PLAIN and "torch.distributed.tensor" in sys.modules:
-        from proxsps.optim.shards import is_sharded, piece_of
+    if not is_sharded(param):
+        return None
+    from proxsps.optim.shards import piece_of
 
-        return piece_of(phi, index, param) if is_sharded(param) else None
-    return None
+    return piece_of(phi, index, param)
 
 
 def _within(phi: Regularizer, x: Tensor) -> Tensor:
@@ -106,10 +104,10 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _write(param: Tensor, new: Tensor, whole: bool) -> None:
     """Store new entries of a whole tensor, or of a shard, in a parameter, which may be sharded."""
-    if whole and type(param) not in PLAIN and "torch.distributed.tensor" in sys.modules:
-        from proxsps.optim.shards import cut, is_sharded
+    if whole and is_sharded(param):
+        from proxsps.optim.shards import cut
 
-        new = cut(new, param) if is_sharded(param) else new
+        new = cut(new, param)
     _local(param).copy_(new)
 
 

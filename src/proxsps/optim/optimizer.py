@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from proxsps.core.array import Array
+from proxsps.core.checks import check_nonnegative
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.checks import (
     SHARED,
@@ -22,7 +23,6 @@ from proxsps.optim.checks import (
     check_group_keys,
     check_limit,
     check_lr,
-    check_nonnegative,
     check_rate,
     check_regularizer,
     check_unflattened,
@@ -31,7 +31,6 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
-from proxsps.optim.hints import warn
 from proxsps.optim.host import take
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
@@ -323,13 +322,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
                 f"The average of the linear models was at or below lower_bound={float(C):.6g} for {LOW} steps in a "
                 "row. The bound is too high for this loss; lower it, or set it to None"
             )
-            self._warn_once("low", reason, "The loss had no effect on the parameters in these steps")
-
-    def _warn_once(self, kind: str, reason: str, effect: str = "Parameters were left untouched") -> None:
-        """Warn the first time that this kind of reason occurs."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warn(f"{type(self).__name__}: {reason}. {effect}. This warning is shown once.")
+            self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
 
 
 def sound(number: Any) -> bool:

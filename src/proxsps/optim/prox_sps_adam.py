@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from proxsps.core.checks import check_nonnegative
 from proxsps.optim.capped import MATCHED, CappedPolyak
-from proxsps.optim.checks import check_betas, check_diagonal, check_nonnegative
+from proxsps.optim.checks import check_betas, check_diagonal
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
 from proxsps.regularizers import Regularizer

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
+from proxsps.optim.lists import is_sharded
 from proxsps.regularizers.base import flatten, unflatten
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
 
     from proxsps.optim.blocks import Block
     from proxsps.optim.rule import Rule
@@ -226,15 +226,10 @@ def _differs(local: Tensor, group: ProcessGroup | None) -> Tensor:
 
 def _replicas(param: Tensor, group: ProcessGroup | None) -> Iterator[tuple[Tensor, ProcessGroup | None]]:
     """The part of a parameter on this rank, with each group of ranks that hold the same part."""
-    if not _is_distributed(param):
+    if not is_sharded(param):
         yield param, group
         return
     mesh = param.device_mesh
     for i, placement in enumerate(param.placements):
         if placement.is_replicate() and mesh.size(i) > 1:
             yield param.to_local(), mesh.get_group(i)
-
-
-def _is_distributed(param: Tensor) -> TypeGuard[DTensor]:
-    """Whether a parameter is a DTensor, without loading the class."""
-    return getattr(param, "device_mesh", None) is not None

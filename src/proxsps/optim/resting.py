@@ -24,7 +24,7 @@ REASON = (
 )
 EFFECT = (
     "Training hardly proceeds. Check that all parameters get the gradients that you expect; if only a few entries of a "
-    "large parameter do, pass a number as lr"
+    "large parameter do, pass a number as lr."
 )
 
 

@@ -10,10 +10,11 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from proxsps.core.checks import check_nonnegative
 from proxsps.core.schedule_free import SCALE
 from proxsps.optim.blocks import SPECTRAL
 from proxsps.optim.capped import MATCHED, CappedPolyak
-from proxsps.optim.checks import check_betas, check_diagonal, check_nonnegative
+from proxsps.optim.checks import check_betas, check_diagonal
 from proxsps.optim.following import follow, follow_copies
 from proxsps.optim.hints import sibling_hint, warn
 from proxsps.optim.memory import HALF, start_averages

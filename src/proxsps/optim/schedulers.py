@@ -32,8 +32,7 @@ class HorizonLR(LRScheduler):
     r"""$\alpha_k = \alpha_0 / \sqrt{K}$ throughout, for a number $K$ of steps known beforehand."""
 
     def __init__(self, optimizer: Optimizer, total_steps: int, last_epoch: int = -1) -> None:
-        if total_steps < 1:
-            raise ValueError(f"total_steps must be at least 1, got {total_steps}.")
+        schedules.check_horizon(total_steps)
         self.total_steps = total_steps
         super().__init__(optimizer, last_epoch)
 
@@ -88,10 +87,7 @@ class CoolDown(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, fraction: float = 0.25, last_epoch: int = -1) -> None:
-        if total_steps < 1:
-            raise ValueError(f"total_steps must be at least 1, got {total_steps}.")
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction must be in [0, 1], got {fraction}: it is a part of total_steps.")
+        schedules.check_horizon(total_steps, fraction)
         self.total_steps, self.fraction = total_steps, fraction
         super().__init__(optimizer, last_epoch)
 
@@ -136,7 +132,7 @@ class AdaptiveLR(LRScheduler):
         out = []
         for i, group in enumerate(self.optimizer.param_groups):
             base, lr = group.setdefault("initial_lr", group["lr"]), group["lr"]
-            taken = _taken(seen[i]) if i < len(seen) else []
+            taken = seen[i][~seen[i].isnan()].tolist() if i < len(seen) else []  # a skipped step reports NaN
             out.append(min(base, self.factor * schedules.adaptive(taken, lr / self.factor)) if taken else lr)
         return out
 
@@ -168,8 +164,3 @@ def _check_lr(scheduler: LRScheduler, optimizer: Optimizer) -> None:
             f"{name} sets step sizes, but {type(optimizer).__name__} was constructed with lr=None: its lr is a factor "
             "on the step, which starts at 1. Use CoolDown or a scheduler of torch that scales the lr."
         )
-
-
-def _taken(column: Tensor) -> list[float]:
-    """The zetas of steps that were taken; a skipped one reports NaN."""
-    return column[~column.isnan()].tolist()

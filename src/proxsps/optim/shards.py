@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,11 +42,6 @@ class Pieces(Regularizer):
         raise TypeError(
             "The shards of a group have one regulariser each: call at(i).prox(z, alpha) for the i-th tensor."
         )
-
-
-def is_sharded(param: Tensor) -> TypeGuard[DTensor]:
-    """Whether a parameter is distributed over a mesh of ranks, in shards or in copies."""
-    return isinstance(param, DTensor)
 
 
 def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks) -> list[Block]:
@@ -109,21 +104,6 @@ def cut(array: Any, param: DTensor) -> Tensor:
 def _write_shard(param: DTensor, whole: Tensor) -> None:
     """Write this rank's shard of the new entries into a parameter."""
     param.to_local().copy_(cut(whole, param))
-
-
-def held_entries(held: Tensor, whole: bool) -> Tensor:
-    """The part of a state tensor for a block: the shard of this rank, or all of it."""
-    if not isinstance(held, DTensor):
-        return held
-    return held.full_tensor() if whole else held.to_local()
-
-
-def keep_entries(owner: Tensor, own: dict[str, Any], key: str, new: Tensor, whole: bool) -> bool:
-    """Store new entries, a shard or all, in state that is sharded like its parameter; False for whole tensors."""
-    if not isinstance(owner, DTensor):
-        return False
-    own[key] = sharded_like(owner, cut(new, owner) if whole else new, owner.shape)
-    return True
 
 
 def sharded_like(owner: DTensor, local: Tensor, shape: Sequence[int]) -> DTensor:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.optim.checks import check_positive
+from proxsps.core.checks import check_positive
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule

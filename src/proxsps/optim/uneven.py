@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from proxsps.optim.blocks import gather
 from proxsps.optim.device.numbers import Numbers, step_device
 from proxsps.optim.distance import KEYS
+from proxsps.optim.lists import is_sharded
 from proxsps.optim.reduce import Ranks, Sums, further_rows, join
 from proxsps.optim.second_point import AVERAGING
 from proxsps.optim.sets import by_set
@@ -95,7 +96,7 @@ class TakesUnevenInputs(Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What `Join([model, opt])` calls on ranks that have run out of batches."""
-        if any(hasattr(p, "device_mesh") for group in self.param_groups for p in group["params"]):
+        if any(is_sharded(p) for group in self.param_groups for p in group["params"]):
             raise ValueError(
                 "Join does not work with sharded parameters (DTensor), because every rank holds parts that the others "
                 "need: give all ranks the same number of batches."
@@ -154,7 +155,7 @@ def _shadows(config: _JoinConfig) -> bool:
 
 def _parallel_models(params: set[Tensor]) -> list[DistributedDataParallel]:
     """The data parallel models that have these parameters; a parameter has no reference to its model."""
-    found, left = [], {p for p in params if not hasattr(p, "device_mesh")}
+    found, left = [], {p for p in params if not is_sharded(p)}
     for model in _living(DistributedDataParallel) if left else ():
         if not params.isdisjoint(model.parameters()):
             found.append(model)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from proxsps.core.checks import check_positive
 from proxsps.optim.backward import LastBackward
-from proxsps.optim.checks import check_loss, check_positive, loss_value
+from proxsps.optim.checks import check_loss, loss_value
 from proxsps.optim.hints import warn
-
-HALF = (torch.float16, torch.bfloat16)
+from proxsps.optim.lists import widened
 
 
 class WatchesLosses(Optimizer):
@@ -39,10 +39,10 @@ class WatchesLosses(Optimizer):
         check_loss(loss)
         check_positive("weight", weight)
         if isinstance(loss, Tensor) and loss.requires_grad:
-            value, self._waiting = widened(loss.detach()), True
+            value, self._waiting = widened(loss.detach()), True  # sums overflow in f16, and round in bf16
             loss.register_hook(lambda _: self._record(value, weight))
         else:
-            self._watched.append((widened(loss), weight))
+            self._watched.append((widened(loss) if isinstance(loss, Tensor) else loss, weight))
         return loss
 
     def _record(self, value: Tensor, weight: float) -> None:
@@ -124,30 +124,22 @@ class WatchesLosses(Optimizer):
                 f"divided by {batches}. Steps are too short: add proxsps.integrations.lightning.WatchLoss() to the "
                 "callbacks of the Trainer"
             )
-            self._warn_of_trainer("accumulation", reason)
+            self._warn_once("accumulation", reason, "")
         if clip:
             reason = (
                 f"gradient_clip_val={clip} of Lightning's Trainer clips gradients, which makes a Polyak step too long: "
                 "leave it out, and limit the move with max_move= of the optimizer"
             )
-            self._warn_of_trainer("clipping", reason)
+            self._warn_once("clipping", reason, "")
 
-    def _warn_of_trainer(self, kind: str, reason: str) -> None:
+    def _warn_once(self, kind: str, reason: str, effect: str = "Parameters were left untouched.") -> None:
+        """Warn the first time that this kind of reason occurs."""
         if kind not in self._warned:
             self._warned.add(kind)
-            text = f"{type(self).__name__}: {reason}. This warning is shown once."
-            warn(text)
+            warn(" ".join(filter(None, [f"{type(self).__name__}: {reason}.", effect, "This warning is shown once."])))
 
 
 _TWO_LOSSES = "{}.step() got both a closure and a loss, or two losses: pass one of them."
-
-
-def widened(loss: Any) -> Any:
-    """A loss of half precision in single precision, without reading it; any other loss as it is.
-
-    Sums of losses with weights overflow in f16, and round in bf16.
-    """
-    return loss.float() if isinstance(loss, Tensor) and loss.dtype in HALF else loss
 
 
 def _lightning_trainer(closure: Any) -> Any:

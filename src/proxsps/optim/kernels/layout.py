@@ -25,8 +25,9 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from proxsps.optim.blocks import PLAIN, same_order
+from proxsps.optim.blocks import same_order
 from proxsps.optim.kernels.caching import compiled
+from proxsps.optim.lists import PLAIN
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
 RUN = 1_024  # entries summed in their own precision before they go into a double
