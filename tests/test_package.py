@@ -201,7 +201,9 @@ def test_only_functions_that_numba_compiles_have_no_types():
             if node.returns is None:
                 seen.append(path)
                 names = {ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list}
-                assert names & {"compiled", "inlined", "numba.njit", "intrinsic"}, f"{path.name}: {node.name} has no types"
+                assert names & {"compiled", "inlined", "numba.njit", "intrinsic"}, (
+                    f"{path.name}: {node.name} has no types"
+                )
     assert len(set(seen)) > 3
 
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from proxsps._files import replace_file
 from proxsps.cli import app
 from proxsps.experiments import EXPERIMENTS
-from proxsps.sweep import lock as module
 from proxsps.sweep import tables
+from proxsps.sweep import tables as module
 from proxsps.sweep.result import METRICS, RunResult
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store, StoreError

@@ -6,6 +6,7 @@ the same kind of processor. Only the driver needs data and writes results. Ray i
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import pickle
@@ -69,12 +70,8 @@ class Ray:
                         advance(news)
                         continue
                     found = zip(pending.pop(task), news, strict=True)
-                    # Ray's arrays are in its shared memory, which ends with the cluster.
-                    results = [
-                        RunResult(spec, metrics.copy(), zetas.copy(), {key: part.copy() for key, part in extra.items()})
-                        for spec, (metrics, zetas, extra) in found
-                    ]
-                    yield [result for result in results if result.spec.id not in done]
+                    # Copies: Ray's arrays are in its shared memory, which ends with the cluster.
+                    yield [RunResult(spec, *copy.deepcopy(parts)) for spec, parts in found if spec.id not in done]
             finally:
                 for task in pending:
                     ray.cancel(task, force=True)
@@ -207,8 +204,9 @@ def _connect(ray: ModuleType, address: str | None) -> None:
         try:
             ray.init("local", include_dashboard=False, **quiet)
         except Exception as error:  # of many kinds: Ray starts several programs, with their own files and ports
+            files = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
             raise EngineError(
-                f"Ray did not start on this machine ({_first_line(error)}). Its files are in {_ray_files()}: is "
+                f"Ray did not start on this machine ({_first_line(error)}). Its files are in {files}: is "
                 "there room, and may you write there? RAY_TMPDIR names another folder, with a short path; --engine "
                 "batched needs no Ray."
             ) from None
@@ -223,10 +221,6 @@ def _connect(ray: ModuleType, address: str | None) -> None:
             f"No Ray cluster was reached at {address} ({_first_line(error)}). Pass HOST:PORT as printed by "
             "`ray start --head`, on a machine of that cluster; without an address the sweep runs only on this machine."
         ) from None
-
-
-def _ray_files() -> str:
-    return os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
 
 
 def _first_line(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,12 @@ def batches(problem: Problem, seed: int, epoch: int) -> list[np.ndarray]:
     order = np.random.default_rng((seed, epoch)).permutation(len(problem.train_data()[0]))
     size = problem.batch_size
     return [order[step * size : (step + 1) * size] for step in range(problem.steps_per_epoch)]
+
+
+def shuffled(count: int, size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
+    """Indices of the batches of an epoch for tasks without a `Problem`; an incomplete last one is dropped."""
+    order = np.random.default_rng((seed, epoch)).permutation(count)
+    return (order[first : first + size] for first in range(0, count - size + 1, size))
 
 
 def median_zeta(zetas: np.ndarray) -> np.ndarray:

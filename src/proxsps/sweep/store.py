@@ -44,11 +44,10 @@ from proxsps.sweep.checks import (
     check_whole,
     unusable,
 )
-from proxsps.sweep.lock import locked
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.tables import StoreError as StoreError  # part of this module's interface
-from proxsps.sweep.tables import read_table, write_table
+from proxsps.sweep.tables import locked, read_table, write_table
 
 if TYPE_CHECKING:
     from proxsps.sweep.trials import Trial

@@ -2,19 +2,24 @@
 
 Pages have checksums, which other readers check as well; the digest covers the rest: schema, lengths, encodings. It is
 kept in the file's metadata, in a field of fixed length that counts as zeros when the digest is computed.
+
+One command writes to a folder of tables at a time: it holds the folder's lock.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 
-from proxsps._files import replace_file
+from proxsps._files import PARTIAL, replace_file
 from proxsps.sweep.files import MAKE_ROOM
 from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
 
@@ -24,6 +29,7 @@ KEY = b"proxsps.store"
 DIGEST_KEY = b"proxsps.digest"
 MARK = b"sha256:"
 BLANK = b"0" * 64
+PATIENCE = 60.0  # seconds to wait for another command that is writing
 PLACE = re.compile(MARK + rb"([0-9a-f]{64})")
 
 
@@ -80,3 +86,27 @@ def _digest(content: bytes, place: int) -> bytes:
 
 def _damaged(path: Path, reason: str) -> StoreError:
     return StoreError(f"{path} is damaged ({reason.rstrip('.')}). Restore it, or move it away to start again.")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The folder for this command alone. It is created if it is missing, and files that a kill left are removed."""
+    lock = FileLock(folder / ".lock", timeout=PATIENCE)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise StoreError(
+            f"Another command has been writing to {folder} for {PATIENCE:.0f} seconds. What is in the store "
+            "is kept; run the same command again when the other one is done."
+        ) from None
+    except (OSError, NotImplementedError) as error:  # the latter where a file system has no locks
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"Cannot write to {folder}: {reason}. Choose another folder with --out.") from None
+    try:
+        for left in folder.glob(f"*.parquet.*{PARTIAL}"):  # of a command that was killed
+            with suppress(OSError):
+                left.unlink()
+        yield
+    finally:
+        lock.release()

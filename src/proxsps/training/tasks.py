@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,33 +18,12 @@ from proxsps.problems.base import BASE_SEED, seeded
 from proxsps.problems.datasets import DataError
 from proxsps.problems.vision import ImageClassification, image_problem
 from proxsps.sweep.loop import set_mode, take_steps
+from proxsps.sweep.result import shuffled
 from proxsps.training.loader import epoch_batches, plain_batches, prepared
 from proxsps.training.ranks import TrainingRanks
 
 DIGITS = "digits-mlp"
 PARTS = (1047, 300, 450)  # of 1797 digits: for training, for choosing a network, and for scoring the chosen one
-
-
-class Task(Protocol):
-    """Data and a network with its starting weights."""
-
-    def settings(self) -> dict[str, Any]:
-        """Everything that a result depends on, as plain data."""
-
-    def network(self, seed: int) -> nn.Module:
-        """The network with starting weights of this seed."""
-
-    def example_inputs(self) -> Tensor:
-        """A few samples as inputs of the network."""
-
-    def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels of one epoch, which depend only on seed and epoch."""
-
-    def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels for choosing a network."""
-
-    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and labels for scoring the chosen network; not used to choose anything."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +34,11 @@ class Digits:
     batch_size: int = 64
 
     def settings(self) -> dict[str, Any]:
-        """The options of the task."""
+        """Everything that a result depends on, as plain data."""
         return {"task": DIGITS, "hidden": list(self.hidden), "batch_size": self.batch_size, "parts": list(PARTS)}
 
     def network(self, seed: int) -> nn.Module:
-        """Two hidden layers with ReLU."""
+        """Two hidden layers with ReLU, and starting weights of this seed."""
         one, two = self.hidden
         with seeded(BASE_SEED + seed):
             return nn.Sequential(nn.Linear(64, one), nn.ReLU(), nn.Linear(one, two), nn.ReLU(), nn.Linear(two, 10))
@@ -71,17 +50,15 @@ class Digits:
     def batches(self, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All digits in a new order; an incomplete last batch is dropped."""
         x, labels = digits()[0]
-        order = np.random.default_rng((seed, epoch)).permutation(len(labels))
-        for first in range(0, len(order) - self.batch_size + 1, self.batch_size):
-            chosen = torch.from_numpy(order[first : first + self.batch_size])
+        for chosen in shuffled(len(labels), self.batch_size, seed, epoch):
             yield x[chosen], labels[chosen]
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All at once."""
+        """Digits for choosing a network, all at once."""
         yield digits()[1]
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All at once."""
+        """Digits for scoring the chosen network, all at once; not used to choose anything."""
         yield digits()[2]
 
 
@@ -100,7 +77,7 @@ class Images:
             )
 
     def settings(self) -> dict[str, Any]:
-        """The options of the problem."""
+        """Everything that a result depends on, as plain data."""
         return {"task": self.problem.name, **asdict(self.problem), "validation": "every second image"}
 
     def network(self, seed: int) -> nn.Module:
@@ -128,6 +105,9 @@ class Images:
     def _every_second(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         images, labels = self.problem.validation_data(0)
         return plain_batches((images[first::2], labels[first::2]), self.ranks)
+
+
+Task = Digits | Images
 
 
 def task_named(name: str, device: torch.device | None = None, **options: Any) -> Task:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import islice
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -23,6 +22,7 @@ from proxsps.problems.resnet import ResNet
 from proxsps.problems.vision import ImageClassification
 from proxsps.regularizers import L1, Regularizer
 from proxsps.sweep.loop import take_steps
+from proxsps.sweep.result import shuffled
 from proxsps.sweep.trials import Batch, TrialTask
 from proxsps.training.loader import plain_batches, prepared
 from proxsps.training.ranks import TrainingRanks
@@ -37,12 +37,8 @@ def squared_norm(model: nn.Module) -> float:
 
 
 def _orders(count: int, size: int, seed: int) -> Iterator[Tensor]:
-    """Indices of batches, epoch by epoch, each in a new order; an incomplete last batch is dropped."""
-    epoch = 0
-    while True:
-        order = torch.from_numpy(np.random.default_rng((seed, epoch)).permutation(count))
-        yield from (order[first : first + size] for first in range(0, count - size + 1, size))
-        epoch += 1
+    """Indices of batches, epoch by epoch, each in a new order."""
+    return (torch.from_numpy(part) for epoch in itertools.count() for part in shuffled(count, size, seed, epoch))
 
 
 @lru_cache(maxsize=1)
@@ -167,7 +163,7 @@ def _trained(task: ImagesTask, seed: int) -> dict[str, Tensor]:
     scheduler = CoolDown(optimizer, task.steps)
     images, labels = ImageClassification(size=16).train_data()
     first = torch.nonzero(labels < HALF)[:, 0][:20_000]
-    orders = islice(_orders(len(first), task.batch_size, seed), task.steps)
+    orders = itertools.islice(_orders(len(first), task.batch_size, seed), task.steps)
     batches = ((prepared(images[first[chosen]]), labels[first[chosen]]) for chosen in orders)
     for _ in take_steps(optimizer, batches, partial(task.loss, model)):
         scheduler.step()

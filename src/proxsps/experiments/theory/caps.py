@@ -16,7 +16,7 @@ from proxsps.core.dual import Evaluate, Found, height_off, search_dual, shared_l
 from proxsps.core.model import entry_ray_heights
 from proxsps.core.step import Line, line_dual
 from proxsps.experiments.theory.checks import Sided, exact, rate
-from proxsps.experiments.theory.rates import distance_sq, table
+from proxsps.experiments.theory.rates import at_solution, table
 from proxsps.experiments.theory.runs import Step, averages, checkpoints, run
 from proxsps.experiments.theory.steps import at_targets, visited
 from proxsps.problems.composite import PROBLEMS, Composite, box_least_squares, ridge, sparse_logistic
@@ -122,7 +122,6 @@ def matched_neighbourhood(seeds: int) -> Iterator[pd.DataFrame]:
     """
     K = checkpoints(STEPS)
     for problem in (ridge(), sparse_logistic()):
-        at = problem.solution
         for cap in (0.2, 1e3):
             path = run(problem, matched(problem), partial(schedules.constant, alpha=cap), STEPS, seeds)
             samples = problem.value(averages(path.points[:-1], np.ones(STEPS), K)) - problem.lower_bound
@@ -130,9 +129,7 @@ def matched_neighbourhood(seeds: int) -> Iterator[pd.DataFrame]:
                 K,
                 cap=cap,
                 L_max=problem.constants.L_max,
-                sigma_sq=float(problem.value(at)) - problem.lower_bound,
-                penalty=float(problem.penalty(at)),
-                D_sq=distance_sq(problem),
+                **at_solution(problem),
             )
             yield table(f"{problem.name}, cap {cap:g}", K, samples, bound, path.truncated)
 

@@ -56,6 +56,13 @@ def distance_sq(problem: Composite) -> float:
     return float(((problem.start - problem.solution) ** 2).sum())
 
 
+def at_solution(problem: Composite) -> dict[str, float]:
+    """Constants of the neighbourhoods of steps without a learning rate."""
+    at = problem.solution
+    excess = float(problem.value(at)) - problem.lower_bound
+    return {"sigma_sq": excess, "penalty": float(problem.penalty(at)), "D_sq": distance_sq(problem)}
+
+
 @rate("bounded-weakly-convex", "Corollary, weakly convex case", ENVELOPE)
 def bounded_weakly_convex(seeds: int) -> Iterator[pd.DataFrame]:
     """E ||grad env(drawn x)||^2 <= 8 rho Delta/K + 16 G sqrt(rho Delta/K).

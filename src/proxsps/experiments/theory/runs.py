@@ -70,9 +70,14 @@ def prox_sgd(problem: Composite) -> Step:
     return partial(_step, problem, rules.linear)
 
 
-def _step(problem: Composite, rule: runs.Rule, x: Floats, i: np.ndarray, alpha: Floats) -> tuple[Floats, Floats]:
-    value, g = problem.sample(x, i)
-    points, decision = runs.step(x, value - problem.lower_bound, g, alpha, problem.phi, rule)
+def _step(
+    problem: Composite, rule: runs.Rule, x: Floats, i: np.ndarray, alpha: Floats, coupled: bool = False
+) -> tuple[Floats, Floats]:
+    """A step on the problem, or on f_i + phi without a prox, where phi is the squared l2 norm."""
+    (value, g), phi = problem.sample(x, i), problem.phi
+    if coupled:
+        (value, g), phi = runs.coupled(value, g, x, phi.strong_convexity), Zero()
+    points, decision = runs.step(x, value - problem.lower_bound, g, alpha, phi, rule)
     return points, decision.u
 
 
@@ -89,7 +94,7 @@ def full_model(problem: Composite) -> Step:
 
 def sps_max(problem: Composite) -> Step:
     """SPS_max with c = 1 on f_i + lam/2 ||.||^2, with the lower bound of f_i: the paper's baseline."""
-    return partial(_coupled_step, problem, rules.sps_max)
+    return partial(_step, problem, rules.sps_max, coupled=True)
 
 
 class DecSPS:
@@ -101,20 +106,12 @@ class DecSPS:
 
     def __call__(self, x: Floats, i: np.ndarray, alpha: Floats) -> tuple[Floats, Floats]:
         """One step."""
-        return _coupled_step(self._problem, self._rule, x, i, alpha)
+        return _step(self._problem, self._rule, x, i, alpha, coupled=True)
 
     def _rule(self, model: rules.Model) -> rules.Decision:
         memory = self._memory or rules.start_memory(model.alpha)
         decision, self._memory = rules.dec_sps(model, memory, np.isfinite(model.gap))
         return decision
-
-
-def _coupled_step(
-    problem: Composite, rule: runs.Rule, x: Floats, i: np.ndarray, alpha: Floats
-) -> tuple[Floats, Floats]:
-    value, d = runs.coupled(*problem.sample(x, i), x, problem.phi.strong_convexity)
-    points, decision = runs.step(x, value - problem.lower_bound, d, alpha, Zero(), rule)
-    return points, decision.u
 
 
 def averages(points: Floats, weights: Floats, at: np.ndarray) -> Floats:

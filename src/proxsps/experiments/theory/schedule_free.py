@@ -13,7 +13,7 @@ from proxsps import theory
 from proxsps.core.schedule_free import Averaging, gradient_point, next_share, noise_growth
 from proxsps.experiments.theory.caps import CAPS, CONVEX, matched_step
 from proxsps.experiments.theory.checks import Sided, exact, rate, row
-from proxsps.experiments.theory.rates import distance_sq, table
+from proxsps.experiments.theory.rates import at_solution, table
 from proxsps.experiments.theory.runs import checkpoints
 from proxsps.experiments.theory.steps import at_targets
 from proxsps.problems.composite import PROBLEMS, Composite, robust_regression
@@ -127,14 +127,12 @@ def neighbourhood(seeds: int) -> Iterator[pd.DataFrame]:
     """
     K = checkpoints(STEPS)
     for problem, cap in ((interpolated(), 2.0), (robust_regression(), 2.0), (robust_regression(), 0.05)):
-        path, at = free_run(problem, cap, 0.9, STEPS, seeds, by_step=False), problem.solution
+        path = free_run(problem, cap, 0.9, STEPS, seeds, by_step=False)
         bound = theory.schedule_free_neighbourhood(
             K,
             cap=cap,
             G=problem.constants.G,
-            sigma_sq=float(problem.value(at)) - problem.lower_bound,
-            penalty=float(problem.penalty(at)),
-            D_sq=distance_sq(problem),
+            **at_solution(problem),
         )
         samples = problem.value(path.x[K]) - problem.lower_bound
         yield table(f"{problem.name}, cap {cap:g}", K, samples, bound, path.truncated)
