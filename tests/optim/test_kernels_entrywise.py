@@ -13,7 +13,8 @@ from sampled import sample
 pytest.importorskip("numba")
 
 from proxsps.optim.kernels import layout
-from proxsps.optim.kernels.entrywise import GENERAL, NOWHERE, Sources
+from proxsps.optim.kernels.entrywise import NOWHERE, Sources
+from proxsps.optim.kernels.heights import GENERAL
 from proxsps.optim.kernels.parts import EntryPart
 from proxsps.optim.kernels.sampling import NO_START, start_of
 from proxsps.regularizers import L1, L2, Box, ElasticNet, LInfBall, NonNegative, Zero

@@ -44,12 +44,11 @@ from proxsps.optim.kernels.averages import (
     write_second_in_metric,
 )
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.heights import add_box, add_general, add_soft, general_change, typed_psi
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
+from proxsps.optim.kernels.heights import LINE, add_heights, general_change, typed_psi
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, entries, run_memory
 from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.kernels.scalar import prox
 
-LINE, SOFT, BOX, GENERAL = range(4)  # affine; l1 alone; bounds alone; everything
 # The sums of a first pass, in the order of its columns. Heights follow, then their slopes.
 D_SQ, D_DOT_X, NOISE, X_SQ, G_DOT_X, G_SQ, P_SQ, P_DOT_X, MOVED_SQ = range(9)
 SUMS = 9
@@ -107,15 +106,17 @@ def _noise(x, d, zero):
 
 
 @inlined(fastmath=REORDER)
-def _lengths(x, d, r, zero, one):
-    """||x||^2, ||p||^2, <p, x>."""
+def _add_lengths(x, d, r, zero, one, out):
+    """Add ||x||^2, ||p||^2 and <p, x> of a run."""
     xx, pp, px = zero, zero, zero
     for k in range(len(x)):
         p = (one if r is None else r[k]) * d[k]
         xx += x[k] * x[k]
         pp += p * p
         px += p * x[k]
-    return xx, pp, px
+    out[X_SQ] += xx
+    out[P_SQ] += pp
+    out[P_DOT_X] += px
 
 
 @inlined(fastmath=REORDER)
@@ -143,100 +144,86 @@ def _write_prox(x, d, r, s, psi, relax):
         x[k] = y if relax == one else x[k] + relax * (y - x[k])
 
 
-def _kernels(average: bool, metric: bool, second: bool = False) -> tuple[Any, Any, Any]:
-    """The three passes for slopes that are gradients, averages, averages in Adam's metric, or gradients at y in it.
+@inlined()
+def _add_sums(found, g, metric, out):
+    """Add the sums of a run; NaN if the square of a gradient overflows in a metric."""
+    out[D_SQ] += found[0]
+    out[D_DOT_X] += found[1]
+    out[G_DOT_X] += found[2]
+    out[G_SQ] += found[3]
+    if metric and not np.isfinite(found[4]) and overflows(g):
+        out[D_SQ] = np.nan
 
-    These three constants are all that the functions close over: the cache on disk is keyed by them, and functions would
-    have a new key in every process.
-    """
 
+# The constants of these three are all that a kernel closes over: the cache on disk is keyed by them, and functions
+# would have a new key in every process. Slopes are gradients, averages, averages in Adam's metric, or gradients at y.
+
+
+def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
     @compiled()
     def reduce(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
         least, kinds, psi, caps, u, summing, moving, partial, first, last,
     ):  # fmt: skip
-        """The sums of each chunk if `summing`, the lengths of its move if `moving`, and h with its slope at points u.
-
-        There is one set of heights for each row of caps.
-        """
-        of, points = like.dtype.type, len(u)
-        zero, one, steps = of(0), of(1), np.empty(len(u), like.dtype)
-        fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype) if metric else None
+        """Sums of each chunk if `summing`, lengths of its move if `moving`; h and its slope at u, per row of caps."""
+        zero, one, steps = like.dtype.type(0), like.dtype.type(1), numba.carray(run_memory(like), len(u))
+        fresh, places = numba.carray(run_memory(like), RUN), numba.carray(run_memory(np.uint32), RUN)
+        inverse = numba.carray(run_memory(like), RUN) if metric else None
         for i in range(first, last):
-            j, low, n, b = tensor[i], origin[i], length[i], block[i]
-            x = numba.carray(pointer(x_at[j], like), low + n)[low:]
-            g = numba.carray(pointer(g_at[j], like), low + n)[low:]
-            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average or second else g
-            v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
+            j, low, n, b, out = tensor[i], origin[i], length[i], block[i], partial[i]
+            x, g = entries(like, x_at, j, low, n), entries(like, g_at, j, low, n)
+            d = entries(like, d_at, j, low, n) if average or second else g
+            v = entries(like, v_at, j, low, n) if metric else g
             own, mix = typed_weights(like, weights, eps, least, j), typed_mix(like, weights, j)
-            lam, out = of(coupling[b]), partial[i]
             out[:] = 0
             for at in range(0, n, RUN):
                 end = at + RUN
-                xs, gs = x[at:end], g[at:end]
-                alone = metric and kinds[b] == LINE and not moving  # nothing but sums is wanted
-                ds = gs
-                if average and not alone:
-                    ds = new_slopes(gs, d[at:end], own, fresh)
-                elif not (average or second):
-                    ds = _coupled_slopes(xs, gs, lam, fresh)
-                if metric and not alone:
-                    new_metric(gs, v[at:end], own, inverse)
+                xs, gs, ds, vs = x[at:end], g[at:end], d[at:end], v[at:end]
+                if summing and len(start_at):
+                    out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at, places, ds if second else None, mix[0])
+                if metric and kinds[b] == LINE and not moving:  # nothing but sums is wanted
+                    found = second_metric_sums(xs, gs, ds, vs, own) if second else metric_sums(xs, gs, ds, vs, own)
+                    _add_sums(found, gs, metric, out)
+                    continue
+                ys, ds = ds, gs if second else ds
+                if average:
+                    ds = new_slopes(gs, ds, own, fresh)
+                elif not second:
+                    ds = _coupled_slopes(xs, gs, like.dtype.type(coupling[b]), fresh)
+                if metric:
+                    new_metric(gs, vs, own, inverse)
                 if summing:
-                    if second and alone:
-                        found = second_metric_sums(xs, gs, d[at:end], v[at:end], own)
-                    elif second:
-                        found = second_sums(xs, gs, d[at:end], inverse, one)
-                    elif alone:
-                        found = metric_sums(xs, gs, d[at:end], v[at:end], own)
+                    if second:
+                        found = second_sums(xs, gs, ys, inverse, one)
                     else:
                         found = _sums(xs, gs if average else None, ds, inverse, zero, one)
-                    out[D_SQ] += found[0]
-                    out[D_DOT_X] += found[1]
-                    out[G_DOT_X] += found[2]
-                    out[G_SQ] += found[3]
-                    if metric and not np.isfinite(found[4]) and overflows(gs):
-                        out[D_SQ] = np.nan
+                    _add_sums(found, gs, metric, out)
                     if kinds[b] != LINE:
                         out[NOISE] += _noise(xs, ds, zero)
-                    if len(start_at):
-                        ys = d[at:end] if second else None
-                        out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at, ys, mix[0])
                 if moving:
-                    squares = _lengths(xs, ds, inverse, zero, one)
-                    out[X_SQ] += squares[0]
-                    out[P_SQ] += squares[1]
-                    out[P_DOT_X] += squares[2]
-                if kinds[b] != LINE and points:
-                    for c in range(len(caps)):
-                        place = SUMS + 2 * c * points
-                        heights, bends = out[place : place + points], out[place + points : place + 2 * points]
-                        typed = typed_psi(like, psi, b, caps[c, b])
-                        for p in range(points):
-                            steps[p] = of(caps[c, b] * u[p])
-                        if kinds[b] == SOFT:
-                            add_soft(xs, ds, inverse, steps, typed, heights, bends)
-                        elif kinds[b] == BOX:
-                            add_box(xs, ds, inverse, steps, typed, heights, bends)
-                        else:
-                            add_general(xs, ds, inverse, steps, typed, heights, bends)
+                    _add_lengths(xs, ds, inverse, zero, one, out)
+                if kinds[b] != LINE and len(u):
+                    add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, out[SUMS:])
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
 
+    return reduce
+
+
+def _move_kernel(average: bool, metric: bool, second: bool) -> Any:
     @compiled()
     def move_sq(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
         least, psi, caps, u, partial, first, last,
     ):  # fmt: skip
         """||y - x||^2 of each chunk."""
-        of = like.dtype.type
-        fresh, inverse = np.empty(RUN, like.dtype), np.empty(RUN, like.dtype) if metric else None
+        fresh = numba.carray(run_memory(like), RUN)
+        inverse = numba.carray(run_memory(like), RUN) if metric else None
         for i in range(first, last):
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
-            x = numba.carray(pointer(x_at[j], like), low + n)[low:]
-            g = numba.carray(pointer(g_at[j], like), low + n)[low:]
-            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average or second else g
-            v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
+            x, g = entries(like, x_at, j, low, n), entries(like, g_at, j, low, n)
+            d = entries(like, d_at, j, low, n) if average else g
+            v = entries(like, v_at, j, low, n) if metric else g
             own, typed = typed_weights(like, weights, eps, least, j), typed_psi(like, psi, b, caps[b])
             partial[i, 0] = 0
             for at in range(0, n, RUN):
@@ -245,50 +232,57 @@ def _kernels(average: bool, metric: bool, second: bool = False) -> tuple[Any, An
                 ds = new_slopes(gs, d[at:end], own, fresh) if average else gs
                 if metric:
                     new_metric(gs, v[at:end], own, inverse)
-                partial[i, 0] += _change_sq(xs, ds, inverse, of(u * caps[b]), typed)
+                partial[i, 0] += _change_sq(xs, ds, inverse, like.dtype.type(u * caps[b]), typed)
 
+    return move_sq
+
+
+def _write_kernel(average: bool, metric: bool, second: bool) -> Any:
     @compiled()
     def write(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
         least, kinds, keep, move, psi, caps, u, relax, first, last,
     ):  # fmt: skip
         """Store new averages, and x <- keep x + move p, or x + relax (y - x) with y itself where relax is 1."""
-        of = like.dtype.type
-        one, inverse = of(1), np.empty(RUN, like.dtype) if metric else None
-        fresh = np.empty(RUN, like.dtype) if second else None
+        of, fresh = like.dtype.type, numba.carray(run_memory(like), RUN)
+        inverse = numba.carray(run_memory(like), RUN) if metric else None
         for i in range(first, last):
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
-            x = numba.carray(pointer(x_at[j], like), low + n)[low:]
-            g = numba.carray(pointer(g_at[j], like), low + n)[low:]
-            d = numba.carray(pointer(d_at[j], like), low + n)[low:] if average or second else g
-            v = numba.carray(pointer(v_at[j], like), low + n)[low:] if metric else g
+            x, g = entries(like, x_at, j, low, n), entries(like, g_at, j, low, n)
+            d = entries(like, d_at, j, low, n) if average or second else g
+            v = entries(like, v_at, j, low, n) if metric else g
             own, typed = typed_weights(like, weights, eps, least, j), typed_psi(like, psi, b, caps[b])
             mix, share = typed_mix(like, weights, j)
+            kept, moved, size = of(keep[b]), of(move[b]), of(u * caps[b])
             for at in range(0, n, RUN):
-                xs, ds = x[at : at + RUN], d[at : at + RUN]
-                if second:
-                    gs, vs = g[at : at + RUN], v[at : at + RUN]
-                    if kinds[b] == LINE:
-                        write_second_in_metric(xs, gs, ds, vs, own, of(keep[b]), of(move[b]), mix, share)
-                        continue
+                end = at + RUN
+                xs, gs, ds, vs = x[at:end], g[at:end], d[at:end], v[at:end]
+                if second and kinds[b] == LINE:
+                    write_second_in_metric(xs, gs, ds, vs, own, kept, moved, mix, share)
+                elif second:
                     averaged_points(ds, xs, mix, fresh)
                     store_metric(gs, vs, own, inverse)
-                    _write_prox(xs, gs, inverse, of(u * caps[b]), typed, of(relax))
+                    _write_prox(xs, gs, inverse, size, typed, of(relax))
                     gradient_points(fresh[: len(xs)], xs, mix, share, typed[3], typed[4], ds)
-                    continue
-                if metric and kinds[b] == LINE:
-                    write_in_metric(xs, g[at : at + RUN], ds, v[at : at + RUN], own, of(keep[b]), of(move[b]))
-                    continue
-                if metric:
-                    store_metric(g[at : at + RUN], v[at : at + RUN], own, inverse)
-                if average:
-                    store_slopes(g[at : at + RUN], ds, own)
-                if kinds[b] == LINE:
-                    _write_line(xs, ds, inverse, of(keep[b]), of(move[b]), one)
+                elif metric and kinds[b] == LINE:
+                    write_in_metric(xs, gs, ds, vs, own, kept, moved)
                 else:
-                    _write_prox(xs, ds, inverse, of(u * caps[b]), typed, of(relax))
+                    if metric:
+                        store_metric(gs, vs, own, inverse)
+                    if average:
+                        store_slopes(gs, ds, own)
+                    if kinds[b] == LINE:
+                        _write_line(xs, ds, inverse, kept, moved, of(1))
+                    else:
+                        _write_prox(xs, ds, inverse, size, typed, of(relax))
 
-    return reduce, move_sq, write
+    return write
+
+
+def _kernels(average: bool, metric: bool, second: bool = False) -> tuple[Any, Any, Any]:
+    """The three passes for one kind of slopes."""
+    kind = average, metric, second
+    return _reduce_kernel(*kind), _move_kernel(*kind), _write_kernel(*kind)
 
 
 PLAIN, AVERAGED, ADAM, SECOND = (

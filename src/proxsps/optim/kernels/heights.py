@@ -10,6 +10,8 @@ from typing import Any
 from proxsps.optim.kernels.caching import inlined
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER
 
+LINE, SOFT, BOX, GENERAL = range(4)  # affine; l1 alone; bounds alone; everything
+
 
 @inlined(fastmath=ENTRYWISE)
 def _soft_change(x, d, r, s, psi):
@@ -101,4 +103,21 @@ def _heights(change: Any) -> Any:
     return add
 
 
-add_soft, add_box, add_general = (_heights(change) for change in (_soft_change, _box_change, general_change))
+_add_soft, _add_box, _add_general = (_heights(change) for change in (_soft_change, _box_change, general_change))
+
+
+@inlined()
+def add_heights(like, x, d, r, kind, psi, caps, b, u, steps, out):
+    """Add h at the points u and its slopes, for each set of caps, of a run of a block that is not affine."""
+    points = len(u)
+    for c in range(len(caps)):
+        heights, bends = out[2 * c * points : (2 * c + 1) * points], out[(2 * c + 1) * points : 2 * (c + 1) * points]
+        typed = typed_psi(like, psi, b, caps[c, b])
+        for p in range(points):
+            steps[p] = like.dtype.type(caps[c, b] * u[p])
+        if kind == SOFT:
+            _add_soft(x, d, r, steps, typed, heights, bends)
+        elif kind == BOX:
+            _add_box(x, d, r, steps, typed, heights, bends)
+        else:
+            _add_general(x, d, r, steps, typed, heights, bends)

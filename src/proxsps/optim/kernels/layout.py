@@ -4,7 +4,8 @@ The kernels release the GIL, and our own small thread pool runs them on slices o
 threading layers are unsafe from several threads or after a fork. Partial sums are kept per chunk of memory and added in
 one order: the result does not depend on the number of threads.
 
-Every second pass over the same tensors goes backwards: it begins with what the previous pass has left in the cache.
+Every second pass over tensors that fit into the last cache goes backwards: it begins with what the previous pass has
+left there. Longer passes are faster forwards.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
 from proxsps.optim.blocks import same_order
-from proxsps.optim.kernels.caching import compiled
+from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.lists import PLAIN
 
 CHUNK = 16_384  # entries; 64 KiB of f32, so that both streams of a chunk stay in a core's own cache
@@ -36,6 +38,7 @@ SHARES = 8  # parts of the work per thread, so that a thread that wakes late or 
 # Entries that even a backward pass reads forwards: memory is prefetched in this direction, and a turn after every chunk
 # would cost more than the cache saves.
 STRETCH = 16 * CHUNK
+NEAR = 1 << 22  # most entries of a pass that goes backwards; four streams of f32 then have 64 MiB
 ALONE = 64 * CHUNK  # least entries per thread: with fewer, waking a helper costs more than it saves
 
 LIKE: dict[torch.dtype, np.ndarray] = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
@@ -55,6 +58,28 @@ def pointer(typingctx, address, like):
         return builder.inttoptr(args[0], context.get_value_type(target))
 
     return target(address, like), build
+
+
+@intrinsic
+def run_memory(typingctx, like):
+    """A pointer to memory for a run, of the type of `like`, on the stack of the kernel.
+
+    Slices of arrays that numba allocates count their references, which costs more than a sum over a short run.
+    """
+    of = like.dtype if isinstance(like, types.Array) else like.instance_type
+
+    def build(context, builder, signature, args):
+        memory = cgutils.alloca_once(builder, context.get_data_type(of), size=RUN)
+        memory.align = 64
+        return memory
+
+    return types.CPointer(of)(like), build
+
+
+@inlined()
+def entries(like, at, j, low, n):
+    """The n entries of tensor j from `low` on, as an array."""
+    return numba.carray(pointer(at[j], like), low + n)[low:]
 
 
 def turns() -> Iterator[bool]:
@@ -215,6 +240,7 @@ def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float =
     """
     work_ahead = chunks.total * weight
     threads = min(chunks.threads, max(1, int(work_ahead) // ALONE))
+    backwards = backwards and chunks.total <= NEAR
     if threads == 1 and (not backwards or chunks.total <= STRETCH):
         kernel(*args, 0, len(chunks.sizes))
         return

@@ -17,7 +17,7 @@ import numpy as np
 from proxsps.optim.kernels.averages import new_metric, new_slopes, overflows, store_metric, store_slopes, typed_weights
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.entrywise import Sources
-from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, pointer, run
+from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, pointer, run, run_memory
 from proxsps.optim.kernels.row_layout import RowLayout, RowMemory
 from proxsps.optim.kernels.sampling import moved_sq
 
@@ -166,7 +166,7 @@ def _pass(
     """The sums of each chunk, and h, or with `moves` ||y - x||^2, at points with caps and dual variables."""
     of, points = like.dtype.type, len(u)
     slope, inverse = np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype)
-    z, t = np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype)
+    z, t, places = np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype), numba.carray(run_memory(np.uint32), RUN)
     for i in range(first, last):
         j, n = tensor[i], height[i]
         end = start[i] + count[i] * n
@@ -183,7 +183,7 @@ def _pass(
             if summing:
                 _add_sums(xs, gs, ds, rs, partial[i])
                 if len(start_at):
-                    partial[i, SUMS - 1] += moved_sq(like, start_at, j, xs, start[i] + low)
+                    partial[i, SUMS - 1] += moved_sq(like, start_at, j, xs, start[i] + low, places)
             for p in range(points):
                 y = _new_row(xs, ds, rs, of(u[p] * caps[p, at]), of(caps[p, at] * l1[at]), norms, at, z, t)
                 partial[i, SUMS + p] += _move_sq(xs, y) if moves else _height(xs, ds, y)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from proxsps.optim.kernels import averages, entrywise, metric_rows, rows
-from proxsps.optim.kernels.entrywise import BOX, GENERAL, LINE, SOFT, SUMS, Sources
+from proxsps.optim.kernels.entrywise import SUMS, Sources
+from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT
 from proxsps.optim.kernels.layout import Layout, fold, fold_heights, run, sampled, turns
 from proxsps.optim.kernels.metric_rows import MetricRows
 from proxsps.optim.kernels.row_layout import RowMemory

@@ -11,7 +11,7 @@ import numpy as np
 
 from proxsps.optim.kernels.averages import gradient_points
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, pointer
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, entries, run_memory
 from proxsps.optim.kernels.sampling import moved_sq
 
 SUMS = 9  # the rows of `Table`
@@ -24,9 +24,9 @@ def blend(like, block, tensor, origin, length, d_at, g_at, new_at, mu, first, la
     old, new = like.dtype.type(mu), like.dtype.type(1 - mu)
     for i in range(first, last):
         j, low, n = tensor[i], origin[i], length[i]
-        d = numba.carray(pointer(d_at[j], like), low + n)[low:]
-        g = numba.carray(pointer(g_at[j], like), low + n)[low:]
-        out = numba.carray(pointer(new_at[j], like), low + n)[low:]
+        d = entries(like, d_at, j, low, n)
+        g = entries(like, g_at, j, low, n)
+        out = entries(like, new_at, j, low, n)
         for k in range(n):
             out[k] = old * d[k] + new * g[k]
 
@@ -62,14 +62,14 @@ def reduce(
 ):  # fmt: skip
     """The sums of each chunk."""
     of = like.dtype.type
-    old, new, mix, zero = of(mu), of(1 - mu), of(b), of(0)
+    old, new, mix, zero, places = of(mu), of(1 - mu), of(b), of(0), numba.carray(run_memory(np.uint32), RUN)
     for i in range(first, last):
         j, low, n, out = tensor[i], origin[i], length[i], partial[i]
-        z = numba.carray(pointer(z_at[j], like), low + n)[low:]
-        g = numba.carray(pointer(g_at[j], like), low + n)[low:]
-        y = numba.carray(pointer(y_at[j], like), low + n)[low:]
-        d = numba.carray(pointer(d_at[j], like), low + n)[low:]
-        p = numba.carray(pointer(p_at[j], like), low + n)[low:]
+        z = entries(like, z_at, j, low, n)
+        g = entries(like, g_at, j, low, n)
+        y = entries(like, y_at, j, low, n)
+        d = entries(like, d_at, j, low, n)
+        p = entries(like, p_at, j, low, n)
         scale = of(scales[j])
         out[:] = 0
         for at in range(0, n, RUN):
@@ -78,8 +78,6 @@ def reduce(
             out[D_SQ] += found[0]
             out[D_DOT_X] += found[1]
             out[G_DOT_X] += found[2]
-            if len(start_at):
-                out[MOVED_SQ] += moved_sq(like, start_at, j, z[at:end], low + at, y[at:end], mix)
             if moving:
                 squares = _lengths(z[at:end], p[at:end], scale, zero)
                 out[X_SQ] += squares[0]
@@ -87,7 +85,7 @@ def reduce(
                 out[P_DOT_X] += squares[2]
         out[G_SQ] = n
         if len(start_at):
-            out[MOVED_SQ] *= start_scale[j]
+            out[MOVED_SQ] = start_scale[j] * moved_sq(like, start_at, j, z[:n], low, places, y[:n], mix)
 
 
 @compiled()
@@ -100,11 +98,11 @@ def write(
     fresh = np.empty(RUN, like.dtype)
     for i in range(first, last):
         j, low, n = tensor[i], origin[i], length[i]
-        z = numba.carray(pointer(z_at[j], like), low + n)[low:]
-        g = numba.carray(pointer(g_at[j], like), low + n)[low:]
-        y = numba.carray(pointer(y_at[j], like), low + n)[low:]
-        d = numba.carray(pointer(d_at[j], like), low + n)[low:]
-        p = numba.carray(pointer(p_at[j], like), low + n)[low:]
+        z = entries(like, z_at, j, low, n)
+        g = entries(like, g_at, j, low, n)
+        y = entries(like, y_at, j, low, n)
+        d = entries(like, d_at, j, low, n)
+        p = entries(like, p_at, j, low, n)
         kept, moved = of(keep[block[i]]), of(move[block[i]] * scales[j])
         for at in range(0, n, RUN):
             end = min(at + RUN, n)
