@@ -121,7 +121,7 @@ class ScheduleFree:
                 d = self.memory[i] = mu * self.memory[i] + (1 - mu) * g
                 rows = d.reshape(d.shape[0], -1)
                 p = (self.squares * max(rows.shape)) ** 0.5 * newton_schulz(rows).reshape(d.shape)
-                lengths.append(float(d.numel()))
+                lengths.append(d.numel() / 4 + 0.75 * float(p.double().square().sum()) / (0.8 * self.squares))
                 inverses.append(torch.ones_like(d))
             else:
                 self.memory[i] = 0.999 * self.memory[i] + 0.001 * g * g

@@ -24,6 +24,13 @@ Spectral directions (Muon; Jordan et al., 2024) are for matrices. The gradients 
 are averaged to d, and p = rho sqrt(max(m, n)) U V^T for d = U S V^T, approximately. Its entries are of the order of 1,
 as those of D^-1 g in Adam's metric, and rho is what averaging takes away from noise, so that no number sets
 matrices against other tensors.
+
+What spectral directions add to G of the distance cap is q, the squared distance by which they move a run in pure noise,
+per step and tau^2. If gradients have full rank, q = m n: averages of gradients move a run as far as the gradients do.
+Gradients of low rank (small batches, the first steps of wide networks) have directions that fill fewer entries,
+F = ||p||^2 / (0.8 rho^2). Then q = F if their singular vectors stay the same. If each gradient has new ones, then
+q = 3.5 F, because the iteration raises remains of old gradients to full size. The cap uses m n / 4 + 3 F / 4, which is
+between these two from 9 % of the full rank on. With q = m n the cap would be below the edge of growth, and fall.
 """
 
 from __future__ import annotations
@@ -37,6 +44,8 @@ MIX, POWER = 0.9, 1.0  # b and r
 SCALE = 2.0  # c of the distance cap
 LATEST, WINDOW = 0.9, 100.0  # the largest weight of old gradients in d, and how many steps it takes to get there
 ROUNDS, QUINTIC = 5, (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration
+FULL = 0.8  # the mean square of the singular values after these rounds, if the rank is full
+CERTAIN = 0.25  # the part of m n in q
 CORRECTIONS = 6  # of an average; two are usual
 CLEANING = 10.0  # times the last step: the proximal step whose zeros an evaluated model has
 
@@ -118,6 +127,11 @@ def gradient_weights(k: Array, squares: Array) -> tuple[Array, Array]:
     xp = array_namespace(k)
     mu = xp.minimum(k / (k + WINDOW), xp.full_like(k, LATEST))
     return mu, mu**2 * squares + (1 - mu) ** 2
+
+
+def counted(p_sq: Array, rho_sq: Array, entries: float) -> Array:
+    """q, from ||p||^2, rho^2 and the number of entries m n."""
+    return CERTAIN * entries + (1 - CERTAIN) / FULL * p_sq / rho_sq
 
 
 def orthogonalized(d: Array, rounds: int = ROUNDS) -> Array:

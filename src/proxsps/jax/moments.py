@@ -28,6 +28,7 @@ from proxsps.core.estimate import (
     update_averages,
 )
 from proxsps.core.sampling import sampled_square
+from proxsps.core.schedule_free import counted
 from proxsps.jax.checks import check_sample
 from proxsps.jax.groups import TreeBlock, is_parameter, parameters
 from proxsps.jax.passes import SHORT, dot, flat_sample
@@ -185,17 +186,23 @@ def _usable(D: Array) -> Array:
 
 
 def advanced(
-    kind: Kind, travel: Travel, start: Array, blocks: Sequence[TreeBlock], sets: Sequence[Sequence[Array]]
+    kind: Kind,
+    travel: Travel,
+    start: Array,
+    blocks: Sequence[TreeBlock],
+    sets: Sequence[Sequence[Array]],
+    rho_sq: Array | float = 1.0,
 ) -> Travel:
-    """The numbers of distance caps, one per set of tensors, updated with the current point."""
+    """The numbers of distance caps, one per set of tensors, updated with the current point; rho of spectral blocks."""
     dtype = travel.reach.dtype
     held = kind.second or [Held(0)] * len(blocks)
     factor, share = shares(jnp.stack([block.alpha for block in blocks]))
     g_sq = [jnp.zeros((), dtype)] * len(sets)
     for own, block, weight in zip(held, blocks, moving_weights(share), strict=True):
         ps = block.directions(block.ds)
-        q = jnp.asarray(sum(p.size for p in ps), dtype) if own.spectral else dot(ps, ps, dtype)
-        g_sq[own.set] = g_sq[own.set] + weight * q
+        q = dot(ps, ps, dtype)
+        q = counted(q / rho_sq, sum(p.size for p in ps)) if own.spectral else q
+        g_sq[own.set] = g_sq[own.set] + weight * q.astype(dtype)
     total, own_factor = jnp.stack(g_sq), jnp.ones((), dtype)
     if kind.factors:  # the factor of a set is the largest one of its blocks
         places = jnp.asarray([own.set for own in held])

@@ -138,7 +138,7 @@ def take_in_points(
     made, after = _with_directions(kind, after, made)
     xs = _averages(before, blocks, rest)
     tensors = [_members(xs, owners, kind, i) for i in range(len(before.travel.reach))]
-    after = after._replace(travel=advanced(kind, before.travel, before.start, made, tensors))
+    after = after._replace(travel=advanced(kind, before.travel, before.start, made, tensors, after.rho_sq))
     caps = distance_cap(after.travel, SCALE)
     rates = jnp.stack([block.alpha for block in blocks])
     longest, limited = jnp.max(caps), caps if kind.factors else jnp.minimum(caps, jnp.max(rates))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxsps.core.schedule_free import QUINTIC, ROUNDS
+from proxsps.core.schedule_free import QUINTIC, ROUNDS, counted
 from proxsps.optim.lists import widened
 from proxsps.optim.memory import least_metric
 from proxsps.optim.rule import Heights
@@ -182,9 +182,10 @@ class SpectralPart:
             z = torch.stack([self._blocks[stack.block].params[i] for i in stack.members])
             pairs = [(d, p), (d, z), (), (z, z), (), (), (p, p), (p, z)]
             for row, pair in zip(rows, pairs, strict=False):
-                if pair and (moving or row is rows[0] or row is rows[1]):
+                if pair and (moving or any(row is needed for needed in (rows[0], rows[1], rows[6]))):
                     row[stack.block] += float(torch.sum(pair[0] * pair[1], dtype=torch.float64))
             rows[5][stack.block] += d.numel()
+        rows[5] = [counted(p_sq, squares, n) for p_sq, n in zip(rows[6], rows[5], strict=True)]
         return rows, Heights([], [])
 
     def _slopes(self, stack: Stack, new: float) -> Tensor:

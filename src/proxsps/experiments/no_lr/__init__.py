@@ -58,8 +58,10 @@ LONG: tuple[tuple[str, float | None, tuple[str, ...]], ...] = (
     (ADAM, None, ENDINGS),
     ("adamw", 1e-3, (*ENDINGS, "cosine")),
     ("adamw", 3e-3, ("cosine",)),
-    ("schedule-free", 1e-2, ("none",)),
+    *(("schedule-free", lr, ("none",)) for lr in (2.5e-3, 1e-2, 3e-2)),
+    ("muon", 1e-3, ("none", "average")),
     ("muon", 3e-3, ("none", "average", "cosine")),
+    ("muon", 1e-2, ("average", "cosine")),
 )
 
 

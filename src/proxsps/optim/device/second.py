@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, over_blocks, times
-from proxsps.core.schedule_free import Averaging, gradient_point, gradient_weights, next_share
+from proxsps.core.schedule_free import Averaging, counted, gradient_point, gradient_weights, next_share
 from proxsps.optim.blocks import LINES, Block
 from proxsps.optim.device.estimate import Estimate, Estimated, SquareWeights, metric_of, vectors_of
 from proxsps.optim.device.numbers import Numbers, scale_of, store
@@ -270,10 +270,10 @@ class SpectralPoints(Points):
         for own in self._vectors:
             p = join([found[i] for i in own.members])
             directions.append(p)
-            norms = torch.stack(torch._foreach_norm([own.g, own.new], 2, self._numbers.dtype))
+            norms = torch.stack(torch._foreach_norm([own.g, own.new, p], 2, self._numbers.dtype))
             products = own.dots(own.new, norms[1], [p, own.z])
             self._add(own, {0: products[0], 1: products[1], 2: own.dots(own.g, norms[0], [own.z - own.y])[0]})
-            self.sums[j][3].append(self._numbers.scalar(float(own.g.numel())))
+            self.sums[j][3].append(counted(norms[2].square(), self._rho.square(), float(p.numel())))
             if self._rule.max_move is not None:
-                self._add(own, {4: [torch.dot(p, p)], 5: [torch.dot(p, own.z)]})
+                self._add(own, {4: [norms[2].square()], 5: [torch.dot(p, own.z)]})
         return slopes, directions, []

@@ -33,26 +33,25 @@ def blend(like, block, tensor, origin, length, d_at, g_at, new_at, mu, first, la
 
 @inlined(fastmath=REORDER)
 def _sums(z, g, y, d, p, old, new, scale, zero):
-    """<d', p>, <d', z>, <g, z - y>."""
-    dp, dz, gap = zero, zero, zero
+    """<d', p>, <d', z>, <g, z - y>, ||p||^2."""
+    dp, dz, gap, pp = zero, zero, zero, zero
     for k in range(len(z)):
-        slope = old * d[k] + new * g[k]
-        dp += slope * (scale * p[k])
+        slope, move = old * d[k] + new * g[k], scale * p[k]
+        dp += slope * move
         dz += slope * z[k]
         gap += g[k] * (z[k] - y[k])
-    return dp, dz, gap
+        pp += move * move
+    return dp, dz, gap, pp
 
 
 @inlined(fastmath=REORDER)
 def _lengths(z, p, scale, zero):
-    """||z||^2, ||p||^2, <p, z>."""
-    zz, pp, pz = zero, zero, zero
+    """||z||^2, <p, z>."""
+    zz, pz = zero, zero
     for k in range(len(z)):
-        move = scale * p[k]
         zz += z[k] * z[k]
-        pp += move * move
-        pz += move * z[k]
-    return zz, pp, pz
+        pz += scale * p[k] * z[k]
+    return zz, pz
 
 
 @compiled()
@@ -78,12 +77,11 @@ def reduce(
             out[D_SQ] += found[0]
             out[D_DOT_X] += found[1]
             out[G_DOT_X] += found[2]
+            out[P_SQ] += found[3]
             if moving:
                 squares = _lengths(z[at:end], p[at:end], scale, zero)
                 out[X_SQ] += squares[0]
-                out[P_SQ] += squares[1]
-                out[P_DOT_X] += squares[2]
-        out[G_SQ] = n
+                out[P_DOT_X] += squares[1]
         if len(start_at):
             out[MOVED_SQ] = start_scale[j] * moved_sq(like, start_at, j, z[:n], low, places, y[:n], mix)
 

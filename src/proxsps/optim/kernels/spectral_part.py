@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxsps.core.schedule_free import counted
 from proxsps.optim.kernels.layout import addresses, fold, layout, run
 from proxsps.optim.kernels.sampling import NO_START, start_of
-from proxsps.optim.kernels.spectral import SUMS, blend, reduce, write
+from proxsps.optim.kernels.spectral import G_SQ, P_SQ, SUMS, blend, reduce, write
 from proxsps.optim.rule import Heights
 from proxsps.optim.spectral import SpectralPart, orthogonal
 
@@ -39,6 +40,7 @@ class CompiledSpectralPart(SpectralPart):
         self._start = start_of(zs, starts, found.like) or NO_START
         self._like, (self._z_at, self._g_at, self._y_at, self._d_at) = found
         sizes = tuple([tuple([x.numel() for x in block.params]) for block in self._blocks])
+        self._entries = list(map(sum, sizes))
         self._layout = layout(sizes, torch.get_num_threads())
         firsts = np.cumsum([0, *map(len, sizes)])
         self._places = [[firsts[stack.block] + i for i in stack.members] for stack in self._stacks]
@@ -76,7 +78,9 @@ class CompiledSpectralPart(SpectralPart):
             reduce, chunks, self._like, *chunks.columns, *self._points, *self._start, self._mix[0], moving, partial,
             weight=2.0,
         )  # fmt: skip
-        return fold(partial, self._layout, SUMS).tolist(), Heights([], [])
+        rows = fold(partial, self._layout, SUMS).tolist()
+        rows[G_SQ] = [counted(p_sq, squares, n) for p_sq, n in zip(rows[P_SQ], self._entries, strict=True)]
+        return rows, Heights([], [])
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """z <- keep z + move p, and y; stores new averages."""
