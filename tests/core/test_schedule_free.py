@@ -126,6 +126,32 @@ def test_a_matrix_of_zeros_has_no_direction():
 
 
 @LIBRARY
+def test_directions_count_by_their_rank_and_full_rank_as_all_entries(library):
+    """Each singular value that is raised fills max(m, n) entries, up to the band in which the iteration ends."""
+    rng = np.random.default_rng(6)
+    for m, n in ((64, 64), (32, 96), (160, 40)):
+        for rank in (1, 4, min(m, n)):
+            d = rng.standard_normal((20, m, rank)) @ rng.standard_normal((20, rank, n))
+            p = 0.3 * math.sqrt(max(m, n)) * np.asarray(sf.orthogonalized(library(d)))
+            q = np.asarray(sf.counted(library((p**2).sum(axis=(-2, -1))), 0.3**2, m * n))
+            filled = (q - m * n / 4) / 0.75 / (rank * max(m, n))
+            assert (filled > 0.68**2 / 0.8).all()
+            assert (filled < 1.21**2 / 0.8).all()
+            assert rank < min(m, n) or abs(q.mean() / (m * n) - 1) < 0.1
+
+
+def test_how_far_averages_move_a_run_in_noise():
+    """(sum of sizes)^2 / sum of squares, of the parts that old gradients have in a direction: if they add up as in the
+    average, 1 / rho^2; if each has singular vectors of its own, which the iteration raises one by one, 3.5 / rho^2."""
+    for mu in (0.3, 0.6, 0.9):
+        weights = mu ** np.arange(300.0)
+        raised = np.diagonal(sf.orthogonalized(np.diag(weights)))
+        kept, new = (parts.sum() ** 2 / (parts**2).sum() for parts in (weights, raised))
+        assert kept == pytest.approx((1 + mu) / (1 - mu))
+        assert new / kept == pytest.approx(3.5, rel=0.1)
+
+
+@LIBRARY
 def test_cleaned_has_the_zeros_of_the_second_and_the_values_of_the_first(library):
     x, after = library(np.array([1.0, -2.0, 3e-9, 0.0])), library(np.array([0.5, 0.0, 0.0, 4.0]))
     found = sf.cleaned(x, after)

@@ -139,3 +139,17 @@ def test_compiled_passes_take_the_steps_of_torch(drawn: torch.Generator, packed:
         for key in ("z", "average"):
             if key in opt.state[p]:
                 torch.testing.assert_close(opt.state[p][key], other.state[q][key], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("rank", [8, 32])
+def test_steps_hardly_fall_in_noise_of_low_rank(drawn: torch.Generator, rank: int) -> None:
+    """They grow for full rank. If all entries counted, those of rank 8 would fall to a fifth or a third."""
+    p = torch.nn.Parameter(torch.randn(32, 32, generator=drawn))
+    left, right = (torch.linalg.qr(torch.randn(32, rank, generator=drawn))[0] for _ in range(2))
+    opt = ScheduleFreeSPS([p], metric="spectral", lower_bound=None)
+    taus = []
+    for _ in range(200):
+        p.grad = left @ torch.randn(rank, rank, generator=drawn) @ right.T
+        opt.step(loss=1.0)
+        taus.append(float(opt.last_step.tau))
+    assert 0.5 < taus[-1] / taus[0] < 10
