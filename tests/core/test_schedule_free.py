@@ -133,7 +133,7 @@ def test_directions_count_by_their_rank_and_full_rank_as_all_entries(library):
         for rank in (1, 4, min(m, n)):
             d = rng.standard_normal((20, m, rank)) @ rng.standard_normal((20, rank, n))
             p = 0.3 * math.sqrt(max(m, n)) * np.asarray(sf.orthogonalized(library(d)))
-            q = np.asarray(sf.counted(library((p**2).sum(axis=(-2, -1))), 0.3**2, m * n))
+            q = np.asarray(sf.counted(library((p**2).sum(axis=(-2, -1)) / 0.3**2), m * n))
             filled = (q - m * n / 4) / 0.75 / (rank * max(m, n))
             assert (filled > 0.68**2 / 0.8).all()
             assert (filled < 1.21**2 / 0.8).all()

@@ -129,9 +129,9 @@ def gradient_weights(k: Array, squares: Array) -> tuple[Array, Array]:
     return mu, mu**2 * squares + (1 - mu) ** 2
 
 
-def counted(p_sq: Array, rho_sq: Array, entries: float) -> Array:
-    """q, from ||p||^2, rho^2 and the number of entries m n."""
-    return CERTAIN * entries + (1 - CERTAIN) / FULL * p_sq / rho_sq
+def counted(p_sq: Array, entries: float) -> Array:
+    """q, from ||p||^2 / rho^2 and the number of entries m n."""
+    return CERTAIN * entries + (1 - CERTAIN) / FULL * p_sq
 
 
 def orthogonalized(d: Array, rounds: int = ROUNDS) -> Array:

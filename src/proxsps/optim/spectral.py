@@ -185,7 +185,7 @@ class SpectralPart:
                 if pair and (moving or any(row is needed for needed in (rows[0], rows[1], rows[6]))):
                     row[stack.block] += float(torch.sum(pair[0] * pair[1], dtype=torch.float64))
             rows[5][stack.block] += d.numel()
-        rows[5] = [counted(p_sq, squares, n) for p_sq, n in zip(rows[6], rows[5], strict=True)]
+        rows[5] = [counted(p_sq / squares, n) for p_sq, n in zip(rows[6], rows[5], strict=True)]
         return rows, Heights([], [])
 
     def _slopes(self, stack: Stack, new: float) -> Tensor:

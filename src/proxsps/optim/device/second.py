@@ -273,7 +273,7 @@ class SpectralPoints(Points):
             norms = torch.stack(torch._foreach_norm([own.g, own.new, p], 2, self._numbers.dtype))
             products = own.dots(own.new, norms[1], [p, own.z])
             self._add(own, {0: products[0], 1: products[1], 2: own.dots(own.g, norms[0], [own.z - own.y])[0]})
-            self.sums[j][3].append(counted(norms[2].square(), self._rho.square(), float(p.numel())))
+            self.sums[j][3].append(counted((norms[2] / self._rho).square(), p.numel()))
             if self._rule.max_move is not None:
                 self._add(own, {4: [norms[2].square()], 5: [torch.dot(p, own.z)]})
         return slopes, directions, []

@@ -79,7 +79,7 @@ class CompiledSpectralPart(SpectralPart):
             weight=2.0,
         )  # fmt: skip
         rows = fold(partial, self._layout, SUMS).tolist()
-        rows[G_SQ] = [counted(p_sq, squares, n) for p_sq, n in zip(rows[P_SQ], self._entries, strict=True)]
+        rows[G_SQ] = [counted(p_sq / squares, n) for p_sq, n in zip(rows[P_SQ], self._entries, strict=True)]
         return rows, Heights([], [])
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
