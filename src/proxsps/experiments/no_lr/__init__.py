@@ -143,7 +143,7 @@ NO_LR_TRANSFORMER = replace(
     NO_LR,
     name="no-lr-transformer",
     title="Training without a learning rate, a transformer over 10,000 steps",
-    description="Our methods without lr, and AdamW, schedule-free AdamW and Muon with one or two learning rates, with "
+    description="Our methods without lr, and AdamW, schedule-free AdamW and Muon with up to three learning rates, with "
     "a constant step, with a cool-down over the last quarter, averaged, and with warm-up and a cosine. One seed.",
     drawings=(),
     claims=(
@@ -155,7 +155,7 @@ NO_LR_TRANSFORMER = replace(
     table=endings_table,
     summary=None,
     seeds=1,
-    seconds=450,
+    seconds=570,
 )
 
 EXPERIMENTS = (NO_LR, NO_LR_LONG, NO_LR_TRANSFORMER)
