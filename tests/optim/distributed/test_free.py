@@ -23,7 +23,8 @@ def test_replicas_stay_together_for_100_steps_and_with_one_process(schedule_free
         y, x, again = [point[0] for point in points]
         assert torch.equal(y, again)
         assert not torch.allclose(x, y, atol=1e-4)
-        close((y, x), single[:2])
+        # Caps follow the length of spectral directions, which ranks round differently: 100 steps raise the difference.
+        close((y, x), single[:2], 1e-11 if "spectral" in name else 1e-12)
         assert sent == (SHARED if "spectral" in name else ALL_REDUCE), name
 
 
