@@ -1,6 +1,7 @@
 """What every run of the suite relies on, however it is started: the same examples, and interrupts that arrive."""
 
 import gc
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -80,6 +81,17 @@ def forked() -> Iterator[type[subprocess.Popen[str]]]:
 
     with warm.warmed("torch._dynamo", "pandas", "pyarrow.parquet") as popen:  # any optimizer loads the first
         yield popen
+
+
+@pytest.fixture
+def quick_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a pool begin with what one server has loaded; `sweep/test_pool.py` starts them anew."""
+    from proxsps.sweep import pool
+
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch._dynamo", "pandas", "pyarrow.parquet"])
+        monkeypatch.setattr(pool, "START", "forkserver")
 
 
 @pytest.fixture

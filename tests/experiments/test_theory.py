@@ -50,9 +50,20 @@ def runs_made_once() -> Iterator[None]:
             made[key] = runs.run(problem, step, schedule, steps, seeds)
         return made[key]
 
+    free_run, free = schedule_free.free_run, {}
+
+    def run_freely(problem: Composite, *args: Any, **options: Any) -> schedule_free.FreePath:
+        parts = schedule_free.matched_step, schedule_free.next_share, schedule_free.gradient_point  # tests replace them
+        data = problem.A, problem.b, problem.start, problem.lower_bound, problem.loss, problem.phi
+        key = parts, pickle.dumps((data, args, options))
+        if key not in free:
+            free[key] = free_run(problem, *args, **options)
+        return free[key]
+
     with pytest.MonkeyPatch.context() as patch:
         for module in (caps, rates, steps):
             patch.setattr(module, "run", run)
+        patch.setattr(schedule_free, "free_run", run_freely)
         yield
 
 

@@ -160,6 +160,7 @@ def test_large_batches_are_halves_whatever_is_done(two_long_batches: list[RunSpe
     assert sizes(list(Batched().batches(two_long_batches[:1]))) == [1]
 
 
+@pytest.mark.usefixtures("quick_pool")
 def test_long_batches_side_by_side_give_bitwise_what_one_thread_gives(
     two_long_batches: list[RunSpec], tmp_path: Path
 ) -> None:

@@ -264,6 +264,7 @@ def test_a_batch_that_was_cut_off_goes_on_bitwise(kit: Any, tmp_path: Path) -> N
     assert ran[0] >= len(specs)  # epochs that were there
 
 
+@pytest.mark.usefixtures("quick_pool")
 def test_processes_give_what_single_gives_methods_of_your_own_included(kit: Any) -> None:
     first, *missing = [
         *grid(kit.tiny(), {"prox-sps": [5.0, 1.0], "sps": [5.0], "sgd": [0.1]}, [1e-3, 1e-2], ["sqrt"], 1, 2),

@@ -181,6 +181,7 @@ def tiny_twin(kit, monkeypatch):
     return name
 
 
+@pytest.mark.usefixtures("quick_pool")
 def test_an_experiment_is_run_drawn_decided_and_reported(tiny_twin, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # processes take seconds to start

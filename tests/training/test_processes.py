@@ -25,6 +25,7 @@ class Stop(Watch):
             raise KeyboardInterrupt
 
 
+@pytest.mark.usefixtures("quick_pool")
 def test_runs_side_by_side_are_those_of_one_process(kit, tmp_path):
     specs = [kit.spec(method=method, seed=seed) for method in ("prox-sps", "adamw") for seed in (0, 1)]
     engine, heard, results = Training(tmp_path, workers=2), [], []

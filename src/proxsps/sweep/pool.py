@@ -23,6 +23,7 @@ from typing import Any
 Tell = Callable[[int], None]  # called with the number of finished epochs
 
 ATTEMPTS = 2  # for a task whose process dies
+START = "spawn"  # a fork after torch has started threads may hang
 PATIENCE = 1.0  # seconds that a process has to end after the parent ends it
 
 
@@ -106,7 +107,7 @@ def run_tasks(
         workers: number of processes.
         advance: receives the numbers that tasks report, without those that a second attempt repeats.
     """
-    context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
+    context = multiprocessing.get_context(START)
     waiting = deque(_Task(*task) for task in tasks)
     pool: list[_Worker] = []
     try:
