@@ -152,8 +152,15 @@ def test_how_far_averages_move_a_run_in_noise():
 
 
 @LIBRARY
-def test_cleaned_has_the_zeros_of_the_second_and_the_values_of_the_first(library):
-    x, after = library(np.array([1.0, -2.0, 3e-9, 0.0])), library(np.array([0.5, 0.0, 0.0, 4.0]))
-    found = sf.cleaned(x, after)
+def test_an_average_is_zero_where_a_long_step_sets_it_to_zero_and_the_last_point_is_elsewhere(library):
+    x, after, z = (
+        library(np.array(t))
+        for t in ([1.0, -2.0, 3e-9, 0.0, -2.0, 0.5], [0.5, 0.0, 0.0, 4.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0, -2.4, -0.5])
+    )
+    found = sf.cleaned(x, sf.zeros_of_average(x, z, after))
     assert array_namespace(found) is array_namespace(x)
-    assert np.asarray(found).tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert np.asarray(found).tolist() == [1.0, 0.0, 0.0, 0.0, -2.0, 0.0]
+    assert np.asarray(sf.zeros_of_average(x, z, after, None)).tolist() == [False, True, True, False, True, True]
+    rows = [library(np.asarray(t).reshape(3, 2)) for t in (x, z, 0 * after)]
+    assert np.asarray(sf.zeros_of_average(*rows, (1,))).tolist() == [[True] * 2, [True] * 2, [True] * 2]
+    assert not np.asarray(sf.zeros_of_average(rows[0], 1.2 * rows[0], rows[2], (-1,))).any()

@@ -48,6 +48,7 @@ FULL = 0.8  # the mean square of the singular values after these rounds, if the 
 CERTAIN = 0.25  # the part of m n in q
 CORRECTIONS = 6  # of an average; two are usual
 CLEANING = 10.0  # times the last step: the proximal step whose zeros an evaluated model has
+NEAR = 0.25  # of an average: points this close to it are no noise around 0
 
 
 def gradient_point(x: Array, z: Array, b: Array | float = MIX) -> Array:
@@ -78,14 +79,33 @@ def average_exactly(y: Array, z: Array, b: float = MIX) -> Array:
     return x
 
 
-def cleaned(x: Array, after: Array) -> Array:
-    """x with zeros where `after` has them: a proximal step of x that is `CLEANING` times as long as the last one.
+def cleaned(x: Array, zeros: Array) -> Array:
+    """x with zeros. Other entries keep their value: shrinking them would bias the model."""
+    xp = array_namespace(x)
+    return xp.where(zeros, xp.zeros_like(x), x)
 
-    Zeros of z are not zeros of its average, which is small there. Entries that even a long step does not set to 0 keep
-    their value: shrinking them would bias the model.
+
+def zeros_of_average(x: Array, z: Array, after: Array, dims: tuple[int, ...] | None = ()) -> Array:
+    """Where an average is 0 when it is evaluated.
+
+    Zeros of z are not zeros of x, which is small there. So x is 0 where a long proximal step of it is, unless z is near
+    x: points that jump around 0 are far from their average in relation to it. Without noise, steps may be so long that
+    even entries that all points agree on are within their reach.
+
+    Args:
+        x: the average.
+        z: the last point.
+        after: a proximal step of x that is `CLEANING` times as long as the last one.
+        dims: over which entries form a group that is 0 as a whole; none for single entries, None if it is not known,
+            and z does not count.
     """
     xp = array_namespace(x)
-    return xp.where(after == 0, xp.zeros_like(x), x)
+    if dims is None:
+        return after == 0
+    apart, size = xp.abs(z - x), xp.abs(x)
+    if dims:
+        apart, size = (xp.linalg.vector_norm(t, axis=dims, keepdims=True) for t in (apart, size))
+    return (after == 0) & (apart > NEAR * size)
 
 
 class Averaging(NamedTuple):

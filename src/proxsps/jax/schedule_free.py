@@ -135,7 +135,7 @@ def _averages(memory: ScheduleFreeMoments, params: Any) -> Any:
             return shown
         y = kept_point(y, shown)
         x = average(y, z, like(memory.mix, y))
-        return (cleaned(x, ~zeros) if zeros.size else x).astype(jnp.result_type(shown))
+        return (cleaned(x, zeros) if zeros.size else x).astype(jnp.result_type(shown))
 
     return jax.tree.map(averaged, memory.z, memory.y, memory.zeros, params, is_leaf=is_absent)
 

@@ -27,6 +27,7 @@ from proxsps.core.schedule_free import (
     gradient_weights,
     next_share,
     orthogonalized,
+    zeros_of_average,
 )
 from proxsps.jax.groups import TreeBlock, is_parameter, parameters
 from proxsps.jax.measured import prox_at
@@ -34,6 +35,7 @@ from proxsps.jax.moments import Estimate, Held, Kind, advanced, begin_travel, se
 from proxsps.jax.parts import like
 from proxsps.jax.passes import dot
 from proxsps.regularizers._support import wide
+from proxsps.regularizers.structure import group_dims
 
 HUGE, DOWN = 1e15, 2.0**-64  # entries of f32 whose squares may overflow, and what they are multiplied by
 COARSE = float(jnp.finfo(jnp.bfloat16).eps)
@@ -234,6 +236,8 @@ def next_points(
             new_y[i] = y if before.y[i].size else before.y[i]
         out.append(moves)
         if own.cleans:
-            for i, point in zip(block.places, prox_at(model, points, CLEANING * tau[j]), strict=True):
-                zeros[i] = point == 0
+            forms = [None] * len(points) if block.phi.joint else block.structures
+            ends = prox_at(model, points, CLEANING * tau[j])
+            for i, x, end, form in zip(block.places, points, ends, forms, strict=True):
+                zeros[i] = zeros_of_average(x, new_z[i], end, group_dims(form, x.ndim))
     return out, after._replace(z=new_z, y=new_y, zeros=zeros, averaging=averaging, tau=tau, mix=mix)

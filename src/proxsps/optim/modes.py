@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from proxsps.core.estimate import metric
-from proxsps.core.schedule_free import CLEANING, average, average_exactly, cleaned, gradient_point
+from proxsps.core.schedule_free import CLEANING, average, average_exactly, cleaned, gradient_point, zeros_of_average
 from proxsps.optim.lists import is_sharded, widened
 from proxsps.optim.memory import entries, least_metric
 from proxsps.optim.second_point import HELD, PIECE, Y, Z
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.base import flatten, unflatten
-from proxsps.regularizers.structure import Entries, Scalar
+from proxsps.regularizers.structure import Entries, Scalar, group_dims
 
 
 @torch.no_grad()
@@ -62,20 +62,21 @@ def _show_cleaned(opt: Any, group: dict[str, Any], params: list[Tensor], b: floa
     phi: Regularizer = group["regularizer"]
     places = {id(p): i for i, p in enumerate(group["params"])}
     pieces = [_piece(phi, places[id(p)], p) for p in params]
-    points, steps = [], []
+    points, ends, steps = [], [], []
     for param, piece in zip(params, pieces, strict=True):
         own = opt.state[param]
         own[HELD] = param.detach().clone()
         y, z, v = (entries(t, piece is None) for t in (own.get(Y, param), own[Z], own["square"]))
-        points.append(average(widened(y), widened(z), b))
+        ends.append(widened(z))
+        points.append(average(widened(y), ends[-1], b))
         steps.append(CLEANING * float(group["tau"]) / metric(v, group["eps"]).clamp_min(least_metric(v.dtype)))
     if phi.joint:
-        found = unflatten(cleaned(flatten(points), phi.prox_diagonal(flatten(points), flatten(steps))), points)
+        found = unflatten(cleaned(flatten(points), phi.prox_diagonal(flatten(points), flatten(steps)) == 0), points)
     else:
         regularizers = [phi.at(places[id(p)]) if own is None else own for p, own in zip(params, pieces, strict=True)]
         found = [
-            _within(own, cleaned(x, own.prox_diagonal(x, step)))
-            for own, x, step in zip(regularizers, points, steps, strict=True)
+            _within(own, cleaned(x, zeros_of_average(x, z, own.prox_diagonal(x, step), _dims(own, x))))
+            for own, x, z, step in zip(regularizers, points, ends, steps, strict=True)
         ]
     for param, piece, x in zip(params, pieces, found, strict=True):
         _write(param, x, piece is None)
@@ -88,6 +89,10 @@ def _piece(phi: Regularizer, index: int, param: Tensor) -> Regularizer | None:
     from proxsps.optim.shards import piece_of
 
     return piece_of(phi, index, param)
+
+
+def _dims(phi: Regularizer, x: Tensor) -> tuple[int, ...] | None:
+    return group_dims(phi.structure(tuple(x.shape)), x.dim())
 
 
 def _within(phi: Regularizer, x: Tensor) -> Tensor:

@@ -100,4 +100,11 @@ def _is(constant: Any, value: float) -> bool:
     return isinstance(constant, (int, float)) and constant == value
 
 
-__all__ = ["Entries", "Prox", "Quadratic", "Rows", "Scalar", "Structure", "Units"]
+def group_dims(structure: Structure | None, ndim: int) -> tuple[int, ...] | None:
+    """The dims over which entries of a tensor form groups: none for single entries, None if there is no such form."""
+    if isinstance(structure, Rows):
+        return tuple(range(ndim)) if structure.dims is None else structure.dims
+    return () if isinstance(structure, Entries) else None
+
+
+__all__ = ["Entries", "Prox", "Quadratic", "Rows", "Scalar", "Structure", "Units", "group_dims"]
