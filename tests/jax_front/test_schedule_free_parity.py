@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def pair_of(options: dict[str, Any], xs: dict[str, jax.Array], kit: Any) -> tuple[Any, Any, dict[str, Any]]:
     """The same optimizer twice, with matrices and the rest as groups, and torch's parameters."""
     shared = {key: value for key, value in options.items() if key not in ("metric", "regularizer", "rest")}
+    shared.setdefault("lower_bound", 0.0)  # so that regularisers need searches
     rest = options.get("rest", {})
     own = {key: options[key] for key in ("metric", "regularizer") if key in options}
     ours = schedule_free_sps(

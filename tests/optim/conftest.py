@@ -28,7 +28,8 @@ class Case:
 
     def make(self, params: Iterable[Any], **options: Any) -> PolyakOptimizer:
         """An optimizer; without a learning rate, the `lr` of groups are set as factors once it is made."""
-        options = {"lr": self.lr, **dict(self.options), **options}
+        bound = {"lower_bound": 0.0} if self.cls is OneSet else {}  # also with a regulariser
+        options = {"lr": self.lr, **bound, **dict(self.options), **options}
         given = params if options["lr"] is None and isinstance(params, list) else []
         factors = [group.get("lr") for group in given if isinstance(group, dict)]
         if factors:

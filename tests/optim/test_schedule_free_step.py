@@ -11,7 +11,7 @@ import torch
 from reference import ScheduleFree
 from torch import nn
 
-from proxsps import L1, Box, ElasticNet, GroupLasso, NonNegative, SparseGroupLasso
+from proxsps import L1, L2, Box, ElasticNet, GroupLasso, NonNegative, SparseGroupLasso
 from proxsps.optim import ScheduleFreeSPS
 from proxsps.optim.plan import Plan
 
@@ -114,7 +114,7 @@ def test_z_minimises_the_model_and_stops_at_its_first_zero(name, branch, loss, f
     (x,) = kit.drawn((6, 4))
     with torch.no_grad():
         x.mul_(0.3)
-    opt = ScheduleFreeSPS([x], regularizer=REGULARIZERS[name][0], fused=fused)
+    opt = ScheduleFreeSPS([x], regularizer=REGULARIZERS[name][0], lower_bound=0.0, fused=fused)
     for k in range(4):
         drawn_step(kit, [x], k)
         opt.step(loss=50.0)
@@ -179,7 +179,7 @@ OPTIONS = {
 
 def run(kit, options, steps=12, dtype=torch.float32, metric="adam", scale=1.0, shapes=SHAPES):
     params = kit.drawn(*shapes, dtype=dtype)
-    opt = make(params, metric, **options)
+    opt = make(params, metric, **{"lower_bound": 0.0, **options})  # so that regularisers need searches
     taus = []
     for k in range(steps):
         opt.step(loss=drawn_step(kit, params, k, scale))
@@ -321,3 +321,21 @@ def test_a_skipped_step_leaves_everything_bitwise_as_it_was(kind, place, metric,
             for ps, o in ((params, opt), (twins, other)):
                 o.step(loss=drawn_step(kit, ps, k))
         assert torch.equal(kit.flat(params), kit.flat(twins))
+
+
+def test_the_lower_bound_without_and_with_a_regularizer(kit):
+    params = kit.drawn((4, 3), (4,))
+    groups = [{"params": params[:1], "regularizer": L1(0.1)}, {"params": params[1:]}]
+    for given, options, want in [
+        (params, {}, 0.0),
+        (params, {"weight_decay": 0.1}, 0.0),
+        (params, {"regularizer": L2(0.1)}, 0.0),
+        (params, {"regularizer": Box(-1, 1)}, None),
+        (iter(groups), {}, None),
+        (groups, {"lower_bound": 0.5}, 0.5),
+        (params, {"lower_bound": None}, None),
+    ]:
+        opt = ScheduleFreeSPS(given, **options)
+        assert {group["lower_bound"] for group in opt.param_groups} == {want}
+    with pytest.raises((TypeError, ValueError), match="lower_bound"):
+        ScheduleFreeSPS(params, lower_bound="none")

@@ -22,7 +22,7 @@ from proxsps.jax.transforms import GroupOptions, Labels, truncated
 from proxsps.jax.tree_roles import MATRICES, REST, Role, as_matrix, roles
 from proxsps.regularizers import L2, Regularizer, Zero
 
-ADAM, SPECTRAL = "adam", "spectral"
+ADAM, SPECTRAL, AUTO = "adam", "spectral", "auto"
 KEYS = ("learning_rate", "scale", "weight_decay", "regularizer", "metric", "set")
 
 
@@ -34,7 +34,7 @@ def schedule_free_sps(
     eps: Number = 1e-8,
     weight_decay: Number | None = None,
     regularizer: Regularizer | None = None,
-    lower_bound: Number | None = 0.0,
+    lower_bound: Number | str | None = AUTO,
     *,
     metric: str = ADAM,
     scale: Schedule | None = None,
@@ -64,7 +64,8 @@ def schedule_free_sps(
         weight_decay: $\lambda$ of decoupled decay, which divides the new point by $1 + \tau\lambda$; None for none.
         regularizer: one with an exact prox in a diagonal metric, instead of `weight_decay`, for parameters in Adam's
             metric. The evaluated average has its exact zeros.
-        lower_bound: as in `prox_sps`.
+        lower_bound: as in `prox_sps`. "auto" is 0, or None if there is a regulariser other than `L2`: with one, steps
+            would become short when the loss alone is small, long before the objective is.
         metric: "adam", or "spectral" for the hidden matrices.
         scale: as in `prox_sps`.
         max_move: limit on the Euclidean length of the move of all $z$ together; None for none.
@@ -105,6 +106,10 @@ def schedule_free_sps(
         for own in made.options.values()
     ]
     kind = Kind(metric=True, distance=True, factors=learning_rate is None, second=tuple(held))
+    if isinstance(lower_bound, str):
+        if lower_bound != AUTO:
+            raise ValueError(f'lower_bound must be a number, None or "auto", got {lower_bound!r}.')
+        lower_bound = None if any(own.cleans for own in held) else 0.0
     return truncated(owner, kind, made, True, lower_bound, constants)
 
 
@@ -112,7 +117,7 @@ def eval_params(state: Any, params: Any) -> Any:
     """The parameters to evaluate, save and deploy: the average x of all points of `schedule_free_sps`.
 
     It has the exact zeros of a regulariser: an entry is 0 if a proximal step, ten times as long as the last one, would
-    set it to 0.
+    set it to 0, and the last point is not near the average.
 
     Args:
         state: the state of `schedule_free_sps`, or of a transformation that contains it.

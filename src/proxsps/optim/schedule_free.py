@@ -23,7 +23,7 @@ from proxsps.optim.modes import show_averages, show_gradient_points
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
 from proxsps.optim.second_point import AVERAGING, HELD, Y, Z, start_point
-from proxsps.regularizers import Regularizer
+from proxsps.regularizers import L2, Regularizer, Zero
 
 ADAM = "adam"
 
@@ -58,8 +58,8 @@ class ScheduleFreeSPS(CappedPolyak):
         weight_decay: $\lambda$: decay by $1/(1 + \tau\lambda)$, decoupled from the metric as in AdamW.
         regularizer: another regulariser, instead of `weight_decay`, in groups with Adam's metric. It needs an exact
             prox in a diagonal metric. Evaluated models have its exact zeros.
-        lower_bound: as in `ProxSPS`. With a regulariser that keeps the loss far from its bound, such as a strong l1
-            norm, None is usually better: the step then does not become short when the loss alone could reach it.
+        lower_bound: as in `ProxSPS`. "auto" is 0, or None if there is a regulariser other than `L2`: with one, steps
+            would become short when the loss alone is small, long before the objective is.
         metric: "adam", or "spectral" for matrices: those of a model, or all tensors of a group.
         factor: as in `ProxSPS`.
         max_move: limit on the Euclidean length of the move of all $z$ together.
@@ -80,7 +80,7 @@ class ScheduleFreeSPS(CappedPolyak):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         regularizer: Regularizer | None = None,
-        lower_bound: float | None = 0.0,
+        lower_bound: float | Literal["auto"] | None = "auto",
         *,
         metric: Literal["adam", "spectral"] = "adam",
         factor: float | Tensor | None = None,
@@ -90,6 +90,12 @@ class ScheduleFreeSPS(CappedPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
+        if isinstance(params, Iterator):
+            params = list(params)
+        if isinstance(lower_bound, str) and lower_bound == "auto":
+            groups = params if isinstance(params, (list, tuple)) else ()
+            found = [regularizer, *[group.get("regularizer") for group in groups if isinstance(group, dict)]]
+            lower_bound = 0.0 if all([isinstance(phi, L2 | Zero | None) for phi in found]) else None
         defaults = {
             "lr": lr,
             "factor": factor,
@@ -109,13 +115,13 @@ class ScheduleFreeSPS(CappedPolyak):
             "evaluating": False,
             **dict.fromkeys(AVERAGING, 0.0),
         }
-        groups: Iterable[Any]
+        given: Iterable[Any]
         if isinstance(params, nn.Module):
             _check_metric(metric)
-            groups, defaults["metric"] = model_groups(params, metric), ADAM
+            given, defaults["metric"] = model_groups(params, metric), ADAM
         else:
-            groups = params
-        super().__init__(groups, defaults, process_group, check_replicas)
+            given = params
+        super().__init__(given, defaults, process_group, check_replicas)
         if isinstance(params, nn.Module):
             self._siblings = (range(len(self.param_groups)),)
             self.follow(params)

@@ -54,6 +54,7 @@ def measured(owners: Sequence[Tensor], opt: Any, mix: float | None) -> list[Samp
     if not known:
         return found
     ends, starts = ([own.entries for own in part] for part in (found[len(rest) : -len(known)], found[-len(known) :]))
+    starts = [y.to(z.dtype) for y, z in zip(starts, ends, strict=True)]  # a model may have changed its dtype
     averages = torch._foreach_lerp(ends, starts, 1 / (mix or 1.0))
     by_owner = {id(own.owner): own for own in found[: len(rest)]}
     for p, x, own in zip(known, averages, found[-len(known) :], strict=True):
