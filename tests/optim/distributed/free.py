@@ -145,9 +145,10 @@ def cleaned(rank: int, world: int, folder: Path) -> Result:
     out = {}
     for name, phi in REGULARIZERS.items():
         model = fully_shard(common.network())
-        opt = ScheduleFreeSPS(model.parameters(), regularizer=phi)
+        options = {"regularizer": phi, "lower_bound": 0.0}
+        opt = ScheduleFreeSPS(model.parameters(), **options)
         common.train(model, opt, rows(rank, world), 30)
-        out[name] = points(model, opt), alone(ScheduleFreeSPS, common.network(), world, 30, regularizer=phi)
+        out[name] = points(model, opt), alone(ScheduleFreeSPS, common.network(), world, 30, **options)
     return out
 
 
