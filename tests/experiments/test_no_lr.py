@@ -350,7 +350,7 @@ app(["run", "tiny", "--seeds", "12"])
 
 
 def test_a_kill_keeps_what_was_finished_and_images_that_are_not_there_are_left_out(
-    call, forked, monkeypatch, tmp_path: Path
+    call, forked, quick_pool, monkeypatch, tmp_path: Path
 ) -> None:
     store, environment = tmp_path / "out" / "tiny" / "trials.parquet", {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT]

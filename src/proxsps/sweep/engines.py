@@ -76,7 +76,7 @@ class Batched:
             batches = [batch for batch in batches if not _is_long(batch)]
         for batch in batches:
             saved = self._saved(batch)
-            if _is_missing(batch, done):
+            if is_missing(batch, done):
                 yield [result for result in run_batch(batch, advance, saved) if result.spec.id not in done]
             if saved:
                 saved.remove()  # the consumer has kept the results by now
@@ -84,7 +84,7 @@ class Batched:
     def _side_by_side(
         self, batches: Sequence[list[RunSpec]], cores: int, done: Collection[str], advance: Advance
     ) -> Results:
-        missing = [batch for batch in batches if _is_missing(batch, done)]
+        missing = [batch for batch in batches if is_missing(batch, done)]
         tasks = [((batch, self._saved(batch)), f"a batch of {len(batch)} runs") for batch in missing]
         work = partial(_with_one_thread, _run_batch)
         with closing(run_tasks(work, tasks, min(cores, len(tasks)), advance)) as finished:
@@ -96,10 +96,6 @@ class Batched:
 
     def _saved(self, batch: Sequence[RunSpec]) -> SavedBatch | None:
         return SavedBatch(self.folder, batch, self.every) if self.folder and is_batched(batch[0]) else None
-
-    def missing(self, specs: Sequence[RunSpec], done: Collection[str]) -> Iterator[list[RunSpec]]:
-        """The batches that are not done, each as a whole."""
-        return (batch for batch in self.batches(specs) if _is_missing(batch, done))
 
     def batches(self, specs: Sequence[RunSpec]) -> Iterator[list[RunSpec]]:
         """Runs that share problem and epochs, in order, as many at a time as memory allows."""
@@ -172,7 +168,8 @@ def _with_one_thread(work: Callable[[Any, Tell], Any], task: Any, tell: Tell) ->
     return work(task, tell)
 
 
-def _is_missing(batch: Sequence[RunSpec], done: Collection[str]) -> bool:
+def is_missing(batch: Sequence[RunSpec], done: Collection[str]) -> bool:
+    """Whether a batch is not done as a whole."""
     return any(spec.id not in done for spec in batch)
 
 

@@ -55,12 +55,6 @@ class _Worker:
         self.task: _Task | None = None
         self._send(work)
 
-    @property
-    def busy_with(self) -> _Task:
-        if self.task is None:
-            raise RuntimeError("A process of the pool has no task.")
-        return self.task
-
     def give(self, task: _Task) -> None:
         self.task = task
         task.attempts, task.repeated = task.attempts + 1, 0
@@ -114,12 +108,12 @@ def run_tasks(
         pool += [_Worker(context, work) for _ in range(min(workers, len(waiting)))]
         for worker in pool:
             worker.give(waiting.popleft())
-        while busy := [worker for worker in pool if worker.task is not None]:
-            wait([end for worker in busy for end in (worker.connection, worker.process.sentinel)])
-            for worker in busy:
+        while busy := [(worker, worker.task) for worker in pool if worker.task is not None]:
+            wait([end for worker, _ in busy for end in (worker.connection, worker.process.sentinel)])
+            for worker, task in busy:
                 if not worker.has_news():
                     continue
-                message, task = worker.receive(), worker.busy_with
+                message = worker.receive()
                 if message is None:
                     pool[pool.index(worker)] = _replace(context, work, worker, task)
                 elif message[0] == "told":

@@ -27,7 +27,7 @@ from proxsps._install import extra
 from proxsps.problems.base import Problem
 from proxsps.problems.fingerprint import is_installed
 from proxsps.sweep.batched import batched_epochs, is_large
-from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, Results, is_batched
+from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, Results, is_batched, is_missing
 from proxsps.sweep.loop import single_epochs
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.spec import RunSpec
@@ -54,7 +54,7 @@ class Ray:
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """Batches in the order in which they finish; a lost worker costs only the time of its batch."""
-        batches = list(self.batched.missing(specs, done))
+        batches = [batch for batch in self.batched.batches(specs) if is_missing(batch, done)]
         if not batches:
             return
         carried = _carry(batches)
