@@ -153,3 +153,19 @@ def test_steps_hardly_fall_in_noise_of_low_rank(drawn: torch.Generator, rank: in
         opt.step(loss=1.0)
         taus.append(float(opt.last_step.tau))
     assert 0.5 < taus[-1] / taus[0] < 10
+
+
+@pytest.mark.parametrize("path", [{}, {"fused": False}, {"capturable": True}], ids=["kernels", "torch", "device"])
+@pytest.mark.parametrize("metric", ["adam", "spectral"])
+def test_decay_acts_on_gradients_of_zeros_and_not_without_a_gradient(metric: str, path: dict[str, bool]) -> None:
+    """As in other optimizers: zeros say that the loss does not depend on a matrix, no gradient that it is left out."""
+    moving, still, absent = (torch.ones(6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    opt = ScheduleFreeSPS([{"params": [moving, still, absent], "metric": metric}], weight_decay=0.5, **path)
+    z = 1.0
+    for k in range(5):
+        moving.grad, still.grad = torch.full((6, 4), 1.0 + k, dtype=torch.float64), torch.zeros(6, 4).double()
+        opt.step(loss=10.0)
+        z /= 1 + 0.5 * float(opt.last_step.tau[0])
+        torch.testing.assert_close(opt.state[still]["z"], torch.full_like(still, z), rtol=1e-12, atol=0)
+        assert torch.equal(absent, torch.ones_like(absent))
+    assert z < 0.999
