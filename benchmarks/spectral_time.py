@@ -1,6 +1,6 @@
 """Time of one step with spectral directions, beside torch.optim.Muon with fused AdamW for the other tensors.
 
-    python benchmarks/spectral_time.py [--rounds 7] [--only REGEX]
+    python benchmarks/spectral_time.py [--rounds 7] [--cpu-time] [--only REGEX]
 
 Two sets of parameters: the 329 tensors of a CIFAR ResNet110, whose filters are flattened to matrices because Muon takes
 nothing else, and those of a GPT of 10 M parameters (6 layers, width 384, vocabulary 256). Hidden matrices take spectral
@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 
 import torch
-from step_time import interleaved, resnet110_shapes, state_floats
+from step_time import interleaved, resnet110_shapes, state_floats, take_cpu_time
 from torch import Tensor
 
 from proxsps import ScheduleFreeSPS
@@ -77,7 +77,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each optimizer (default: %(default)s)")
     parser.add_argument("--only", default="", help="time only the sets of parameters whose name matches")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread, for machines that are in use")
     options = parser.parse_args()
+    if options.cpu_time:
+        take_cpu_time()
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs, {platform.machine()}\n"
     )

@@ -1,11 +1,12 @@
 """Time of one optimizer step, as ratios to torch's own optimizers in the same run.
 
-    python benchmarks/step_time.py [--rounds 20] [--device cpu] [--only REGEX] [--json FILE]
+    python benchmarks/step_time.py [--rounds 20] [--device cpu] [--cpu-time] [--only REGEX] [--json FILE]
 
 Four sets of parameters: the 329 tensors of a CIFAR ResNet110 with batch norm (1.7 M entries), 25 M entries in 50
 matrices, one matrix of 20 M, and a small network, where Python takes nearly all of the time. All optimizers step in
 turn from the same point, round after round, so that a busy moment of the machine hits all of them; a time is the median
-over rounds.
+over rounds. With --cpu-time, steps run on one thread, and times are those of this process on the CPU: if others use the
+machine as well, threads that wait for each other make the time on the clock meaningless.
 
 "searched" is a step whose dual variable lies inside (0, 1), "capped" one that ends at the cap. GroupLasso has filters
 in (a), with weight decay on the other tensors, and rows in (b) and (c); "mixed" has L1 on every other tensor and weight
@@ -54,6 +55,7 @@ from proxsps import (
 from proxsps.optim.plan import load_kernels
 
 DECAY = 5e-4
+clock = time.perf_counter
 BASE = ("AdamW fused",)
 NUCLEAR = "NuclearNorm"
 
@@ -298,9 +300,9 @@ def after_backward(rounds: int) -> dict[str, float]:
             loss = torch.nn.functional.cross_entropy(model(x), y)
             loss.backward()
             arguments = {} if name.startswith("AdamW") else {"loss": loss}
-            start = time.perf_counter()
+            start = clock()
             opt.step(**arguments)
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return {name: statistics.median(series[20:]) for name, series in times.items()}
 
 
@@ -314,12 +316,19 @@ def interleaved(
             step()  # brings the state of this step, not of the one before, into the caches
             reset()
             synchronize()
-            start = time.perf_counter()
+            start = clock()
             step()
             synchronize()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
             reset()
     return {name: statistics.median(series[2:]) for name, series in times.items()}
+
+
+def take_cpu_time() -> None:
+    """Time one thread by the time that this process gets."""
+    global clock
+    torch.set_num_threads(1)
+    clock = time.process_time
 
 
 def synchronize() -> None:
@@ -363,8 +372,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--only", default="", help="time only steps whose name matches this regular expression")
     parser.add_argument("--case", default="", help="only the cases whose name contains this, for instance '(a)'")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread, for machines that are in use")
     parser.add_argument("--json", type=Path, help="also write the seconds to this file")
     options = parser.parse_args()
+    if options.cpu_time:
+        take_cpu_time()
     torch.manual_seed(0)
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs, {platform.machine()}\n"

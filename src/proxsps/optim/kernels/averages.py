@@ -64,19 +64,23 @@ def store_metric(g, v, own, out):
 
 @inlined(fastmath=REORDER, error_model="numpy")
 def metric_sums(x, g, d, v, own):
-    """<d', r d'>, <d', x>, <g, x>, ||r g||^2 and ||g||^2 of a run, in one loop without memory in between."""
+    """<d', r d'>, <d', x>, <g, x>, ||r g||^2, ||g||^2 and the sum of (d' x)^2 of a run, without memory in between.
+
+    <d', x> is made of two sums: it is bitwise <g, x> where d' is g.
+    """
     old, new, old_v, new_v, eps, least, one = own
-    dp, dx, gx, gg, size = one - one, one - one, one - one, one - one, one - one
+    dp, dx, gx, gg, size, noise = one - one, one - one, one - one, one - one, one - one, one - one
     for k in range(len(x)):
         slope = old * d[k] + new * g[k]
         r = one / max(np.sqrt(_square(old_v, v[k], new_v, g[k])) + eps, least)
-        scaled = r * g[k]
+        scaled, along = r * g[k], slope * x[k]
         dp += slope * (r * slope)
-        dx += slope * x[k]
+        dx += d[k] * x[k]
         gx += g[k] * x[k]
         gg += scaled * scaled
         size += g[k] * g[k]
-    return dp, dx, gx, gg, size
+        noise += along * along
+    return dp, old * dx + new * gx, gx, gg, size, noise
 
 
 @inlined(fastmath=ENTRYWISE, error_model="numpy")
@@ -112,17 +116,19 @@ def second_sums(z, g, y, r, one):
 
 @inlined(fastmath=REORDER, error_model="numpy")
 def second_metric_sums(z, g, y, v, own):
-    """The same in one loop without memory in between."""
+    """The same and the sum of (g z)^2, without memory in between."""
     _, _, old_v, new_v, eps, least, one = own
-    dp, dx, gx, gg, size = one - one, one - one, one - one, one - one, one - one
+    dp, dx, gx, gg, size, noise = one - one, one - one, one - one, one - one, one - one, one - one
     for k in range(len(z)):
         scaled = g[k] / max(np.sqrt(_square(old_v, v[k], new_v, g[k])) + eps, least)
         dp += g[k] * scaled
-        dx += g[k] * z[k]
+        along = g[k] * z[k]
+        dx += along
         gx += g[k] * (z[k] - y[k])
         gg += scaled * scaled
         size += g[k] * g[k]
-    return dp, dx, gx, gg, size
+        noise += along * along
+    return dp, dx, gx, gg, size, noise
 
 
 # No operation of these two may be fused with another one: torch computes the same numbers when modes are switched.

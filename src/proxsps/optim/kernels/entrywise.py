@@ -145,12 +145,13 @@ def _write_prox(x, d, r, s, psi, relax):
 
 
 @inlined()
-def _add_sums(found, g, metric, out):
+def _add_sums(found, noise, g, metric, out):
     """Add the sums of a run; NaN if the square of a gradient overflows in a metric."""
     out[D_SQ] += found[0]
     out[D_DOT_X] += found[1]
     out[G_DOT_X] += found[2]
     out[G_SQ] += found[3]
+    out[NOISE] += noise
     if metric and not np.isfinite(found[4]) and overflows(g):
         out[D_SQ] = np.nan
 
@@ -175,15 +176,16 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
             d = entries(like, d_at, j, low, n) if average or second else g
             v = entries(like, v_at, j, low, n) if metric else g
             own, mix = typed_weights(like, weights, eps, least, j), typed_mix(like, weights, j)
+            curved = kinds[b] != LINE
             out[:] = 0
             for at in range(0, n, RUN):
                 end = at + RUN
                 xs, gs, ds, vs = x[at:end], g[at:end], d[at:end], v[at:end]
                 if summing and len(start_at):
                     out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at, places, ds if second else None, mix[0])
-                if metric and kinds[b] == LINE and not moving:  # nothing but sums is wanted
+                if metric and not moving and not (curved and len(u)):  # nothing but sums is wanted
                     found = second_metric_sums(xs, gs, ds, vs, own) if second else metric_sums(xs, gs, ds, vs, own)
-                    _add_sums(found, gs, metric, out)
+                    _add_sums(found, found[5] if curved else zero, gs, metric, out)
                     continue
                 ys, ds = ds, gs if second else ds
                 if average:
@@ -197,12 +199,10 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
                         found = second_sums(xs, gs, ys, inverse, one)
                     else:
                         found = _sums(xs, gs if average else None, ds, inverse, zero, one)
-                    _add_sums(found, gs, metric, out)
-                    if kinds[b] != LINE:
-                        out[NOISE] += _noise(xs, ds, zero)
+                    _add_sums(found, _noise(xs, ds, zero) if curved else zero, gs, metric, out)
                 if moving:
                     _add_lengths(xs, ds, inverse, zero, one, out)
-                if kinds[b] != LINE and len(u):
+                if curved and len(u):
                     add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, out[SUMS:])
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
