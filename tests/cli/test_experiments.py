@@ -109,7 +109,7 @@ import os, sys, time
 from proxsps.cli.reporting import _Artist
 if __name__ == "__main__":
     artist = _Artist()
-    print(artist.process.pid, flush=True)
+    print(artist._process.pid, flush=True)
     time.sleep(60)
 """
     (tmp_path / "command.py").write_text(code)

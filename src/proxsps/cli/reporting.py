@@ -7,12 +7,12 @@ It loads the figures but not torch, and ends with the command in all cases.
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from proxsps import figures
 from proxsps.cli.console import show, show_claims
 from proxsps.experiments.catalogue import CATALOGUE, EXPERIMENTS
 from proxsps.experiments.variants import Options, variant
-from proxsps.sweep.pool import watch_parent
+from proxsps.sweep.pool import sendable, watch_parent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +36,7 @@ OVERVIEW_TEXT = (
 )
 Pictures = Sequence[tuple[str, "Picture"]]  # with their captions
 _Choice = tuple[str, Options]  # the name of a published experiment, and the options that differ from the published
+_Task = tuple[_Choice, "Frames", Path, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -137,42 +138,61 @@ class _Artist:
     """A process that draws one experiment after the other. If it dies, this process draws instead."""
 
     def __init__(self) -> None:
-        others = multiprocessing.active_children()
-        # "spawn": a fork after torch has started threads may hang
-        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _load_figures)
-        self._pool.submit(int)  # starts the process
-        (self.process,) = (child for child in multiprocessing.active_children() if child not in others)
+        context = multiprocessing.get_context("spawn")  # a fork after torch has started threads may hang
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other,), daemon=True)
+        self._process.start()
+        other.close()  # so that the death of the process ends the connection
+        self._thread = ThreadPoolExecutor(1)  # sends and waits, while the main thread runs experiments
 
     def draw(self, choice: _Choice, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Callable[[], Pictures]:
         """Start drawing an experiment; the returned function waits for its pictures."""
-        try:
-            answer = self._pool.submit(_draw, choice, frames, place, kinds)
-        except BrokenProcessPool:
-            return partial(_draw, choice, frames, place, kinds)
+        task = (choice, frames, place, kinds)
+        answer = self._thread.submit(self._ask, task)
 
         def wait() -> Pictures:
-            try:
-                return answer.result()
-            except BrokenProcessPool:
-                return _draw(choice, frames, place, kinds)
+            pictures = answer.result()
+            if isinstance(pictures, Exception):
+                raise pictures
+            return _draw(*task) if pictures is None else pictures
 
         return wait
 
+    def _ask(self, task: _Task) -> Pictures | Exception | None:
+        """The answer of the process; None if it is dead."""
+        try:
+            self._connection.send(task)
+            answer: Pictures | Exception = self._connection.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            return None
+        return answer
+
     def end(self) -> None:
         """End the process, even in the middle of a figure, whose file is then not written."""
-        self.process.terminate()
-        self.process.join()
-        self._pool.shutdown(cancel_futures=True)
+        self._process.terminate()
+        self._process.join()
+        self._thread.shutdown()
+        self._connection.close()
 
 
 # In the process
 
 
-def _load_figures() -> None:
+def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     watch_parent()
     for name in ("lambda_path", "picture", "stability", "step_sizes"):
         getattr(figures, name)  # loads what they need, while the first experiment runs
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: Pictures | Exception = _draw(*task)
+        except Exception as error:
+            answer = sendable(error)
+        connection.send(answer)
 
 
 def _draw(choice: _Choice, frames: Frames, place: Path, kinds: tuple[str, ...]) -> Pictures:
