@@ -204,8 +204,8 @@ def _join(
     weight: float,
     table: Table,
     travelled: Pairs,
-    resting: Floats,
-) -> tuple[float, float, Table, Pairs, Floats]:
+    resting: list[float],
+) -> tuple[float, float, Table, Pairs, list[float]]:
     """The same numbers over all ranks, in one all-reduce."""
     rows = {name: np.array(row) for name, row in table._asdict().items()}
     sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
@@ -226,7 +226,7 @@ def _join(
     rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
     if elsewhere:
         rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))
-        rows["d_dot_c"], resting = found.extras[2], ()
+        rows["d_dot_c"], resting = found.extras[2], []
         if plan.rule.max_move is not None:
             rows |= dict(zip(("p_sq", "p_dot_x"), found.extras[3:], strict=True))
     elif plan.rule.coupled:
@@ -250,13 +250,12 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     if plan.closed_form is not None and plan.closed_form.ready():
         return plan.closed_form.take(opt, f, C, bounded)
     rule, options = plan.rule, opt.param_groups[0]
-    rates, lam = [float(block.group["lr"]) for block in plan.blocks], plan.lam
-    largest, k, alpha = max(rates), float(options.get("k", 0.0)), list(rates)
-    if scaled := rule.matched or rule.distance:
-        plain.shares(rates, alpha)
+    alpha, lam, k = [float(block.group["lr"]) for block in plan.blocks], plan.lam, float(options.get("k", 0.0))
+    largest, scaled = max(alpha), rule.matched or rule.distance
+    if scaled:
+        plain.shares(alpha, alpha)
     plan.prepare(k, lam)
-    resting: Floats = plan.resting_dots()
-    ahead: list[float] = []
+    resting, ahead = plan.resting_dots(), list[float]()
     if plan.curves and not (scaled or rule.coupled) and plan.ranks == 1:
         ahead = _ahead(plan, options, f, C if bounded else -math.inf, alpha, lam, resting)
     table, heights = plan.sums(alpha, ahead, rule.coupled or rule.max_move is not None)
@@ -279,8 +278,8 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         return Taken(alpha, False, gap)
     opt._skips = 0
     if rule.distance and rule.max_move is None:
-        moved_sq, squares = sum([moved for moved, _ in travelled]), sum(_gradients(plan, table))
-        opt._notice_rest(k, moved_sq, gap, sum(table.d_sq), squares, chosen)
+        squares = sum([moved for moved, _ in travelled]), gap, sum(table.d_sq), sum(_gradients(plan, table))
+        opt._notice_rest(k, *squares, chosen)
     if rule.mix is not None:
         after |= _next_average(plan, options, k, chosen.u * chosen.reach)
     s = _write(plan, model, chosen)

@@ -93,9 +93,7 @@ class ScheduleFreeSPS(CappedPolyak):
         if isinstance(params, Iterator):
             params = list(params)
         if isinstance(lower_bound, str) and lower_bound == "auto":
-            groups = params if isinstance(params, (list, tuple)) else ()
-            found = [regularizer, *[group.get("regularizer") for group in groups if isinstance(group, dict)]]
-            lower_bound = 0.0 if all([isinstance(phi, L2 | Zero | None) for phi in found]) else None
+            lower_bound = _default_bound(params, regularizer)
         defaults = {
             "lr": lr,
             "factor": factor,
@@ -257,6 +255,13 @@ class ScheduleFreeSPS(CappedPolyak):
         if (hint := sibling_hint(self.param_groups, self._siblings)) is not None:
             self._warned.add("siblings")
             warn(f"{type(self).__name__}: {hint}. This warning is shown once.", UserWarning)
+
+
+def _default_bound(params: Any, regularizer: Regularizer | None) -> float | None:
+    """0, or None with a regulariser: the loss alone would then not go to 0."""
+    groups = params if isinstance(params, (list, tuple)) else ()
+    found = [regularizer, *[group.get("regularizer") for group in groups if isinstance(group, dict)]]
+    return 0.0 if all([isinstance(phi, L2 | Zero | None) for phi in found]) else None
 
 
 def _check_metric(metric: Any) -> None:
