@@ -52,7 +52,10 @@ class Rest:
             return False
         if length > 0:
             self.steps, self._longest = self.steps + 1, max(self._longest, length)
-        return length > 0 and self.steps == LIMITED
+        if self.steps < LIMITED:
+            return False
+        self.steps = None  # said, so that later steps need no lengths
+        return True
 
 
 def limited_length(gap: float, height: float, d_sq: float, g_sq: float, longest: float, caps: float) -> float:
