@@ -328,7 +328,10 @@ def test_the_digest_of_kernels_covers_all_files_that_they_are_made_of():
     sources = [file.read_text() for file in Path(layout.__file__).parent.glob("*.py")]
     sources = [text for text in sources if "numba" in text]  # others define no kernel
     imported = {name for text in sources for name in re.findall(r"^from (proxsps\S+) import", text, re.MULTILINE)}
-    covered = {f"{package}.{file.removesuffix('.py')}" for package, file in caching.FURTHER} | {"proxsps.optim.blocks"}
+    covered = {f"{package}.{file.removesuffix('.py')}" for package, file in caching.FURTHER} | {
+        "proxsps.optim.blocks",
+        "proxsps.optim.lists",
+    }
     assert {name for name in imported if not name.startswith("proxsps.optim.kernels")} == covered
 
 
