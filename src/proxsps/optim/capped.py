@@ -142,8 +142,7 @@ class CappedPolyak(PolyakOptimizer):
         if torch.compiler.is_compiling():
             return
         hint = None
-        if not options["lr_is_factor"]:
-            self._small = None
+        self._small = self._small if options["lr_is_factor"] else None
         if options["lr_is_factor"]:
             hint = self._hint_on_factors(options["k"])
         elif "options" not in self._warned and options["cap"] == PROXIMAL and not options["distance_cap"]:

@@ -45,9 +45,7 @@ class ClosedForm:
             rule.beta is not None, rule.mix is not None, rule.beta2 is not None, rule.matched, rule.distance,
             rule.factor, float(rule.scale), plan.longest,
         )  # fmt: skip
-        self._of = np.zeros(count, np.int64)
-        for i, members in enumerate(plan.sets.members):
-            self._of[members] = i
+        self._of = np.array(plan.sets.of_block, np.int64)
         self._travel = itemgetter(*TRAVEL)
         self._first = [groups[0] for groups in plan.sets.groups]
         self._before = np.zeros((len(self._first), len(TRAVEL)))
@@ -99,7 +97,7 @@ class ClosedForm:
         opt._skips = 0
         part.write_lines(step.share)
         torch.autograd.graph.increment_version(self._plan.owners)
-        self._keep_numbers(opt.param_groups, k, step, share)
+        self._keep_numbers(opt.param_groups, k, step, share.tolist())
         chosen = partial(self._chosen, step, sums, share, self._lam, bounded)
         if rule.distance and (opt._rest.steps is not None or k == 0):
             moved_sq, d_sq, g_sq = (float(sums[row].sum()) for row in (MOVED_SQ, D_SQ, self._gradients))
@@ -108,25 +106,17 @@ class ClosedForm:
             opt._notice_low(step.gap, C)
         return Taken(share, True, step.gap, chosen)
 
-    def _keep_numbers(self, groups: Sequence[dict[str, Any]], k: float, step: Step, share: np.ndarray) -> None:
+    def _keep_numbers(self, groups: Sequence[dict[str, Any]], k: float, step: Step, share: Sequence[float]) -> None:
         """Write the numbers of a step into the groups."""
-        rule, after = self._rule, {"k": k + 1}
+        rule, after, of_sets = self._rule, dict[str, float](), list[dict[str, float]]()
         if rule.beta is not None:
-            after |= {"model_value": step.value, "model_offset": step.offset}
+            after = {"model_value": step.value, "model_offset": step.offset, "k": k + 1}
         elif rule.mix is not None:
             squares = plain.gradient_squares(k, float(groups[0]["squares"]))
-            after |= {"total": step.total, "longest": step.latest, "squares": squares}
+            after = {"total": step.total, "longest": step.latest, "squares": squares, "k": k + 1}
         if rule.distance:
-            for own, numbers in zip(self._plan.sets.groups, self._room.after.tolist(), strict=True):
-                for group in own:
-                    group.update(after)
-                    group.update(zip(TRAVEL, numbers, strict=False))
-        elif rule.beta is not None:
-            for group in groups:
-                group.update(after)
-        if rule.mix is not None and step.reach > 0:
-            for block, own_share in zip(self._plan.blocks, share.tolist(), strict=True):
-                block.group["tau"] = step.reach * own_share
+            of_sets = [dict(zip(TRAVEL, numbers, strict=False), k=k + 1) for numbers in self._room.after.tolist()]
+        self._plan.keep_numbers(groups, after, of_sets, step.u * step.reach, share)
 
     def _chosen(self, step: Step, sums: np.ndarray, share: np.ndarray, lam: np.ndarray, bounded: bool) -> Chosen:
         """The step for its report."""

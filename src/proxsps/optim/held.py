@@ -115,3 +115,21 @@ class HeldState:
                 d, x = (entries(t, block.gathered) for t in (own["average"], p.detach().resolve_conj()))
                 total += float(torch.sum(d.double() * x.double()))
         return total
+
+    def keep_numbers(
+        self,
+        groups: Sequence[dict[str, Any]],
+        after: dict[str, float],
+        of_sets: Sequence[dict[str, float]],
+        tau: float,
+        share: Sequence[float],
+    ) -> None:
+        """Write the numbers of a step into the groups: those of all, those of each set, and steps of their blocks."""
+        for group in groups if after else ():
+            group.update(after)
+        for members, own in zip(self.sets.groups, of_sets, strict=False):
+            for group in members:
+                group.update(own)
+        if self.rule.mix is not None and tau > 0:
+            for block, part in zip(self.blocks, share, strict=True):
+                block.group["tau"] = tau * part

@@ -122,15 +122,24 @@ def distance_cap(
 ) -> tuple[float, list[dict[str, float]]]:
     """The distance cap, and the numbers of each set after the step; shares are those of the caps of their sets."""
     rule, sets = plan.rule, plan.sets
-    of = [i for _, i in sorted([(j, i) for i, members in enumerate(sets.members) for j in members])]
     before = [[float(groups[0][key]) for key in TRAVEL] for groups in sets.groups]
     after = [[0.0] * 5 for _ in before]
     moved_sq, start_sq = zip(*travelled, strict=True)
     factor, limit = (largest, math.inf) if rule.factor else (1.0, largest)
     plain.distances(
-        of, share, _gradients(plan, table), moved_sq, start_sq, k, factor, rule.factor, rule.scale, before, after
+        sets.of_block,
+        share,
+        _gradients(plan, table),
+        moved_sq,
+        start_sq,
+        k,
+        factor,
+        rule.factor,
+        rule.scale,
+        before,
+        after,
     )
-    cap = plain.share_out(of, after, limit, share)
+    cap = plain.share_out(sets.of_block, after, limit, share)
     return cap, [dict(zip(TRAVEL, numbers, strict=False), k=k + 1) for numbers in after]
 
 
@@ -283,7 +292,9 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
     if rule.mix is not None:
         after |= _next_average(plan, options, k, chosen.u * chosen.reach)
     s = _write(plan, model, chosen)
-    _keep_numbers(opt, plan, k, after, found, chosen, alpha)
+    for block, memory in zip(plan.blocks, chosen.memory, strict=False):
+        block.group |= {"memory": memory, "k": k + 1}
+    plan.keep_numbers(opt.param_groups, after, found, chosen.u * chosen.reach, alpha)
     if bounded and elsewhere:
         opt._notice_low(gap, C)
     return Taken(alpha, True, gap, chosen, s)
@@ -293,25 +304,3 @@ def _next_average(plan: Plan, options: dict[str, Any], k: float, tau: float) -> 
     """Choose the share of the new point in the average of the schedule-free form; the numbers after the step."""
     plan.share, total, latest = plain.next_share(float(options["total"]), float(options["longest"]), k, tau)
     return {"total": total, "longest": latest, "squares": plan.momentum[1]}
-
-
-def _keep_numbers(
-    opt: Any,
-    plan: Plan,
-    k: float,
-    after: dict[str, float],
-    of_sets: Sequence[dict[str, float]],
-    chosen: Chosen,
-    share: Floats,
-) -> None:
-    """Write the numbers of a step into the groups."""
-    for block, memory in zip(plan.blocks, chosen.memory, strict=False):
-        block.group |= {"memory": memory, "k": k + 1}
-    for group in opt.param_groups:
-        group.update(after)
-    for groups, own in zip(plan.sets.groups, of_sets, strict=False):
-        for group in groups:
-            group.update(own)
-    if plan.rule.mix is not None and chosen.reach * chosen.u > 0:
-        for block, part in zip(plan.blocks, share, strict=True):
-            block.group["tau"] = chosen.u * chosen.reach * part

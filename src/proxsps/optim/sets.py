@@ -14,6 +14,7 @@ class Sets(NamedTuple):
     members: list[list[int]]  # places of blocks
     groups: list[list[dict[str, Any]]]
     of: dict[int, int]  # the set of each parameter, by its id
+    of_block: list[int]  # the set of each block
 
 
 def by_set(blocks: Sequence[Block]) -> Sets:
@@ -21,12 +22,14 @@ def by_set(blocks: Sequence[Block]) -> Sets:
     names: dict[Any, int] = {}
     members: list[list[int]] = []
     groups: list[dict[int, dict[str, Any]]] = []
+    of_block = []
     for j, block in enumerate(blocks):
         place = names.setdefault(block.group.get("set"), len(names))
         if place == len(members):
             members.append([])
             groups.append({})
         members[place].append(j)
+        of_block.append(place)
         groups[place][id(block.group)] = block.group
     of = {id(p): i for i, own in enumerate(groups) for group in own.values() for p in group["params"]}
-    return Sets(members, [list(own.values()) for own in groups], of)
+    return Sets(members, [list(own.values()) for own in groups], of, of_block)

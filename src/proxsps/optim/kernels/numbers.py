@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import math
+from inspect import isfunction
 
 from numba.extending import register_jitable
 
-from proxsps.core.affine_step import INEXACT, Blocks, _choose, _distance_cap, _model, affine_step
-from proxsps.core.plain import (
-    _height,
-    _two_terms,
-    averaged_model,
-    clipped,
-    corrected_weight,
-    distances,
-    first_zero,
-    l2_line,
-    l2_matched,
-    line_root,
-    next_share,
-    share_out,
-    shares,
-)
+from proxsps.core.affine_step import INEXACT, Blocks, affine_step
+from proxsps.core.plain import l2_matched
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.entrywise import D_DOT_X, D_SQ, G_DOT_X, G_SQ, MOVED_SQ
 
-for formula in (
-    _height, _two_terms, averaged_model, clipped, corrected_weight, distances, first_zero, l2_line, l2_matched,
-    line_root, next_share, share_out, shares, _choose, _distance_cap, _model, affine_step,
-):  # fmt: skip
-    register_jitable(forceinline=True)(formula)
+for formula in {**l2_matched.__globals__, **affine_step.__globals__}.values():  # all of the two modules
+    if isfunction(formula):
+        register_jitable(forceinline=True)(formula)
 
 
 @inlined()
