@@ -256,8 +256,6 @@ def take(opt: Any, plan: Plan, f: float, C: float, bounded: bool, weight: float)
         bounded: whether it has one.
         weight: of this rank's loss.
     """
-    if plan.closed_form is not None and plan.closed_form.ready():
-        return plan.closed_form.take(opt, f, C, bounded)
     rule, options = plan.rule, opt.param_groups[0]
     alpha, lam, k = [float(block.group["lr"]) for block in plan.blocks], plan.lam, float(options.get("k", 0.0))
     largest, scaled = max(alpha), rule.matched or rule.distance

@@ -180,12 +180,11 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             self._check_uneven()
         value, weight, returned = self._loss(closure, loss)
         if lower_bound is None:
-            lower_bound = self.param_groups[0].get("lower_bound", 0.0)
-        elif not self.bounded:
+            bound = self.param_groups[0].get("lower_bound", 0.0) if self.bounded else None
+        elif self.bounded:
+            check_bound(bound := lower_bound)
+        else:
             raise ValueError(f"{type(self).__name__} does not use a lower bound; leave it out, or use ProxSPS.")
-        if lower_bound is not None:
-            check_bound(lower_bound)
-        bound = lower_bound if self.bounded else None
         if value is not None and not compiling and self._plan is not None and self._plan.holds(self):
             if changed or self._small is not None:
                 self._check_options()
@@ -211,6 +210,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """Check everything that a kept plan has checked; then plan a step and take it, or take one on a device."""
         if not torch.compiler.is_compiling():
             self._check_changes()
+        if bound is not None:
+            check_bound(bound)
         check_agreement(type(self).__name__, self.param_groups)
         if value is not None:
             self._drop_blank_state()
@@ -245,11 +246,14 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> None:
         """Take the step of a plan; in doubles if its numbers need them."""
-        numbers = float(value), 0.0 if bound is None else float(bound), bound is not None, weight
-        taken = take(self, plan, *numbers)
+        numbers = float(value), 0.0 if bound is None else float(bound), bound is not None
+        if plan.closed_form is not None and plan.closed_form.ready():
+            taken = plan.closed_form.take(self, *numbers)
+        else:
+            taken = take(self, plan, *numbers, weight)
         if taken is None:
             plan = self._planned(self._blocks(), exact=True)
-            taken = take(self, plan, *numbers)
+            taken = take(self, plan, *numbers, weight)
         self._taken["last"] = taken
         if taken is not None and self._ranks.check and 1 < self._ranks.size == plan.active:
             self._ranks.compare(report(taken).tau, self._named())
