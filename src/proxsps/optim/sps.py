@@ -70,16 +70,8 @@ class SPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "regularizer": regularizer,
-            "lower_bound": lower_bound,
-            "c": c,
-            "max_move": max_move,
-            "fused": fused,
-            "capturable": capturable,
-        }
+        defaults = {"lr": lr, "weight_decay": weight_decay, "regularizer": regularizer, "lower_bound": lower_bound}
+        defaults |= {"c": c, "max_move": max_move, "fused": fused, "capturable": capturable}
         super().__init__(params, defaults, process_group, check_replicas)
 
     def _rule(self) -> Rule:
@@ -123,18 +115,9 @@ class DecSPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "regularizer": regularizer,
-            "lower_bound": lower_bound,
-            "c0": c0,
-            "k": 0.0,
-            "memory": math.inf,
-            "max_move": max_move,
-            "fused": fused,
-            "capturable": capturable,
-        }
+        defaults = {"lr": lr, "weight_decay": weight_decay, "regularizer": regularizer, "lower_bound": lower_bound}
+        defaults |= {"c0": c0, "k": 0.0, "memory": math.inf}
+        defaults |= {"max_move": max_move, "fused": fused, "capturable": capturable}
         super().__init__(params, defaults, process_group, check_replicas)
 
     def _rule(self) -> Rule:
