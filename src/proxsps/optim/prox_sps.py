@@ -81,10 +81,10 @@ class ProxSPS(CappedPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "factor": factor, "weight_decay": weight_decay, "regularizer": regularizer}
-        defaults |= {"lower_bound": lower_bound, "momentum": momentum, "cap": cap, "distance_cap": distance_cap}
-        defaults |= {"max_move": max_move, "fused": fused, "capturable": capturable}
-        super().__init__(params, defaults, process_group, check_replicas)
+        options: dict[str, Any] = {"lr": lr, "factor": factor, "weight_decay": weight_decay, "regularizer": regularizer}
+        options |= {"lower_bound": lower_bound, "momentum": momentum, "cap": cap, "distance_cap": distance_cap}
+        options |= {"max_move": max_move, "fused": fused, "capturable": capturable}
+        super().__init__(params, options, process_group, check_replicas)
 
     def _check_numbers(self, group: dict[str, Any]) -> None:
         super()._check_numbers(group)
@@ -128,9 +128,9 @@ class ProxSGD(PolyakOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "regularizer": regularizer}
-        defaults |= {"max_move": max_move, "fused": fused, "capturable": capturable}
-        super().__init__(params, defaults, process_group, check_replicas)
+        options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "regularizer": regularizer}
+        options |= {"max_move": max_move, "fused": fused, "capturable": capturable}
+        super().__init__(params, options, process_group, check_replicas)
 
 
 class ProxSPSAdam(CappedPolyak):
@@ -192,10 +192,10 @@ class ProxSPSAdam(CappedPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "factor": factor, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        defaults |= {"regularizer": regularizer, "lower_bound": lower_bound, "cap": MATCHED if cap is None else cap}
-        defaults |= {"distance_cap": distance_cap, "max_move": max_move, "fused": fused, "capturable": capturable}
-        super().__init__(params, defaults, process_group, check_replicas)
+        options: dict[str, Any] = {"lr": lr, "factor": factor, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        options |= {"regularizer": regularizer, "lower_bound": lower_bound, "cap": MATCHED if cap is None else cap}
+        options |= {"distance_cap": distance_cap, "max_move": max_move, "fused": fused, "capturable": capturable}
+        super().__init__(params, options, process_group, check_replicas)
 
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:

@@ -94,11 +94,11 @@ class ScheduleFreeSPS(CappedPolyak):
         if isinstance(params, nn.Module):
             _check_metric(metric)
             groups, metric = model_groups(params, metric), "adam"
-        defaults = {"lr": lr, "factor": factor, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        defaults |= {"regularizer": regularizer, "lower_bound": lower_bound, "cap": MATCHED, "distance_cap": True}
-        defaults |= {"metric": metric, "set": None, "packed": 1, "evaluating": False}
-        defaults |= {"max_move": max_move, "fused": fused, "capturable": capturable, **dict.fromkeys(AVERAGING, 0.0)}
-        super().__init__(groups, defaults, process_group, check_replicas)
+        options: dict[str, Any] = {"lr": lr, "factor": factor, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        options |= {"regularizer": regularizer, "lower_bound": lower_bound, "cap": MATCHED, "distance_cap": True}
+        options |= {"metric": metric, "set": None, "packed": 1, "evaluating": False}
+        options |= {"max_move": max_move, "fused": fused, "capturable": capturable, **dict.fromkeys(AVERAGING, 0.0)}
+        super().__init__(groups, options, process_group, check_replicas)
         if isinstance(params, nn.Module):
             self._siblings = (range(len(self.param_groups)),)
             self.follow(params)
