@@ -93,7 +93,8 @@ def _piece(phi: Regularizer, index: int, param: Tensor) -> Regularizer | None:
 def _cleaned(phi: Regularizer, x: Tensor, z: Tensor, step: Tensor) -> Tensor:
     """x with the zeros of a regulariser, inside of the bounds of a constraint, which rounding may have left."""
     structure = phi.structure(tuple(x.shape))
-    found = cleaned(x, zeros_of_average(x, z, phi.prox_diagonal(x, step), group_dims(structure, x.dim())))
+    zeros = zeros_of_average(x, z, phi.prox_diagonal(x, step), group_dims(structure, x.dim()))
+    found: Tensor = cleaned(x, zeros)
     bounds = bounds_on_entries(structure)
     return found if bounds is None else found.clamp(*bounds)
 
