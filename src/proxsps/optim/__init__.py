@@ -6,8 +6,7 @@ from proxsps.optim.last_step import LastStep
 from proxsps.optim.model_groups import model_groups, roles
 from proxsps.optim.modes import renew_statistics
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.optim.prox_sps import ProxSGD, ProxSPS
-from proxsps.optim.prox_sps_adam import ProxSPSAdam
+from proxsps.optim.prox_sps import ProxSGD, ProxSPS, ProxSPSAdam
 from proxsps.optim.schedule_free import ScheduleFreeSPS
 from proxsps.optim.schedulers import AdaptiveLR, CoolDown, HorizonLR, SqrtLR, StronglyConvexLR
 from proxsps.optim.sps import SPS, DecSPS

@@ -46,12 +46,14 @@ def check_cap(value: Any) -> None:
         raise ValueError(f'cap must be "proximal" or "matched", or None for the default, got {value!r}.')
 
 
-def check_betas(value: Any) -> None:
-    """Raise for anything but two numbers in [0, 1)."""
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise ValueError(f"betas must be two numbers, got {value!r}.")
-    for i, beta in enumerate(value):
+def check_betas(group: Mapping[str, Any]) -> None:
+    """Raise an error for numbers of Adam's metric: betas other than two numbers in [0, 1), or a negative eps."""
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"betas must be two numbers, got {betas!r}.")
+    for i, beta in enumerate(betas):
         check_fraction(f"betas[{i}]", beta)
+    check_nonnegative("eps", group["eps"])
 
 
 def check_diagonal(owner: str, phi: Any) -> None:

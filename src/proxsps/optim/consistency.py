@@ -27,6 +27,7 @@ from proxsps.optim.lists import is_sharded
 from proxsps.optim.optimizer import PolyakOptimizer
 
 PIECES = 4
+Piece = list[tuple[int, Tensor | None]]  # positions of tensors, with masks if only some of their entries belong to it
 SCALE = 2.0**10  # gradient scalers have powers of two from here on; sums over samples are rarely that long
 
 
@@ -175,8 +176,7 @@ class _Probe:
         pairs = [_real_pair(p.detach(), p.grad.detach()) for p in params if p.grad is not None]
         self._params, self._grads = [x for x, _ in pairs], [g for _, g in pairs]
         self._start = [x.clone() for x in self._params]
-        self._labels, self._length = _cut(self._grads)
-        self.pieces = sorted({i for label in self._labels for i in torch.as_tensor(label).unique().tolist()})
+        self._pieces, self._length = _cut(self._grads)
         self._eps = eps
         self._h = eps ** (1 / 3)  # rounding of f / h and curvature h^2 are of one size
         self._limit = 10 * self._h * (1 + math.sqrt(sum(_square(x) for x in self._start)))
@@ -206,7 +206,7 @@ class _Probe:
 
     def ratios(self, tolerance: float) -> list[float]:
         """The slope of the loss along each piece of the gradient, over the length of the piece."""
-        slopes = [self._slopes(piece, tolerance) for piece in self.pieces]
+        slopes = [self._slopes(piece, tolerance) for piece in self._pieces]
         largest = max(abs(found[-1]) for found in slopes)
         ratios = []
         for found in slopes:
@@ -220,7 +220,7 @@ class _Probe:
             ratios.append((4 * pairs[-1][1] - pairs[-1][0]) / 3)  # the error falls with the square of the distance
         return ratios
 
-    def _slopes(self, piece: int, tolerance: float) -> list[float]:
+    def _slopes(self, piece: Piece, tolerance: float) -> list[float]:
         """Slopes along a piece over shorter and shorter distances, until two of them agree."""
         t, slope = self._first(piece)
         found = [slope]
@@ -234,7 +234,7 @@ class _Probe:
                 break
         return found
 
-    def _first(self, piece: int) -> tuple[float, float]:
+    def _first(self, piece: Piece) -> tuple[float, float]:
         """A distance over which the loss changes enough, for gradients of any length."""
         wanted = 2 * self._h * abs(self.value)
         t = self._h * abs(self.value) / self._length if self.value else self._h
@@ -246,47 +246,45 @@ class _Probe:
             t = min(self._limit, t * min(1e4, max(1e-4, factor if math.isfinite(factor) else 1e-2)))
         return t, slope
 
-    def _slope(self, piece: int, t: float) -> tuple[float, float]:
+    def _slope(self, piece: Piece, t: float) -> tuple[float, float]:
         """The slope over a distance, and the change of the loss."""
         up, forth = self._at(piece, t)
         down, back = self._at(piece, -t)
         return (up - down) / (forth - back) if forth != back else math.nan, abs(up - down)
 
-    def _at(self, piece: int, t: float) -> tuple[float, float]:
+    def _at(self, piece: Piece, t: float) -> tuple[float, float]:
         """The loss after a move along a piece, and <g, move> as it was rounded."""
         moved = 0.0
         try:
-            for x, start, g, label in self._rows():
-                if isinstance(label, int) and label != piece:
-                    continue
+            for i, mask in piece:
+                x, start, g = self._params[i], self._start[i], self._grads[i]
                 move = g.to(torch.promote_types(x.dtype, torch.float32)) * (t / self._length)
-                x.copy_(start + (move if isinstance(label, int) else move * (label == piece)))
+                x.copy_(start + (move if mask is None else move * mask))
                 moved += float((g.double() * (x.double() - start.double())).sum())
             return self._evaluate(), moved
         finally:
-            for x, start, *_ in self._rows():
+            for x, start in zip(self._params, self._start, strict=True):
                 x.copy_(start)
 
-    def _rows(self) -> Iterator[tuple[Any, ...]]:
-        return zip(self._params, self._start, self._grads, self._labels, strict=True)
 
-
-def _cut(grads: Sequence[Tensor]) -> tuple[list[int | Tensor], float]:
-    """The piece that every tensor or entry belongs to, and the length of the pieces, which is the same for all."""
+def _cut(grads: Sequence[Tensor]) -> tuple[list[Piece], float]:
+    """The pieces of the gradient, and their length, which is the same for all."""
     squares = [_square(g) for g in grads]
     total, before = sum(squares), 0.0
     if not 0 < total < math.inf:
         raise ValueError(f"check_loss needs gradients that are finite and not zero, got a squared norm of {total}.")
-    labels: list[int | Tensor] = []
-    for g, square in zip(grads, squares, strict=True):
+    pieces: list[Piece] = [[] for _ in range(PIECES)]
+    for i, (g, square) in enumerate(zip(grads, squares, strict=True)):
         first, last = (min(PIECES - 1, int(PIECES * s / total)) for s in (before, before + square))
         if first == last:
-            labels.append(first)
+            pieces[first].append((i, None))
         else:
             passed = before + g.double().square().flatten().cumsum(0)
-            labels.append((PIECES * passed / total).long().clamp(max=PIECES - 1).view(g.shape))
+            labels = (PIECES * passed / total).long().clamp(max=PIECES - 1).view(g.shape)
+            for label in labels.unique().tolist():
+                pieces[label].append((i, labels == label))
         before += square
-    return labels, math.sqrt(total / PIECES)
+    return [piece for piece in pieces if piece], math.sqrt(total / PIECES)
 
 
 def _square(x: Tensor) -> float:

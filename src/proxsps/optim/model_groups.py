@@ -46,7 +46,8 @@ def roles(model: nn.Module, include: Iterable[str] = (), exclude: Iterable[str] 
     """
     chosen, others = ([re.compile(pattern) for pattern in patterns] for patterns in (include, exclude))
     homes = list(_homes(model))
-    last = _last_layer(homes)
+    weights = [layer for _, param, layer in homes if param.dim() > 1 and _maps_features(layer)]
+    last = weights[-1] if weights else None  # as the model defines them
     found: dict[int, Role] = {}
     for name, param, layer in homes:
         own = _role(name, param, layer, last)
@@ -91,12 +92,6 @@ def _homes(model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Module]]:
     for prefix, layer in model.named_modules():
         for name, param in layer.named_parameters(prefix, recurse=False, remove_duplicate=False):
             yield name, param, layer
-
-
-def _last_layer(homes: list[tuple[str, Tensor, nn.Module]]) -> nn.Module | None:
-    """The layer with weights that the model defines last."""
-    layers = [layer for _, param, layer in homes if param.dim() > 1 and _maps_features(layer)]
-    return layers[-1] if layers else None
 
 
 def _maps_features(layer: nn.Module) -> bool:

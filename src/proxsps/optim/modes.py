@@ -1,4 +1,4 @@
-"""Training and evaluation mode of a schedule-free optimizer: what the parameters hold.
+"""Training and evaluation mode of a schedule-free optimizer: what the parameters hold, and a model that switches it.
 
 While a model is trained they hold y, the points of gradients, and while it is evaluated the average x. Both are
 computed in place from z, without copies, so that y comes back bitwise. A regulariser makes an exception: its zeros in x
@@ -7,7 +7,9 @@ are those that a longer proximal step would set, and y cannot be computed from z
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -18,10 +20,10 @@ from proxsps.core.schedule_free import CLEANING, average, average_exactly, clean
 from proxsps.optim.checks import has_value
 from proxsps.optim.lists import is_sharded, widened
 from proxsps.optim.memory import entries, least_metric
-from proxsps.optim.second_point import HELD, PIECE, Y, Z
+from proxsps.optim.second_point import HELD, PIECE, Y, Z, bounds_on_entries
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.base import flatten, unflatten
-from proxsps.regularizers.structure import Entries, Scalar, group_dims
+from proxsps.regularizers.structure import group_dims
 
 
 @torch.no_grad()
@@ -85,10 +87,7 @@ def _show_cleaned(opt: Any, group: dict[str, Any], params: list[Tensor], b: floa
         found = unflatten(cleaned(flatten(points), phi.prox_diagonal(flatten(points), flatten(steps)) == 0), points)
     else:
         regularizers = [phi.at(places[id(p)]) if own is None else own for p, own in zip(params, pieces, strict=True)]
-        found = [
-            _within(own, cleaned(x, zeros_of_average(x, z, own.prox_diagonal(x, step), _dims(own, x))))
-            for own, x, z, step in zip(regularizers, points, ends, steps, strict=True)
-        ]
+        found = list(map(_cleaned, regularizers, points, ends, steps))
     for param, piece, x in zip(params, pieces, found, strict=True):
         _write(param, x, piece is None)
 
@@ -102,15 +101,13 @@ def _piece(phi: Regularizer, index: int, param: Tensor) -> Regularizer | None:
     return piece_of(phi, index, param)
 
 
-def _dims(phi: Regularizer, x: Tensor) -> tuple[int, ...] | None:
-    return group_dims(phi.structure(tuple(x.shape)), x.dim())
-
-
-def _within(phi: Regularizer, x: Tensor) -> Tensor:
-    """x inside of the bounds of a constraint on entries, which rounding may have left."""
-    found = phi.structure(tuple(x.shape))
-    psi = found.psi if isinstance(found, Entries) else None
-    return x.clamp(psi.lower, psi.upper) if isinstance(psi, Scalar) and psi.bounded else x
+def _cleaned(phi: Regularizer, x: Tensor, z: Tensor, step: Tensor) -> Tensor:
+    """x with the zeros of a regulariser, inside of the bounds of a constraint, which rounding may have left."""
+    structure = phi.structure(tuple(x.shape))
+    zeros = zeros_of_average(x, z, phi.prox_diagonal(x, step), group_dims(structure, x.dim()))
+    found: Tensor = cleaned(x, zeros)
+    bounds = bounds_on_entries(structure)
+    return found if bounds is None else found.clamp(*bounds)
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -164,3 +161,58 @@ def renew_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
             part.momentum, part.training = momentum, False
     if not seen:
         raise ValueError("renew_statistics needs at least one batch to compute statistics from, got none.")
+
+
+class Switch:
+    """The `train` of a model that switches optimizers, as long as these exist; an attribute of the model.
+
+    A copy of the model has no optimizer, and its copy of this object only calls the model's own method, unless the
+    optimizer is copied together with it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._opts: list[weakref.ref[Any]] = []
+
+    def __call__(self, mode: bool = True) -> Any:
+        """Switch the model, and the optimizers."""
+        model: Any = self._model()
+        found = type(model).train(model, mode)
+        for opt in [ref() for ref in self._opts]:
+            if opt is not None:
+                opt.train(mode)
+        return found
+
+    def add(self, opt: Any) -> None:
+        """Switch one more optimizer."""
+        self._opts = [ref for ref in self._opts if ref() not in (None, opt)] + [weakref.ref(opt)]
+        vars(opt).setdefault("_followed", weakref.WeakSet()).add(self._model())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Switch:
+        model: Any = self._model()
+        copied = Switch(deepcopy(model, memo))
+        for ref in self._opts:
+            if id(ref()) in memo:
+                copied.add(memo[id(ref())])
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Switch, (self._model(),)
+
+
+def follow(opt: Any, model: nn.Module) -> None:
+    """Let `model.train()` and `model.eval()` switch an optimizer."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"follow() needs the model, an nn.Module, got {type(model).__name__}.")
+    known = vars(model).get("train")
+    switch = known if isinstance(known, Switch) else Switch(model)
+    switch.add(opt)
+    model.train = switch  # type: ignore[method-assign]
+
+
+def follow_copies(opt: Any, copied: Any, memo: dict[int, Any]) -> None:
+    """Let the copies of models switch the copy of an optimizer, in a deepcopy of both that began with the models."""
+    for model in vars(opt).get("_followed", ()):
+        switch = memo.get(id(vars(model).get("train")))
+        if isinstance(switch, Switch):
+            switch.add(copied)

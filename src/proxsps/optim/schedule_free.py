@@ -10,22 +10,18 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from proxsps.core.checks import check_nonnegative
 from proxsps.core.schedule_free import SCALE
 from proxsps.optim.blocks import SPECTRAL
 from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal
-from proxsps.optim.following import follow, follow_copies
 from proxsps.optim.hints import sibling_hint, warn
 from proxsps.optim.memory import HALF, start_averages
-from proxsps.optim.model_groups import MATRICES, REST, model_groups
-from proxsps.optim.modes import show_averages, show_gradient_points
+from proxsps.optim.model_groups import ADAM, MATRICES, REST, model_groups
+from proxsps.optim.modes import follow, follow_copies, show_averages, show_gradient_points
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
 from proxsps.optim.second_point import AVERAGING, HELD, Y, Z, start_point
 from proxsps.regularizers import L2, Regularizer, Zero
-
-ADAM = "adam"
 
 
 class ScheduleFreeSPS(CappedPolyak):
@@ -94,32 +90,15 @@ class ScheduleFreeSPS(CappedPolyak):
             params = list(params)
         if isinstance(lower_bound, str) and lower_bound == "auto":
             lower_bound = _default_bound(params, regularizer)
-        defaults = {
-            "lr": lr,
-            "factor": factor,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "regularizer": regularizer,
-            "lower_bound": lower_bound,
-            "metric": metric,
-            "set": None,
-            "packed": 1,
-            "cap": MATCHED,
-            "distance_cap": True,
-            "max_move": max_move,
-            "fused": fused,
-            "capturable": capturable,
-            "evaluating": False,
-            **dict.fromkeys(AVERAGING, 0.0),
-        }
-        given: Iterable[Any]
+        groups: Any = params
         if isinstance(params, nn.Module):
             _check_metric(metric)
-            given, defaults["metric"] = model_groups(params, metric), ADAM
-        else:
-            given = params
-        super().__init__(given, defaults, process_group, check_replicas)
+            groups, metric = model_groups(params, metric), "adam"
+        options: dict[str, Any] = {"lr": lr, "factor": factor, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        options |= {"regularizer": regularizer, "lower_bound": lower_bound, "cap": MATCHED, "distance_cap": True}
+        options |= {"metric": metric, "set": None, "packed": 1, "evaluating": False}
+        options |= {"max_move": max_move, "fused": fused, "capturable": capturable, **dict.fromkeys(AVERAGING, 0.0)}
+        super().__init__(groups, options, process_group, check_replicas)
         if isinstance(params, nn.Module):
             self._siblings = (range(len(self.param_groups)),)
             self.follow(params)
@@ -142,14 +121,12 @@ class ScheduleFreeSPS(CappedPolyak):
             check_diagonal(type(self).__name__, group["regularizer"])
         if self._complete:  # groups of one set have the same numbers
             for other in self.param_groups[:-1]:
-                shared = {"k", "factors_sq", *AVERAGING, *(["reach", "g_sq", "first_reach"] * _alike(group, other))}
-                group.update({key: other[key] for key in shared})
-                group["evaluating"] = other["evaluating"]
+                of_set = ("reach", "g_sq", "first_reach") if group["set"] == other["set"] else ()
+                group.update({key: other[key] for key in ("k", "factors_sq", "evaluating", *AVERAGING, *of_set)})
 
     def _check_numbers(self, group: dict[str, Any]) -> None:
         super()._check_numbers(group)
-        check_betas(group["betas"])
-        check_nonnegative("eps", group["eps"])
+        check_betas(group)
         if not group["betas"][0] > 0:
             raise ValueError(
                 f"betas[0] must be above 0, got {group['betas'][0]!r}: it is the part of the average in the point of "
@@ -288,10 +265,6 @@ def _check_spectral(group: dict[str, Any]) -> None:
                 f"Parameter {i} of a group has {param.shape[0]} rows, which are not {group['packed']} matrices of the "
                 'same size. Put it into another group, without "packed".'
             )
-
-
-def _alike(group: dict[str, Any], other: dict[str, Any]) -> bool:
-    return bool(group["set"] == other["set"])
 
 
 def _by_set(given: Any, defaults: dict[str, Any]) -> list[Any]:

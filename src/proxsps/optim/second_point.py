@@ -17,7 +17,7 @@ from proxsps.optim.blocks import Block, plain
 from proxsps.optim.distance import Sample, sampled
 from proxsps.optim.lists import bundles, join, widened
 from proxsps.optim.memory import HALF, memory_dtype
-from proxsps.regularizers.structure import Entries, Scalar
+from proxsps.regularizers.structure import Entries, Scalar, Structure
 
 # Keys of the state: z; y of half-precision parameters; y while a model with the zeros of a regulariser is evaluated.
 Z, Y, HELD = "z", "y", "held"
@@ -64,9 +64,12 @@ def measured(owners: Sequence[Tensor], opt: Any, mix: float | None) -> list[Samp
 
 def bounds_of(block: Block) -> tuple[float, float] | None:
     """The bounds of a constraint on the entries of a block, which rounding must not leave; None without."""
-    if block.quadratic or not block.params or not isinstance(found := block.structures[0], Entries):
-        return None
-    psi = found.psi
+    return None if block.quadratic or not block.params else bounds_on_entries(block.structures[0])
+
+
+def bounds_on_entries(structure: Structure | None) -> tuple[float, float] | None:
+    """The bounds of a constraint on entries, None for anything else."""
+    psi = structure.psi if isinstance(structure, Entries) else None
     return (psi.lower, psi.upper) if isinstance(psi, Scalar) and psi.bounded else None
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from proxsps.core.schedule_free import QUINTIC, ROUNDS, counted
 from proxsps.optim.lists import widened
 from proxsps.optim.memory import least_metric
-from proxsps.optim.rule import Heights
+from proxsps.optim.rule import Heights, Table
 
 Floats = Sequence[float]
 WIDE = 2  # times as many columns as rows, from which on the iteration works on A = X X^T
@@ -175,18 +175,18 @@ class SpectralPart:
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, with new averages and directions, which are kept for the write."""
         mu, squares = self._plan.momentum
-        rows = [[0.0] * len(self._blocks) for _ in range(9)]
+        rows = {name: [0.0] * len(self._blocks) for name in Table._fields[:-1]}  # without centres
         slopes = [self._slopes(stack, 1 - mu) for stack in self._stacks]
         self._new = list(zip(slopes, self._directions(slopes, math.sqrt(squares)), strict=True))
         for stack, (d, p) in zip(self._stacks, self._new, strict=True):
             z = torch.stack([self._blocks[stack.block].params[i] for i in stack.members])
-            pairs = [(d, p), (d, z), (), (z, z), (), (), (p, p), (p, z)]
-            for row, pair in zip(rows, pairs, strict=False):
-                if pair and (moving or any(row is needed for needed in (rows[0], rows[1], rows[6]))):
-                    row[stack.block] += float(torch.sum(pair[0] * pair[1], dtype=torch.float64))
-            rows[5][stack.block] += d.numel()
-        rows[5] = [counted(p_sq / squares, n) for p_sq, n in zip(rows[6], rows[5], strict=True)]
-        return rows, Heights([], [])
+            pairs = {"d_sq": (d, p), "d_dot_x": (d, z), "p_sq": (p, p)}
+            pairs |= {"x_sq": (z, z), "p_dot_x": (p, z)} if moving else {}
+            for name, (a, b) in pairs.items():
+                rows[name][stack.block] += float(torch.sum(a * b, dtype=torch.float64))
+            rows["g_sq"][stack.block] += d.numel()
+        rows["g_sq"] = [counted(p_sq / squares, n) for p_sq, n in zip(rows["p_sq"], rows["g_sq"], strict=True)]
+        return list(rows.values()), Heights([], [])
 
     def _slopes(self, stack: Stack, new: float) -> Tensor:
         """The new averages of the gradients of a stack."""

@@ -76,38 +76,31 @@ def _work(shape: torch.Size, packed: int) -> int:
 
 def _over_replicas(block: Block, slopes: Sequence[Tensor], solve: Solve, ranks: Ranks) -> list[Tensor]:
     params, packed = block.group["params"], block.group["packed"]
+    known = dict(zip(block.indices, slopes, strict=True))
     places = sorted([*block.indices, *block.resting])
     large = [i for i in places if _sides(params[i].shape, packed)[0] >= (SIDE if params[i].is_cpu else ACCELERATED)]
-    at = {index: i for i, index in enumerate(block.indices)}
     shares = [[large[i] for i in own] for own in shared_out([params[i].shape for i in large], packed, ranks.size)]
-    elsewhere = {at[i] for i in large if i in at} - {at[i] for i in shares[ranks.rank] if i in at}
-    here = [i for i in range(len(slopes)) if i not in elsewhere]
-    found = dict(zip(here, solve([slopes[i] for i in here]), strict=True))
-    if not large:
-        return [found[i] for i in range(len(slopes))]
-    dtypes = {memory_dtype("average", params[i]) for i in large}
-    wire = torch.zeros(
-        max(sum([params[i].numel() for i in own]) for own in shares),
-        dtype=torch.float64 if torch.float64 in dtypes else torch.float32,
-        device=params[large[0]].device,
-    )
-    for i, part in _parts(wire, shares[ranks.rank], params):
-        if i in at:
-            part.copy_(found[at[i]])
-    for own, told in zip(shares, ranks.gather(wire), strict=True):
-        for i, part in _parts(told, own, params):
-            if i in at:
-                found[at[i]] = part.to(slopes[at[i]].dtype)
-    return [found[i] for i in range(len(slopes))]
+    elsewhere = set(large).difference(shares[ranks.rank])
+    here = [i for i in block.indices if i not in elsewhere]
+    found = dict(zip(here, solve([known[i] for i in here]), strict=True))
+    if large:
+        dtypes = {memory_dtype("average", params[i]) for i in large}
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        longest = max(sum([params[i].numel() for i in own]) for own in shares)
+        wire = torch.zeros(longest, dtype=dtype, device=params[large[0]].device)
+        for i, part in _parts(wire, shares[ranks.rank], params):
+            if i in known:
+                part.copy_(found[i])
+        for own, told in zip(shares, ranks.gather(wire), strict=True):
+            found |= {i: part.to(known[i].dtype) for i, part in _parts(told, own, params) if i in known}
+    return [found[i] for i in block.indices]
 
 
 def _parts(wire: Tensor, places: Sequence[int], params: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
     """The tensors of a rank in its message, with their places in the group."""
-    first, found = 0, []
-    for i in places:
-        found.append((i, wire[first : first + params[i].numel()].view(params[i].shape)))
-        first += params[i].numel()
-    return found
+    sizes = [params[i].numel() for i in places]
+    parts = wire[: sum(sizes)].split(sizes)
+    return [(i, part.view(params[i].shape)) for i, part in zip(places, parts, strict=True)]
 
 
 def _over_shards(block: Block, slopes: Sequence[Tensor], solve: Solve) -> list[Tensor]:

@@ -70,17 +70,9 @@ class SPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "regularizer": regularizer,
-            "lower_bound": lower_bound,
-            "c": c,
-            "max_move": max_move,
-            "fused": fused,
-            "capturable": capturable,
-        }
-        super().__init__(params, defaults, process_group, check_replicas)
+        options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "regularizer": regularizer}
+        options |= {"lower_bound": lower_bound, "c": c, "max_move": max_move, "fused": fused, "capturable": capturable}
+        super().__init__(params, options, process_group, check_replicas)
 
     def _rule(self) -> Rule:
         return Rule("sps_max", self.param_groups[0]["c"], coupled=True, max_move=self._max_move)
@@ -123,19 +115,10 @@ class DecSPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "regularizer": regularizer,
-            "lower_bound": lower_bound,
-            "c0": c0,
-            "k": 0.0,
-            "memory": math.inf,
-            "max_move": max_move,
-            "fused": fused,
-            "capturable": capturable,
-        }
-        super().__init__(params, defaults, process_group, check_replicas)
+        options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "regularizer": regularizer}
+        options |= {"lower_bound": lower_bound, "c0": c0, "k": 0.0, "memory": math.inf}
+        options |= {"max_move": max_move, "fused": fused, "capturable": capturable}
+        super().__init__(params, options, process_group, check_replicas)
 
     def _rule(self) -> Rule:
         return Rule("dec_sps", self.param_groups[0]["c0"], coupled=True, max_move=self._max_move)

@@ -54,11 +54,12 @@ class Shadow(JoinHook):
         places = [(options, key) for options in opt.param_groups for key in MEMORY if key in options]
         if not places:
             return
+        source = dist.get_global_rank(group, int(last))
         if opt._remembers:
-            _take_over(opt, dist.get_global_rank(group, int(last)), group)
+            _take_over(opt, source, group)
         values = torch.tensor([float(options[key]) for options, key in places], dtype=torch.float64)
         values = values.to(opt.join_device)
-        dist.broadcast(values, src=dist.get_global_rank(group, int(last)), group=group)
+        dist.broadcast(values, src=source, group=group)
         for (options, key), value in zip(places, values.tolist(), strict=True):
             if isinstance(options[key], Tensor):
                 options[key].fill_(value)
@@ -166,15 +167,9 @@ def _parallel_models(params: set[Tensor]) -> list[DistributedDataParallel]:
 
 
 def _living(kind: type) -> Iterator[Any]:
-    """All objects of a kind in this process, young ones first: up to a tenth of a second, so not for every step."""
-    kinds = {kind, *_subclasses(kind)}
+    """All objects of a kind in this process, young ones first: about a tenth of a second, so not for every step.
+
+    isinstance of a class with abstract methods would take ten times as long.
+    """
     for generation in range(3):
-        yield from [thing for thing in gc.get_objects(generation) if type(thing) in kinds]
-
-
-def _subclasses(kind: type) -> Iterator[type]:
-    """All classes below; isinstance of a class with abstract methods would take ten times as long."""
-    children: list[type] = kind.__subclasses__()
-    for child in children:
-        yield child
-        yield from _subclasses(child)
+        yield from [thing for thing in gc.get_objects(generation) if kind in type(thing).__mro__]

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from proxsps.core.checks import check_positive
-from proxsps.optim.backward import LastBackward
 from proxsps.optim.checks import check_loss, loss_value
 from proxsps.optim.hints import warn
 from proxsps.optim.lists import widened
+from proxsps.optim.memory import local_entries
 
 
 class WatchesLosses(Optimizer):
@@ -25,8 +25,9 @@ class WatchesLosses(Optimizer):
     def _forget_losses(self) -> None:
         """Nothing was watched yet."""
         self._watched: list[tuple[Tensor | float, float]] = []
-        self._backward = LastBackward()
         self._waiting = False  # whether a loss was watched that backward has not reached
+        # The first gradient as the last watched backward left it; None while one runs, and after one that failed.
+        self._left: tuple[int, int] | None = None
 
     def watch(self, loss: Tensor | float, weight: float = 1.0) -> Tensor | float:
         """Store the value of a loss for the next plain `step()`, and return the loss.
@@ -47,11 +48,34 @@ class WatchesLosses(Optimizer):
 
     def _record(self, value: Tensor, weight: float) -> None:
         """Store a loss when `backward` reaches it, before any gradient is accumulated."""
-        if self._watched and self._backward.cleared(self._gradients):
+        if self._watched and self._cleared():
             self._watched.clear()  # as by model.zero_grad() after a skipped step
         self._watched.append((value, weight))
         self._waiting = False
-        self._backward.begin(self._gradients)
+        self._left = None
+        if not torch.compiler.is_compiling():  # compiled autograd traces hooks, but not the callbacks that they queue
+            # Wrappers of a model queue callbacks too, which write gradients: the second level runs after all of them.
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            queue(lambda: queue(self._note_gradients))
+
+    def _note_gradients(self) -> None:
+        self._left = self._first_gradient()
+
+    def _cleared(self) -> bool:
+        """Whether the gradients of the last watched backward are gone: dropped, or all zero now.
+
+        Clearing gradients drops or overwrites all of them. So if identity and version counter of the first gradient are
+        the same, nothing was cleared, and plain accumulation does not wait for a device. Values are compared with zero
+        only if the gradient was written to: a micro-batch whose gradient happens to be zero has not been cleared.
+        """
+        if torch.compiler.is_compiling():
+            return next(self._gradients(), None) is None
+        return self._first_gradient() != self._left and not any(map(_nonzero, self._gradients()))
+
+    def _first_gradient(self) -> tuple[int, int]:
+        """Its identity and version; "none" counts too: fully_shard keeps gradients elsewhere until they are reduced."""
+        first = next(self._gradients(), None)
+        return (0, 0) if first is None else (id(first), first._version)
 
     def _gradients(self) -> Iterator[Tensor]:
         return (p.grad for group in self.param_groups for p in group["params"] if p.grad is not None)
@@ -137,6 +161,12 @@ class WatchesLosses(Optimizer):
         if kind not in self._warned:
             self._warned.add(kind)
             warn(" ".join(filter(None, [f"{type(self).__name__}: {reason}.", effect, "This warning is shown once."])))
+
+
+def _nonzero(grad: Tensor) -> bool:
+    """Whether some entry on this rank is not zero; sparse gradients, which raise an error later, count as nonzero."""
+    local = local_entries(grad)
+    return local.layout is not torch.strided or bool(local.any())
 
 
 _TWO_LOSSES = "{}.step() got both a closure and a loss, or two losses: pass one of them."
