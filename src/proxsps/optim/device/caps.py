@@ -26,14 +26,7 @@ from proxsps.optim.sets import by_set
 
 
 class Caps:
-    """The caps of one step.
-
-    Args:
-        opt: the optimizer.
-        rule: its rule.
-        blocks: its blocks, which get their caps or shares.
-        numbers: the numbers of the step.
-    """
+    """The caps of one step; blocks get their caps or shares."""
 
     def __init__(self, opt: Any, rule: Rule, blocks: Sequence[Block], numbers: Numbers) -> None:
         self._opt, self._rule, self._numbers = opt, rule, numbers
@@ -56,9 +49,8 @@ class Caps:
             self._largest = max(map(float, rates))
             own = [rate / (self._largest or 1.0) for rate in rates]
             self._even = len(set(own)) == 1
-            if not (
-                rule.distance and self._even and self._largest and len(self.sets.members) > 1
-            ):  # found by `longest`
+            later = rule.distance and self._even and self._largest and len(self.sets.members) > 1
+            if not later:  # else found by `longest`
                 self.alpha = numbers.vector(own)
         for block, share in zip(blocks, own, strict=True):
             block.alpha = share

@@ -43,11 +43,7 @@ class SearchedEntries(Searched):
     for which there is room. If there is room for them too, joined copies of x and d are kept for all rounds; in a
     metric also of D^-1 d and D^-1.
 
-    Args:
-        numbers: the numbers of the step.
-        blocks: the blocks.
-        places: their positions among all blocks of the step.
-        scaled: whether caps are tensors, because they are multiplied by a number that is known after the sums.
+    Caps are tensors if they are `scaled`: multiplied by a number that is known after the sums.
     """
 
     def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> None:

@@ -15,11 +15,7 @@ array_namespace(torch.empty(0))  # fills its cache, so that a step is compiled o
 
 
 class Numbers:
-    """Makes numbers on a device, in few kernels and without copies from the host.
-
-    Args:
-        device: the device.
-    """
+    """Makes numbers on a device, in few kernels and without copies from the host."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

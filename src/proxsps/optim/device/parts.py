@@ -33,7 +33,7 @@ from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.device.proxes import SearchedProxes
 from proxsps.optim.device.refine import POINTS, refine_dual
 from proxsps.optim.device.rows import SearchedRows
-from proxsps.optim.device.searched import Absent, Searched
+from proxsps.optim.device.searched import Searched
 from proxsps.optim.last_step import Chosen, L2Step
 from proxsps.optim.reduce import Ranks, Sums
 
@@ -67,8 +67,11 @@ class Parts:
         self.blocks, self.numbers, self._ranks, self._coupled = blocks, numbers, ranks, coupled
         kinds = [block.kind for block in blocks]
         self._is_affine = [kind == LINES for kind in kinds]
+        self.curved = not all(self._is_affine)  # also if this rank has no entries of blocks that are searched
         self._sharded = any(block.sharded for block, kind in zip(blocks, kinds, strict=True) if kind != LINES)
         self._double = any(x.dtype is torch.float64 for block in blocks for x in block.params)
+        curved = {x.dtype for block, kind in zip(blocks, kinds, strict=True) if kind != LINES for x in block.params}
+        self._eps = torch.finfo(torch.float64 if curved <= {torch.float64} else torch.float32).eps
         members: dict[tuple[str, float, int], list[int]] = defaultdict(list)
         for i, kind in enumerate(kinds):
             # Whole tensors are on every rank, shards on one: sums over the ranks use weights.
@@ -80,7 +83,7 @@ class Parts:
             own = [blocks[i] for i in places]
             if kind == LINES:
                 self.affine = AffinePart(numbers, own, places, known, coupled)
-            else:
+            elif not all(block.empty for block in own):
                 self.searched.append(_searched(kind, numbers, own, places, scaled))
                 self.searched[-1].share = share
 
@@ -91,32 +94,36 @@ class Parts:
 
     def sums(self, points: bool) -> Sums:
         """The sums of all blocks, in their order; ||x||^2 only for `points`."""
-        if self.affine is not None and not self.searched:
+        if not self.curved and self.affine is not None:
             return Sums(*self.affine.rows(points))
-        columns: list[Array] = [None] * len(self.blocks)
+        columns: dict[int, Array] = {}
         parts: list[Any] = self.searched if self.affine is None else [self.affine, *self.searched]
         for part in parts:
-            for place, column in zip(part.places, part.sums(points).unbind(1), strict=True):
-                columns[place] = column
-        return Sums(*torch.stack(columns, dim=1))
+            columns |= zip(part.places, part.sums(points).unbind(1), strict=True)
+        every = range(len(self.blocks))
+        return Sums(
+            *torch.stack([columns[i] if i in columns else self.numbers.vector([0.0] * 3) for i in every], dim=1)
+        )
 
     @property
     def _of_affine(self) -> Tensor:
         """1 for affine blocks, 0 for the others."""
         return self.numbers.vector([float(affine) for affine in self._is_affine])
 
-    def _total(self, found: Sequence[Tensor]) -> Array:
-        """The numbers of the parts that are searched, added up over these and over all ranks."""
+    def _total(self, found: Sequence[Tensor], like: Tensor) -> Array:
+        """The numbers of all searched parts, each of the shape of `like`, added up over these and over all ranks."""
         if self._sharded:
-            pairs = zip(self.searched, found, strict=True)
-            return self._ranks.sum(sum(part.share * own for part, own in pairs))[0]
-        return sum(found[1:], start=found[0])
+            found = [part.share * own for part, own in zip(self.searched, found, strict=True)] or [
+                torch.zeros_like(like)
+            ]
+        total = sum(found[1:], start=found[0])
+        return self._ranks.sum(total)[0] if self._sharded else total
 
     # The search
 
     def model(self, gap: Tensor, sums: Sums, alpha: Tensor, lam: Tensor | float) -> Model:
         """The linear model of the step."""
-        if not self.searched:
+        if not self.curved:
             line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
             return Model(gap, sums.d_sq, alpha, line)
         if self.affine is None:
@@ -132,7 +139,7 @@ class Parts:
     def _heights(self, line: Line, u: Tensor) -> Array:
         """h at the points u, with the line of the affine blocks."""
         start = line.start if self.affine is None else line.start - line.fall * u
-        return start + self._total([part.heights(u) for part in self.searched])
+        return start + self._total([part.heights(u) for part in self.searched], u)
 
     def _dual(self, gap: Tensor, d_sq: Tensor, alpha: Tensor, line: Line) -> Found:
         """The dual variable. With many points in the first round, fewer rounds are enough."""
@@ -145,19 +152,18 @@ class Parts:
         self, gap: Tensor, sums: Sums, share: Tensor, lam: Tensor | float, longest: Tensor
     ) -> tuple[Decision | L2Step, Tensor]:
         """The step of the matched cap, and its size s; its u is s / longest."""
-        if not self.searched:
+        if not self.curved:
             s = l2_matched_step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, fixed_loop(L2_ROUNDS))
             return L2Step(gap, sums.d_sq, sums.d_dot_x, share, lam, longest, s), s
         d_sq, lines = over_blocks(share * sums.d_sq), self._of_affine * share
 
         def heights(s: Tensor) -> Array:
-            height = self._total([part.ray_heights(s) for part in self.searched])
+            height = self._total([part.ray_heights(s) for part in self.searched], s)
             if self.affine is None:
                 return height
             return height + l2_ray_heights(sums.d_sq, sums.d_dot_x, lines, lam, s)[0]
 
-        eps = max(part.eps for part in self.searched)
-        found = refine_zero(heights, gap, d_sq, longest, MATCHED_ROUNDS[self._double], eps)
+        found = refine_zero(heights, gap, d_sq, longest, MATCHED_ROUNDS[self._double], self._eps)
         return matched_decision(gap, d_sq, found, longest), found.s
 
     # The write
@@ -198,17 +204,15 @@ class Parts:
         """||x+ - x||^2 over all blocks."""
         if self._coupled:
             return coupled_move_sq(update, sums.d_sq)
-        if not self.searched:
+        if not self.curved:
             return prox_move_sq(update, *sums)
         affine = self._of_affine
-        moves = self._total([part.move_sq(u) for part in self.searched])
+        moves = self._total([part.move_sq(u) for part in self.searched], u)
         return moves + prox_move_sq(update, *(affine * part for part in sums))
 
 
 def _searched(kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> Searched:
     """The part of blocks of this kind."""
-    if all(block.empty for block in blocks):
-        return Absent(numbers, blocks, places)
     if kind == ENTRIES:
         return SearchedEntries(numbers, blocks, places, scaled)
     return (SearchedRows if kind == ROWS else SearchedProxes)(numbers, blocks, places)

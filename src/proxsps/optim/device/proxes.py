@@ -13,7 +13,7 @@ from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.device.searched import Searched, masked, relaxed, stepping
 from proxsps.optim.lists import widened
-from proxsps.optim.vectors.proxes import Pile, each, piles
+from proxsps.optim.vectors.proxes import Pile, piles
 
 
 class Gathered(NamedTuple):
@@ -29,15 +29,6 @@ class Gathered(NamedTuple):
         """The same with slopes over a common norm."""
         d = self.d / scale
         return self._replace(d=d, e=d if self.e is self.d else self.e / scale)
-
-    def prox(self, z: Tensor, alpha: Tensor | float) -> Tensor:
-        """The prox of each tensor; in the metric, if there is one."""
-        phi = self.pile.phi
-        if self.metric is None:
-            y: Tensor = each(phi.prox, self.pile.stacked, z, alpha)
-        else:
-            y = phi.prox_diagonal(z, alpha / self.metric)
-        return y
 
 
 def _gathered(block: Block, pile: Pile) -> Gathered:
@@ -82,7 +73,8 @@ class SearchedProxes(Searched):
         found = []
         for own in self._parts:
             alpha = self.cap(own.pile.block)
-            y = own.prox(own.x - u * alpha * self._scale * own.e, stepping(alpha))
+            step = stepping(alpha) if own.metric is None else stepping(alpha) / own.metric
+            y = own.pile.prox(own.x - u * alpha * self._scale * own.e, step)
             found.append(torch.where(alpha == 0, own.x, y) if isinstance(alpha, Tensor) else y)
         return found
 

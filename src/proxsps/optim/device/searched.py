@@ -18,13 +18,7 @@ from proxsps.regularizers.structure import Scalar
 
 
 class Searched(ABC):
-    """Blocks of one kind whose prox is not affine; all are held by the same number of ranks.
-
-    Args:
-        numbers: the numbers of the step.
-        blocks: the blocks.
-        places: their positions among all blocks of the step.
-    """
+    """Blocks of one kind whose prox is not affine, with their places in the step; as many ranks hold each of them."""
 
     share = 1.0  # weight of its sums on this rank when all ranks are added up
     points = POINTS  # of the first round of a search
@@ -68,31 +62,6 @@ class Searched(ABC):
     def scaled(self, alpha: Any) -> Any:
         """Caps times `reach`; as they are if `reach` is exactly 1."""
         return alpha if isinstance(self.reach, float) and self.reach == 1 else alpha * self.reach
-
-    @property
-    def eps(self) -> float:
-        """Relative rounding of the coarsest parameters, half precision counting as f32."""
-        dtypes = {x.dtype for block in self.blocks for x in block.params}
-        return max(torch.finfo(dtype if dtype is torch.float64 else torch.float32).eps for dtype in dtypes)
-
-
-class Absent(Searched):
-    """Blocks of which this rank has no entries: it adds nothing, and takes part in the search of the other ranks."""
-
-    def sums(self, points: bool) -> Array:
-        """Zeros."""
-        return torch.zeros((3, len(self.blocks)), dtype=self.numbers.dtype, device=self.numbers.device)
-
-    def heights(self, u: Array) -> Array:
-        """Zeros."""
-        return torch.zeros_like(u)
-
-    def move_sq(self, u: Array) -> Array:
-        """Zero."""
-        return torch.zeros_like(u)
-
-    def write(self, u: Array, s: Array | float, ok: Array) -> None:
-        """Nothing to write."""
 
 
 def stepping(alpha: Any) -> Any:

@@ -71,7 +71,9 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     above, further = (_above(f, C), (gap,)) if averaged else (gap, ())
     ok = admissible(above, sums.d_sq, sums.d_dot_x, bound is not None, *further)
     ok = ok if agreed is True else ok & agreed
-    ok = ok & _are_rates(torch.stack(rates)) if rates else ok
+    if rates:
+        found = torch.stack(rates)
+        ok = ok & ((found >= 0) & (found < math.inf)).all()
     known = Known(gap, sums, lam, travelled, g_sq, bound is not None, ok)
     step = _choose(rule, caps, parts, known)
     s = parts.write(step, moves, caps.alpha, lam, ok, rule.max_move)
@@ -107,7 +109,7 @@ def _choose(rule: Rule, caps: Caps, parts: Parts, known: Known) -> Chosen:
     total = times(factor, longest)
     if rule.matched and known.bounded:
         found, s = parts.matched(gap, sums, caps.alpha, lam, longest)
-        one = parts.numbers.scalar(1.0) if parts.searched else 1.0
+        one = parts.numbers.scalar(1.0) if parts.curved else 1.0
         return Chosen(found, one, times(factor, s), total, distance, longest)
     parts.set_reach(longest)
     decision = _decide(rule, parts.model(gap, sums, longest * caps.alpha, lam), parts, known)
@@ -150,11 +152,6 @@ def _rates_on_device(blocks: Sequence[Block], numbers: Numbers) -> list[Tensor]:
 def _common(values: Sequence[float], numbers: Numbers) -> Tensor | float:
     """One number per block; a Python number if all are the same, which takes no launch."""
     return float(values[0]) if len(set(values)) == 1 else numbers.vector(values)
-
-
-def _are_rates(rates: Tensor) -> Tensor:
-    """Whether all caps on the step are finite numbers >= 0."""
-    return ((rates >= 0) & (rates < math.inf)).all()
 
 
 def _above(m: Array, C: Array | float) -> Array:

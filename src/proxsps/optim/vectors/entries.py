@@ -35,12 +35,7 @@ class Piece(NamedTuple):
 
 
 class EntryPart:
-    """Affine blocks, and those whose prox acts on each entry.
-
-    Args:
-        plan: the plan.
-        places: the positions of the blocks in it.
-    """
+    """Affine blocks, and those whose prox acts on each entry."""
 
     points, mixes = 3, False
 

@@ -29,6 +29,7 @@ class Pile(NamedTuple):
     block: int
     phi: Regularizer
     members: list[int]  # their positions in the block
+    in_metric: bool
     stacked: bool  # tensors of one shape on a first axis
     joined: bool  # the entries of all tensors as one vector
 
@@ -45,13 +46,33 @@ class Pile(NamedTuple):
             return unflatten(y, like)
         return list(y.unbind()) if self.stacked else [y]
 
+    def prox(self, z: Tensor, step: Tensor | float) -> Tensor:
+        """The prox of each tensor, with one step size, or in a metric with one for each entry."""
+        y: Tensor = self.phi.prox_diagonal(z, step) if self.in_metric else self._each(self.phi.prox, z, step)
+        return y
+
+    def tangent(self, z: Tensor, y: Tensor, p: Tensor, step: Tensor | float) -> Tensor | None:
+        """The derivative of the prox along p, or None if it is not cheap."""
+        if self.in_metric:
+            return self.phi.prox_jvp(z, y, p, step) if self.phi.separable else None
+        if self.stacked and type(self.phi).prox_jvp is Regularizer.prox_jvp:
+            return None
+        found: Tensor | None = self._each(self.phi.prox_jvp, z, y, p, step)
+        return found
+
+    def _each(self, formula: Callable[..., Array], *args: Tensor | float) -> Array:
+        """A formula of one tensor and a last number, for one tensor or for each of a stack."""
+        if not self.stacked:
+            return formula(*args)
+        return torch.func.vmap(formula, in_dims=(*[0] * (len(args) - 1), None))(*args)
+
 
 def piles(block: Any, place: int) -> Iterator[Pile]:
     """The piles of a block: a joint prox takes all tensors, others take what is alike."""
     phi, params, slopes = block.phi, block.params, block.slopes
     everything = list(range(len(params)))
     if phi.joint:
-        yield Pile(place, phi, everything, False, True)
+        yield Pile(place, phi, everything, block.in_metric, False, True)
         return
     found: dict[object, list[int]] = defaultdict(list)
     for i, x in enumerate(params):
@@ -63,9 +84,8 @@ def piles(block: Any, place: int) -> Iterator[Pile]:
             together = (x.shape, x.dtype, slopes[i].dtype)
         found[together].append(i)
     for members in found.values():
-        several = len(members) > 1
-        own = phi.at(block.indices[members[0]])
-        yield Pile(place, own, members, several and not block.in_metric, several and block.in_metric)
+        several, in_metric, own = len(members) > 1, block.in_metric, phi.at(block.indices[members[0]])
+        yield Pile(place, own, members, in_metric, several and not in_metric, several and in_metric)
 
 
 class State(NamedTuple):
@@ -78,14 +98,13 @@ class State(NamedTuple):
     r: Tensor | None  # D^-1
     vs: list[Tensor | None]  # new averages of squares, tensor by tensor
 
+    def step(self, alpha: float) -> Tensor | float:
+        """The step size of the prox."""
+        return alpha if self.r is None else alpha * self.r
+
 
 class ProxPart:
-    """Any regulariser, by its prox.
-
-    Args:
-        plan: the plan.
-        places: the positions of the blocks in it.
-    """
+    """Any regulariser, by its prox."""
 
     curved, mixes, points, entries = True, False, 1, 0
 
@@ -141,7 +160,7 @@ class ProxPart:
             for pile, own, y in zip(self._piles, self._states, self._points(alpha, v), strict=True):
                 cap = alpha[pile.block]
                 h += _dot(own.d, y - own.x)
-                tangent = self._tangent(pile, own, own.x - v * cap * own.p, y, cap)
+                tangent = pile.tangent(own.x - v * cap * own.p, y, own.p, own.step(cap))
                 bend -= math.nan if tangent is None else cap * _dot(own.d, tangent)
             heights.append(h)
             slopes.append(bend)
@@ -153,30 +172,11 @@ class ProxPart:
         if self._last[0] != key:
             with reading_numbers() if self._reads else nullcontext():
                 found = [
-                    self._prox(pile, own, own.x - u * alpha[pile.block] * own.p, alpha[pile.block])
+                    pile.prox(own.x - u * alpha[pile.block] * own.p, own.step(alpha[pile.block]))
                     for pile, own in zip(self._piles, self._states, strict=True)
                 ]
             self._last = (key, found)
         return self._last[1]
-
-    @staticmethod
-    def _prox(pile: Pile, own: State, z: Tensor, alpha: float) -> Tensor:
-        found: Tensor
-        if own.r is not None:
-            found = pile.phi.prox_diagonal(z, alpha * own.r)
-        else:
-            found = each(pile.phi.prox, pile.stacked, z, alpha)
-        return found
-
-    @staticmethod
-    def _tangent(pile: Pile, own: State, z: Tensor, y: Tensor, alpha: float) -> Tensor | None:
-        """The derivative of the prox along p, or None if it is not cheap."""
-        if own.r is not None:
-            return pile.phi.prox_jvp(z, y, own.p, alpha * own.r) if pile.phi.separable else None
-        if pile.stacked and type(pile.phi).prox_jvp is Regularizer.prox_jvp:
-            return None
-        found: Tensor | None = each(pile.phi.prox_jvp, pile.stacked, z, y, own.d, alpha)
-        return found
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """Heights where step and prox have the size s times `share`."""
@@ -201,13 +201,6 @@ class ProxPart:
                 self._averages(block, i).store(self._plan, d, v)
             y = y if relax == 1 else own.x + relax * (y - own.x)
             torch._foreach_copy_(xs, pile.split(y, xs))
-
-
-def each(formula: Callable[..., Array], stacked: bool, *args: Tensor | float) -> Array:
-    """A formula of one tensor and a last number, for one tensor or for each of a stack."""
-    if not stacked:
-        return formula(*args)
-    return torch.func.vmap(formula, in_dims=(*[0] * (len(args) - 1), None))(*args)
 
 
 def _dot(a: Tensor, b: Tensor) -> float:

@@ -76,12 +76,7 @@ def _stacks(block: Any, place: int, columns: Sequence[Sequence[Tensor]]) -> Iter
 
 
 class RowPart:
-    """Rows in the identity metric.
-
-    Args:
-        plan: the plan.
-        places: the positions of the blocks in it.
-    """
+    """Rows in the identity metric."""
 
     curved, mixes, points, entries = True, False, 3, 0
 
@@ -133,10 +128,8 @@ class RowPart:
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """From the sums of the rows."""
-        found: list[float] = row_ray_heights(self._rows, self._psi, np.array(share)[self._owners], np.array(s))[
-            0
-        ].tolist()
-        return found
+        h, _ = row_ray_heights(self._rows, self._psi, np.array(share)[self._owners], np.array(s))
+        return list(h.tolist())
 
     def move_sq(self, alpha: Floats, u: float) -> float:
         """From the sums of the rows."""
