@@ -135,7 +135,7 @@ def test_matched_steps_end_at_their_cap_or_where_the_model_meets_its_bound(name)
     values, gradients = problem.losses(x), problem.gradients(x)
     seen = set()
     for cap in (0.01, 1e3):
-        y, tau = caps.all_matched_steps(problem, x, cap)
+        y, tau = caps.all_matched_steps(problem, x, x, cap)
         linear = values + np.einsum("kin,kin->ki", gradients, y - x[:, None]) - problem.lower_bound
         assert (linear >= -1e-13).all()  # sums of numbers up to about 10 are rounded
         inside = (tau < cap) & (values > problem.lower_bound)

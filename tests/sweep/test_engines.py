@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +116,12 @@ def test_batches_do_not_depend_on_what_is_done(kit: Any, monkeypatch: pytest.Mon
     specs = small_grid(kit.tiny())
     seen: list[list[RunSpec]] = []
 
-    def record(batch: list[RunSpec], advance: Callable[[int], None], saved: None) -> list[RunResult]:
+    def record(batch: list[RunSpec], saved: None) -> Generator[int, None, list[RunResult]]:
         seen.append(list(batch))
+        yield len(batch)
         return [RunResult(spec, np.ones((2, 5)), np.ones((2, 3))) for spec in batch]
 
-    monkeypatch.setattr(engines, "run_batched", record)
+    monkeypatch.setattr(engines, "batched_epochs", record)
     whole = list(Batched(10).batches(specs))
     done = {spec.id for spec in [*whole[0], *whole[2][:4]]}
     results = everything(Batched(10), specs, done)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from proxsps import figures
 from proxsps.experiments import deep_claims as cifar
@@ -20,6 +21,7 @@ from proxsps.experiments.adaptive_claims import adaptive_helps, on_published_cap
 from proxsps.experiments.base import Claim, Drawing, Experiment, Frames
 from proxsps.experiments.catalogue import CATALOGUE
 from proxsps.experiments.norm_claims import norms_so_far, smaller_norm
+from proxsps.experiments.sentences import POLYAK
 from proxsps.experiments.standard import step_sizes
 from proxsps.problems.vision import ImageClassification, image_problem
 from proxsps.sweep.spec import RunSpec, grid
@@ -29,7 +31,6 @@ Claims = tuple[Callable[[Frames], Claim], ...]
 Specs = Callable[[int, int], list[RunSpec]]  # from seeds and epochs
 
 LAMBDAS = (5e-6, 5e-5, 5e-4)
-POLYAK = ("prox-sps", "sps")
 TWIN = {"width": 8, "size": 16, "validation_images": 5_000}
 TWIN_IMAGES = 20_000
 LONG = {"width": 4, "size": 8, "validation_images": 5_000}
@@ -59,28 +60,21 @@ def long_specs(seeds: int, epochs: int) -> list[RunSpec]:
 # Figures
 
 
+def _curves(name: str, metric: str, caption: str, **options: Any) -> Drawing:
+    """A metric over the epochs; `options` are those of `figures.per_lambda`."""
+    return Drawing(name, caption, lambda f: figures.per_lambda(relabelled(f)["runs"], metric, **options))
+
+
 def drawings(window: int, deviations: float) -> tuple[Drawing, ...]:
     """Accuracy, norm, loss and step sizes; the accuracy as a running median over `window` epochs."""
     median = f" as a running median over {window} epochs" if window > 1 else ""
     shaded = ", shaded two standard deviations" if deviations else ""
+    accuracy = f"Validation accuracy{median}, mean over {{runs}}{shaded}."
+    norm = f"Norm of all weights, mean over {{runs}}{shaded}."
     return (
-        Drawing(
-            "accuracy",
-            f"Validation accuracy{median}, mean over {{runs}}{shaded}.",
-            lambda f: figures.per_lambda(
-                relabelled(f)["runs"], "val_accuracy", window=window, deviations=deviations, scale="linear"
-            ),
-        ),
-        Drawing(
-            "norm",
-            f"Norm of all weights, mean over {{runs}}{shaded}.",
-            lambda f: figures.per_lambda(relabelled(f)["runs"], "model_norm", deviations=deviations),
-        ),
-        Drawing(
-            "loss",
-            "Training loss after each epoch, mean over {runs}.",
-            lambda f: figures.per_lambda(relabelled(f)["runs"], "train_loss", scale="log"),
-        ),
+        _curves("accuracy", "val_accuracy", accuracy, window=window, deviations=deviations, scale="linear"),
+        _curves("norm", "model_norm", norm, deviations=deviations),
+        _curves("loss", "train_loss", "Training loss after each epoch, mean over {runs}.", scale="log"),
     )
 
 
@@ -158,14 +152,7 @@ IMAGENET32 = _deep(
     "As published: 50 epochs in batches of 512, three strengths, one run of ProxSPS, SPS and SGD (sqrt schedule, "
     "alpha_0 = 1) and AdamW (1e-3).",
     PUBLISHED_DRAWINGS,
-    (
-        imagenet.equally_well,
-        imagenet.similar_accuracies,
-        cifar.less_sensitive(imagenet.WORKS),
-        imagenet.different_norm,
-        imagenet.adaptive_early,
-        imagenet.faster_start,
-    ),
+    imagenet.CLAIMS,
     partial(specs, image_problem("imagenet32-resnet110"), LAMBDAS, (*POLYAK, "sgd")),
 )
 FIRST_EPOCH = _deep(

@@ -12,6 +12,7 @@ import pandas as pd
 
 from proxsps.experiments.base import Claim, Frames, last_medians
 from proxsps.experiments.sentences import (
+    POLYAK,
     SURE,
     Found,
     epochs,
@@ -23,7 +24,7 @@ from proxsps.experiments.sentences import (
     states,
 )
 
-ALL, POLYAK = ("prox-sps", "sps", "adamw"), ("prox-sps", "sps")
+ALL = (*POLYAK, "adamw")
 CHANCE = 0.2  # an accuracy above it has left chance level, which is 0.1
 GUESSING = 0.15  # AdamW is something to compare with if it is above: half as much again as chance
 # After 100 epochs on whole images a network that works is right more often than not; a linear classifier on the pixels

@@ -9,9 +9,9 @@ import numpy as np
 
 from proxsps.experiments.base import Frames
 from proxsps.experiments.deep_claims import accuracies, final, last_tenth, less_sensitive, percent
-from proxsps.experiments.sentences import Found, labelled, require_methods, states
+from proxsps.experiments.sentences import POLYAK, Found, labelled, require_methods, states
 
-ALL, POLYAK = ("prox-sps", "sps", "sgd", "adamw"), ("prox-sps", "sps")
+ALL = (*POLYAK, "sgd", "adamw")
 WORKS = 0.1  # a hundred times the accuracy of guessing, 1/1000; the smallest published one is 0.12
 TRAINED = f"every accuracy above {WORKS:.0%}"
 ALIKE = 0.1  # accuracies differ by at most this share of the smaller one

@@ -11,6 +11,7 @@ import pandas as pd
 
 from proxsps.experiments.base import Frames, last_medians, setting
 from proxsps.experiments.sentences import (
+    POLYAK,
     SURE,
     Found,
     lower_bound,
@@ -21,7 +22,6 @@ from proxsps.experiments.sentences import (
     states,
 )
 
-BOTH = ("prox-sps", "sps")
 LARGE = (5.0, 10.0)  # values of alpha_0 at which the paper finds the methods apart
 STRONG = 1e-3  # lambda from here on is large; the grid has three such values and two below
 GOOD = 0.05  # an objective this far above another one still is as good
@@ -50,7 +50,7 @@ def _strong(table: pd.DataFrame | pd.Series) -> np.ndarray:
     "validation error, median over the last ten epochs, median over runs (a few of ten runs dominate their mean)",
     f"minimum for ProxSPS at lambda = 1e-4 with alpha_0 >= 5; below that of every other setting, {SURE}. In part: at "
     "one of these alpha_0",
-    needs=BOTH,
+    needs=POLYAK,
     finite="val_error",
 )
 def best_lambda(frames: Frames) -> Found:
@@ -81,7 +81,7 @@ def best_lambda(frames: Frames) -> Found:
     "validation error of SPS over that of ProxSPS, alpha_0 in {5, 10}, every lambda; and their median difference",
     f"above 1, {SURE}; the difference is larger for lambda >= 1e-3 than below, and for alpha_0 = 10 than for 5. In "
     "part: in three of four settings, and on average everywhere",
-    needs=BOTH,
+    needs=POLYAK,
     finite="val_error",
 )
 def lower_error(frames: Frames) -> Found:
@@ -105,7 +105,7 @@ def lower_error(frames: Frames) -> Found:
 @states(
     "relative difference of their validation errors at alpha_0 = 1, and its median over lambda at alpha_0 = 10",
     "at most 5 % at every lambda, but more at alpha_0 = 10",
-    needs=BOTH,
+    needs=POLYAK,
     finite="val_error",
 )
 def same_at_1(frames: Frames) -> tuple[str, bool]:
@@ -122,7 +122,7 @@ def same_at_1(frames: Frames) -> tuple[str, bool]:
 @states(
     "model norm of ProxSPS over that of SPS, alpha_0 in {5, 10}, every lambda",
     f"below 1, {SURE}. In part: in three of four settings, and on average everywhere",
-    needs=BOTH,
+    needs=POLYAK,
     finite="model_norm",
 )
 def smaller_norm(frames: Frames) -> Found:
@@ -152,7 +152,7 @@ def _excess(runs: pd.DataFrame) -> pd.DataFrame:
 @states(
     "objective above the best one found, SPS over ProxSPS, alpha_0 in {5, 10}",
     "at least 2 at every lambda >= 1e-4",
-    needs=BOTH,
+    needs=POLYAK,
     finite="objective",
     unless=("sps",),
 )
@@ -193,7 +193,7 @@ def _stricter(runs: pd.DataFrame) -> str:
     "every alpha_0, lambda < 0.1",
     f"at most {CLOSED:.0%} for ProxSPS everywhere, above that for SPS somewhere. In part: in three of four settings, "
     "and in more than for SPS",
-    needs=BOTH,
+    needs=POLYAK,
     finite="objective",
     unless=("sps",),
 )
@@ -216,7 +216,7 @@ def good_for_many_alpha(frames: Frames) -> Found:
     "objective at the end over that with alpha_0 = 1 at the same lambda, minus 1, every alpha_0 and lambda",
     f"above {GOOD:.0%} for ProxSPS at alpha_0 = 10, lambda = 0.1 and nowhere else; for SPS elsewhere too. In part: in "
     "at most one other setting",
-    needs=BOTH,
+    needs=POLYAK,
     finite="objective",
     unless=("sps",),
 )
@@ -256,7 +256,9 @@ def _typical(ratio: pd.Series) -> tuple[str, bool]:
 TYPICAL = "above 1 in at least three of four settings; its median is above 1 for lambda >= 1e-3, and larger than below"
 
 
-@states("epoch median of zeta_k, SPS over ProxSPS, every alpha_0 and lambda", TYPICAL, needs=BOTH, finite="zeta_median")
+@states(
+    "epoch median of zeta_k, SPS over ProxSPS, every alpha_0 and lambda", TYPICAL, needs=POLYAK, finite="zeta_median"
+)
 def larger_zeta(frames: Frames) -> tuple[str, bool]:
     """The adaptive step zeta_k is typically larger for SPS than for ProxSPS, in particular for large lambda."""
     means = _means(frames["runs"], "zeta_median")
@@ -266,7 +268,7 @@ def larger_zeta(frames: Frames) -> tuple[str, bool]:
 @states(
     "standard deviation of log10 zeta_k over the last ten epochs of one run, SPS over ProxSPS, every alpha_0, lambda",
     f"{TYPICAL}; above 1 everywhere for lambda >= 1e-3",
-    needs=BOTH,
+    needs=POLYAK,
     finite="zeta_median",
 )
 def more_spread_zeta(frames: Frames) -> tuple[str, bool]:
@@ -282,13 +284,13 @@ def more_spread_zeta(frames: Frames) -> tuple[str, bool]:
 @states(
     "share of iterations with zeta_k > alpha_k in one run, both methods, every lambda",
     "above one half for alpha_0 = 1, and below one half for alpha_0 = 10",
-    needs=BOTH,
+    needs=POLYAK,
     finite="zeta_median",
 )
 def zeta_above_alpha_at_1(frames: Frames) -> tuple[str, bool]:
     """If alpha_0 = 1, zeta_k > alpha_k for most iterations, so that both methods are almost identical."""
     steps = frames["steps"]
-    require_methods(steps, BOTH)
+    require_methods(steps, POLYAK)
     keys = [steps[name] for name in ("lr", "method", "weight_decay")]
     share = (steps["zeta"] > steps["alpha"]).groupby(keys).mean()
     small, large = share[1.0], share[10.0]

@@ -31,6 +31,7 @@ class Found(NamedTuple):
 
 
 Check = Callable[..., Found | tuple[str, bool]]  # of frames and, by name, of numbers that its texts may name
+POLYAK = ("prox-sps", "sps")  # the two methods that most sentences compare
 SURE = "with 95 % confidence over the seeds"  # in rules; with one seed the values are compared as they are
 NO_BOUNDS = "; one curve per setting, so there are no confidence bounds"
 BOUND = r"(, | \()95 % (lower|upper) bound [^\s,;:)]+( at alpha_0 = \S+ lambda = [^\s,;:)]+)?\)?"

@@ -14,6 +14,7 @@ import pandas as pd
 from proxsps.experiments.base import Frames, setting
 from proxsps.experiments.matrix_claims import GOOD
 from proxsps.experiments.sentences import (
+    POLYAK,
     DivergedError,
     Found,
     epochs,
@@ -26,7 +27,6 @@ from proxsps.experiments.sentences import (
 )
 
 ALL = ("prox-sps", "sps", "sgd")
-POLYAK = ("prox-sps", "sps")
 UNSTABLE = 0.5  # SPS with constant steps is unstable for alpha_0 above; the published grid of SPS begins here
 SLOW = 0.125  # the smallest alpha_0 of SGD
 CONVERGED = 0.02  # of the minimum: 2e-4 in the published figure, which shows 1e-5 to 1e-4 for ProxSPS

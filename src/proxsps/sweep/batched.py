@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import torch
@@ -99,14 +98,14 @@ class _Program:
         # Strengths of the squared l2 norm; other regularisers are those of `penalties`.
         self.lam = self._column([spec.weight_decay if spec.regularizer is None else 0.0 for spec in specs])
         self.penalties = Penalties(specs)
-        self.is_method = {
-            name: self._mask(partial(_has_method, name)) for name in dict.fromkeys(s.method for s in specs)
-        }
+        methods = [spec.method for spec in specs]
+        self.is_method = {name: torch.tensor([name == own for own in methods]) for name in dict.fromkeys(methods)}
         self.rules = {spec.method: _rule(spec) for spec in specs if spec.method not in ("adamw", "dec-sps")}
-        self.coupled = self._mask(lambda spec: spec.definition.coupled)
-        self.bounded = self._mask(lambda spec: spec.definition.bounded)
-        self.guarded = self._mask(lambda spec: spec.definition.guarded)
-        self.adam_rows = self._mask(partial(_has_method, "adamw"))
+        self.coupled, self.bounded, self.guarded = (
+            torch.tensor([getattr(spec.definition, fact) for spec in specs])
+            for fact in ("coupled", "bounded", "guarded")
+        )
+        self.adam_rows = self.is_method.get("adamw", torch.zeros(count, dtype=torch.bool))
         self.coupled_lam, self.any_coupled = torch.where(self.coupled, self.lam, 0.0), bool(self.coupled.any())
         self.seeds = sorted({spec.seed for spec in specs})
         self.seed_of = torch.tensor([self.seeds.index(spec.seed) for spec in specs])
@@ -119,10 +118,6 @@ class _Program:
 
     def _column(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype)
-
-    def _mask(self, holds: Callable[[RunSpec], bool]) -> Tensor:
-        """The runs for which this holds."""
-        return torch.tensor([holds(spec) for spec in self.specs])
 
     def state(self, epoch: int, step: int) -> State:
         """Everything that later steps and results depend on, after some epochs and steps of the next epoch."""
@@ -248,10 +243,6 @@ def _check_names(specs: Sequence[RunSpec]) -> None:
         names = [name for name, _ in {(method.name, method_digest(method)) for method in own}]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"Different methods have the name {twice[0]!r}: give each a name of its own.")
-
-
-def _has_method(name: str, spec: RunSpec) -> bool:
-    return spec.method == name
 
 
 def _rule(spec: RunSpec) -> runs.Rule:

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import torch
 
-from proxsps.sweep.batched import is_large, run_batched
-from proxsps.sweep.loop import run_single
+from proxsps.sweep.batched import batched_epochs, is_large
+from proxsps.sweep.loop import finished, run_single, single_epochs
 from proxsps.sweep.penalties import is_uniform
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
-from proxsps.sweep.pool import Tell, run_tasks
+from proxsps.sweep.pool import Tell, first_line, run_tasks
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.saved import EVERY, SavedBatch
 from proxsps.sweep.spec import RunSpec
@@ -77,7 +77,7 @@ class Batched:
         for batch in batches:
             saved = self._saved(batch)
             if is_missing(batch, done):
-                yield [result for result in run_batch(batch, advance, saved) if result.spec.id not in done]
+                yield [result for result in _run_batch((batch, saved), advance) if result.spec.id not in done]
             if saved:
                 saved.remove()  # the consumer has kept the results by now
 
@@ -87,8 +87,8 @@ class Batched:
         missing = [batch for batch in batches if is_missing(batch, done)]
         tasks = [((batch, self._saved(batch)), f"a batch of {len(batch)} runs") for batch in missing]
         work = partial(_with_one_thread, _run_batch)
-        with closing(run_tasks(work, tasks, min(cores, len(tasks)), advance)) as finished:
-            for results in finished:
+        with closing(run_tasks(work, tasks, min(cores, len(tasks)), advance)) as batches_done:
+            for results in batches_done:
                 yield [result for result in results if result.spec.id not in done]
         for saved in map(self._saved, batches):
             if saved:
@@ -118,11 +118,15 @@ def is_batched(spec: RunSpec) -> bool:
     return spec.regularizer is None or (spec.lr > 0 and is_uniform(spec.phi))
 
 
-def run_batch(
-    batch: Sequence[RunSpec], advance: Advance = lambda epochs: None, saved: SavedBatch | None = None
-) -> list[RunResult]:
-    """Run a batch, which is one run or one tensor program."""
-    return run_batched(batch, advance, saved) if is_batched(batch[0]) else [run_single(batch[0], advance)]
+def batch_epochs(batch: Sequence[RunSpec], saved: SavedBatch | None = None) -> Generator[int, None, list[RunResult]]:
+    """Run a batch, which is one run or one tensor program; yields the number of epochs that were finished."""
+    if is_batched(batch[0]):
+        return (yield from batched_epochs(batch, saved))
+    return [(yield from single_epochs(batch[0]))]
+
+
+def _run_batch(task: tuple[Sequence[RunSpec], SavedBatch | None], advance: Advance) -> list[RunResult]:
+    return finished(batch_epochs(*task), advance)
 
 
 def _footprint(spec: RunSpec) -> int:
@@ -193,16 +197,11 @@ def check_sendable(specs: Sequence[RunSpec]) -> None:
         try:
             pickle.dumps(part)
         except Exception as error:  # of many kinds: each object has its own reasons
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise EngineError(
-                f"The {name} cannot be sent to a process ({reason}). Define its functions and classes at the top of "
-                "a module instead of inside a function or as a lambda, or use the engine batched or single."
+                f"The {name} cannot be sent to a process ({first_line(error)}). Define its functions and classes "
+                "at the top of a module instead of inside a function or as a lambda, or use the engine batched or "
+                "single."
             ) from None
-
-
-def _run_batch(task: tuple[list[RunSpec], SavedBatch | None], tell: Tell) -> list[RunResult]:
-    batch, saved = task
-    return run_batch(batch, tell, saved)
 
 
 ENGINES: dict[str, type[Batched] | type[Single] | type[Processes]] = {

@@ -31,6 +31,11 @@ class EngineError(RuntimeError):
     """An engine cannot run, or cannot continue. The message is one line that says what to do."""
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, to be put in parentheses; the name of its class if it has no text."""
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
 class RemoteError(Exception):
     """The traceback of an error in a process of the pool, as text; the cause of the error that the parent raises."""
 

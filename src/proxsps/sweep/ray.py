@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from proxsps._install import extra
 from proxsps.problems.base import Problem
 from proxsps.problems.fingerprint import is_installed
-from proxsps.sweep.batched import batched_epochs, is_large
-from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, Results, is_batched, is_missing
-from proxsps.sweep.loop import single_epochs
+from proxsps.sweep.batched import is_large
+from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, Results, batch_epochs, is_missing
+from proxsps.sweep.pool import first_line
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.spec import RunSpec
 
@@ -120,10 +120,7 @@ def _work(problem: Problem, options: list[dict[str, Any]], threads: int) -> Gene
     """The task: yields the number of runs after each epoch, and finally the results."""
     torch.set_num_threads(threads)
     specs = [RunSpec(problem, **fields) for fields in options]
-    if is_batched(specs[0]):
-        results = yield from batched_epochs(specs)
-    else:
-        results = [(yield from single_epochs(specs[0]))]
+    results = yield from batch_epochs(specs)
     yield [(result.metrics, result.zetas, dict(result.extra)) for result in results]
 
 
@@ -153,7 +150,7 @@ def _sent_whole(ray: ModuleType, specs: Sequence[RunSpec]) -> Iterator[None]:
         names = sorted({f"method {spec.method!r}" for spec in specs if spec.own})
         names += sorted({f"problem {spec.problem.name!r}" for spec in specs})
         raise EngineError(
-            f"A part of {' or '.join(names)} cannot be sent to a worker ({_first_line(error)}). Remove what belongs "
+            f"A part of {' or '.join(names)} cannot be sent to a worker ({first_line(error)}). Remove what belongs "
             "only to this process, such as locks, files and connections."
         ) from None
     finally:
@@ -168,7 +165,7 @@ def _receive(ray: ModuleType, task: Any) -> int | Found:
         raise error.cause from error
     except ray.exceptions.RayError as error:
         raise EngineError(
-            f"A batch was given up after {RETRIES + 1} attempts ({_first_line(error)}). What was finished is kept; if "
+            f"A batch was given up after {RETRIES + 1} attempts ({first_line(error)}). What was finished is kept; if "
             "memory is short, use fewer runs per batch (--runs-per-batch)."
         ) from None
     return news
@@ -206,7 +203,7 @@ def _connect(ray: ModuleType, address: str | None) -> None:
         except Exception as error:  # of many kinds: Ray starts several programs, with their own files and ports
             files = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
             raise EngineError(
-                f"Ray did not start on this machine ({_first_line(error)}). Its files are in {files}: is "
+                f"Ray did not start on this machine ({first_line(error)}). Its files are in {files}: is "
                 "there room, and may you write there? RAY_TMPDIR names another folder, with a short path; --engine "
                 "batched needs no Ray."
             ) from None
@@ -218,10 +215,6 @@ def _connect(ray: ModuleType, address: str | None) -> None:
         ray.init(address, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise EngineError(
-            f"No Ray cluster was reached at {address} ({_first_line(error)}). Pass HOST:PORT as printed by "
+            f"No Ray cluster was reached at {address} ({first_line(error)}). Pass HOST:PORT as printed by "
             "`ray start --head`, on a machine of that cluster; without an address the sweep runs only on this machine."
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

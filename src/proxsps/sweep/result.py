@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -49,15 +49,13 @@ def alpha_of_epoch(spec: RunSpec, epoch: int, zetas: Iterable[np.ndarray] = ()) 
 
 def batches(problem: Problem, seed: int, epoch: int) -> list[np.ndarray]:
     """Indices of the samples of every step of an epoch: the same for all methods and engines."""
-    order = np.random.default_rng((seed, epoch)).permutation(len(problem.train_data()[0]))
-    size = problem.batch_size
-    return [order[step * size : (step + 1) * size] for step in range(problem.steps_per_epoch)]
+    return shuffled(len(problem.train_data()[0]), problem.batch_size, seed, epoch, problem.steps_per_epoch)
 
 
-def shuffled(count: int, size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
-    """Indices of the batches of an epoch for tasks without a `Problem`; an incomplete last one is dropped."""
+def shuffled(count: int, size: int, seed: int, epoch: int, steps: int | None = None) -> list[np.ndarray]:
+    """Indices of the batches of an epoch; by default an incomplete last one is dropped."""
     order = np.random.default_rng((seed, epoch)).permutation(count)
-    return (order[first : first + size] for first in range(0, count - size + 1, size))
+    return [order[step * size : (step + 1) * size] for step in range(count // size if steps is None else steps)]
 
 
 def median_zeta(zetas: np.ndarray) -> np.ndarray:

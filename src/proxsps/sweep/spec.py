@@ -138,9 +138,7 @@ class RunSpec:
         content = self.problem.fingerprint(self.seed)
         if content is not None:
             facts["content"] = content
-        facts |= self._own_facts()
-        text = json.dumps(facts, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest(facts | self._own_facts())
 
     def _own_facts(self) -> dict[str, str]:
         """Digests of the method and the regulariser, if they are your own; options of a method of this package."""
@@ -191,6 +189,11 @@ def _definition(method: str | Method, own: Method | None) -> Method:
     if not given.runs:
         raise ValueError(f"The method {given.name!r} has no optimizer: pass `make`, a function of parameters and run.")
     return given
+
+
+def digest(facts: Any) -> str:
+    """Sixteen digits that stand for plain data, equal on every machine."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def method_digest(method: Method) -> str:

@@ -7,8 +7,6 @@ and a result is one row.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from abc import ABC, abstractmethod
@@ -30,7 +28,7 @@ from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
 from proxsps.sweep.loop import RENEWED, coupling, make_optimizer, quietly, set_mode, take_steps
-from proxsps.sweep.spec import Constants, method_digest
+from proxsps.sweep.spec import Constants, digest, method_digest
 
 ENDINGS = ("none", "cool-down", "average", "cosine")
 METRICS = ("accuracy", "loss", "gap")  # "gap": an objective over its smallest value, minus 1
@@ -105,8 +103,7 @@ class Trial:
     @cached_property
     def id(self) -> str:
         """Sixteen digits that stand for all of the above, for the task's data, and for your own code in both."""
-        text = json.dumps([_settings(self.task), *self.setting(), method_digest(self.method)], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest([_settings(self.task), *self.setting(), method_digest(self.method)])
 
     @property
     def definition(self) -> Method:

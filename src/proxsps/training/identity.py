@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.loop import RENEWED
-from proxsps.sweep.spec import RunSpec, describe
+from proxsps.sweep.spec import RunSpec, describe, digest
 from proxsps.training.ranks import TrainingRanks
 
 PRECISIONS = {False: "float32", True: "bfloat16"}  # by `amp`
@@ -29,8 +27,7 @@ class TrainingSpec(RunSpec):
     @cached_property
     def id(self) -> str:
         """Sixteen digits: a hash of all of the above and of the spec."""
-        text = json.dumps([super().id, self.conditions()], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest([super().id, self.conditions()])
 
     def conditions(self) -> dict[str, Any]:
         """What a run has in addition to its spec."""
@@ -50,7 +47,8 @@ def identify(spec: RunSpec, ranks: TrainingRanks, amp: bool = False) -> Training
     if not isinstance(spec.problem, ImageClassification):
         raise ValueError(f"Only image classification is trained here, got the problem {spec.problem.name!r}.")
     return TrainingSpec(
-        **{field.name: getattr(spec, field.name) for field in fields(RunSpec)},
+        problem=spec.problem,
+        **spec.options(),
         precision=PRECISIONS[amp],
         device=ranks.device.type,
         statistics=ranks.size if spec.problem.batch_norm else 1,

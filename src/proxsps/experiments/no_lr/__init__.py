@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from proxsps import figures
 from proxsps.experiments.base import Drawing, Experiment, Frames
+from proxsps.experiments.catalogue import CATALOGUE
 from proxsps.experiments.no_lr.claims import CLAIMS, SHORT, free_over_long_run, level_over_long_run
 from proxsps.experiments.no_lr.methods import (
     ADAM,
@@ -126,7 +127,7 @@ NO_LR = Experiment(
     table=no_lr_table,
     summary=task_table,
     seeds=3,
-    seconds=1400,
+    **CATALOGUE["no-lr"].numbers,
 )
 
 NO_LR_LONG = replace(
@@ -135,8 +136,7 @@ NO_LR_LONG = replace(
     title="Training without a learning rate, longer runs",
     description=f"As no-lr, with {LONGER} times the steps.",
     trials=long_trials,
-    seconds=LONGER * NO_LR.seconds,
-    hardware="two cores, hours",
+    **CATALOGUE["no-lr-long"].numbers,
 )
 
 NO_LR_TRANSFORMER = replace(
@@ -155,7 +155,7 @@ NO_LR_TRANSFORMER = replace(
     table=endings_table,
     summary=None,
     seeds=1,
-    seconds=570,
+    **CATALOGUE["no-lr-transformer"].numbers,
 )
 
 EXPERIMENTS = (NO_LR, NO_LR_LONG, NO_LR_TRANSFORMER)

@@ -61,13 +61,13 @@ def matched(problem: Composite) -> Step:
     return step
 
 
-def all_matched_steps(problem: Composite, x: Floats, cap: float) -> tuple[Floats, Floats]:
-    """x+ (points, N, n) and tau (points, N) for every point and every sample."""
-    gap = (problem.losses(x) - problem.lower_bound).ravel()
-    rows = np.repeat(x, problem.size, axis=0)
-    g = problem.gradients(x).reshape(rows.shape)
-    y, tau = matched_step(rows, gap, g, np.full(len(rows), cap), problem.phi)
-    return y.reshape(*x.shape[:-1], problem.size, -1), tau.reshape(-1, problem.size)
+def all_matched_steps(problem: Composite, y: Floats, z: Floats, cap: float) -> tuple[Floats, Floats]:
+    """z+ (points, N, n) and tau (points, N) for every sample, by its model at y, which is z or another point."""
+    g = problem.gradients(y)
+    gap = problem.losses(y) + (g * (z - y)[:, None]).sum(-1) - problem.lower_bound
+    rows = np.repeat(z, problem.size, axis=0)
+    new, tau = matched_step(rows, gap.ravel(), g.reshape(rows.shape), np.full(len(rows), cap), problem.phi)
+    return new.reshape(g.shape), tau.reshape(gap.shape)
 
 
 @exact("matched-inequality", "Matched cap, basic inequality")
@@ -79,7 +79,7 @@ def matched_inequality() -> Sided:
     for problem in (make() for make in PROBLEMS.values()):
         x = visited(problem, 0.5)[::5]
         for cap in CAPS:
-            new, tau = all_matched_steps(problem, x, cap)
+            new, tau = all_matched_steps(problem, x, x, cap)
             yield from at_targets(problem, x, x, new, partial(theory.matched_inequality, tau=tau))
 
 
@@ -95,7 +95,7 @@ def matched_recursion() -> Sided:
         x = visited(problem, 0.5)[::2]
         values, smooth = problem.losses(x), problem.loss.smooth * (problem.A**2).sum(1)
         for cap in CAPS:
-            y, tau = all_matched_steps(problem, x, cap)
+            y, tau = all_matched_steps(problem, x, x, cap)
             for target in (problem.solution[None], x):
                 sides = theory.matched_recursion(
                     tau=tau,

@@ -11,7 +11,7 @@ import pandas as pd
 
 from proxsps import theory
 from proxsps.core.schedule_free import Averaging, gradient_point, next_share, noise_growth
-from proxsps.experiments.theory.caps import CAPS, CONVEX, matched_step
+from proxsps.experiments.theory.caps import CAPS, CONVEX, all_matched_steps, matched_step
 from proxsps.experiments.theory.checks import Sided, exact, rate, row
 from proxsps.experiments.theory.rates import at_solution, table
 from proxsps.experiments.theory.runs import checkpoints
@@ -64,15 +64,6 @@ def free_run(
     return FreePath(xs, ys, zs, np.stack(weights), below / (steps * seeds))
 
 
-def free_step(problem: Composite, y: Floats, z: Floats, cap: float) -> tuple[Floats, Floats]:
-    """z+ (points, N, n) and tau (points, N), for every pair of points and every sample."""
-    g = problem.gradients(y)
-    gap = problem.losses(y) + (g * (z - y)[:, None]).sum(-1) - problem.lower_bound
-    rows = np.repeat(z, problem.size, axis=0)
-    new, tau = matched_step(rows, gap.ravel(), g.reshape(rows.shape), np.full(len(rows), cap), problem.phi)
-    return new.reshape(g.shape), tau.reshape(gap.shape)
-
-
 @exact("free-inequality", "Schedule-free form, basic inequality")
 def step_inequality() -> Sided:
     """(1 + tau lam) ||z+ - u||^2 <= ||z - u||^2 - ||z+ - z||^2 + 2 tau (psi_y(u) - psi_y(z+)).
@@ -83,7 +74,7 @@ def step_inequality() -> Sided:
         for cap, mix in ((CAPS[1], 0.9), (CAPS[3], 0.5)):
             path = free_run(problem, cap, mix, 40, 1)
             y, z = (part[::5, 0] for part in (path.y, path.z))
-            new, tau = free_step(problem, y, z, cap)
+            new, tau = all_matched_steps(problem, y, z, cap)
             yield from at_targets(problem, y, z, new, partial(theory.matched_inequality, tau=tau))
 
 
