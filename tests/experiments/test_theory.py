@@ -327,7 +327,7 @@ def test_broken_schedule_free_steps_are_seen(monkeypatch):
         def too_long(z, gap, *others):
             return step(z, 1.5 * np.abs(gap), *others)
 
-        patch.setattr(schedule_free, "matched_step", too_long)
+        patch.setattr(caps, "matched_step", too_long)
         assert not evaluate(CHECKS["free-inequality"])["holds"].all()
     monkeypatch.setattr(schedule_free, "noise_growth", lambda r: noise_growth(r + 0.1))
     assert not evaluate(CHECKS["free-noise"])["holds"].any()

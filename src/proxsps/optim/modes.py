@@ -47,8 +47,10 @@ def show_averages(opt: Any) -> None:
 
 def _average(y: Tensor, z: Tensor, b: float) -> Tensor:
     """x by `average_exactly`, which takes as long as many steps, only where y would not come back from `average`."""
+    x: Tensor
     if torch.compiler.is_compiling() or not has_value(y):
-        return average_exactly(y, z, b)
+        x = average_exactly(y, z, b)
+        return x
     x = average(y, z, b)
     missed = (gradient_point(x, z, b) != y).nonzero(as_tuple=True)  # about one entry in a hundred
     x[missed] = average_exactly(y[missed], z[missed], b)
