@@ -184,7 +184,7 @@ class SpectralPoints(Points):
             directions.append(p)
             scales, squares = self._norms(g, d, p)
             self._add(own, dict(enumerate(own.products(d, scales[1], [p, z]))))
-            filled = counted((scales[2:] / self._rho).square(), p.numel())
+            filled = counted(squares[2:] / self._rho.square(), p.numel())
             self._add(own, {2: own.products(g, scales[0], [z - y])[0], 3: filled})
             if self._rule.max_move is not None:
                 self._add(own, {4: squares[2:], 5: torch.dot(p, z)[None]})

@@ -71,9 +71,7 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     above, further = (_above(f, C), (gap,)) if averaged else (gap, ())
     ok = admissible(above, sums.d_sq, sums.d_dot_x, bound is not None, *further)
     ok = ok if agreed is True else ok & agreed
-    if rates:
-        found = torch.stack(rates)
-        ok = ok & ((found >= 0) & (found < math.inf)).all()
+    ok = ok & _are_rates(torch.stack(rates)) if rates else ok
     known = Known(gap, sums, lam, travelled, g_sq, bound is not None, ok)
     step = _choose(rule, caps, parts, known)
     s = parts.write(step, moves, caps.alpha, lam, ok, rule.max_move)
@@ -152,6 +150,11 @@ def _rates_on_device(blocks: Sequence[Block], numbers: Numbers) -> list[Tensor]:
 def _common(values: Sequence[float], numbers: Numbers) -> Tensor | float:
     """One number per block; a Python number if all are the same, which takes no launch."""
     return float(values[0]) if len(set(values)) == 1 else numbers.vector(values)
+
+
+def _are_rates(rates: Tensor) -> Tensor:
+    """Whether all caps on the step are finite numbers >= 0."""
+    return ((rates >= 0) & (rates < math.inf)).all()
 
 
 def _above(m: Array, C: Array | float) -> Array:
