@@ -54,6 +54,11 @@ class Block:
         """The parameters themselves, which key the optimizer's state, in the order of `params`."""
         return [self.group["params"][i] for i in self.indices]
 
+    def owner(self, i: int) -> Tensor:
+        """The i-th of them, without a list of hundreds."""
+        found: Tensor = self.group["params"][self.indices[i]]
+        return found
+
     @property
     def along(self) -> list[Tensor]:
         """The directions of the move: D^-1 d in a metric, else d."""

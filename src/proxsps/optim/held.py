@@ -51,7 +51,7 @@ class HeldState:
 
     def entries_of(self, block: Block, i: int, key: str) -> Tensor:
         """A state tensor of the i-th tensor of a block, in the form of `block.params`."""
-        owner = block.owners[i]
+        owner = block.owner(i)
         if not block.gathered:
             return entries(self.held(owner, key), False)
         if (owner, key) not in self._whole:
@@ -60,7 +60,7 @@ class HeldState:
 
     def count_of(self, block: Block, i: int) -> Tensor | None:
         """The number of gradients of a tensor so far; None in the identity metric."""
-        return None if self.rule.beta2 is None else self.held(block.owners[i], "steps")
+        return None if self.rule.beta2 is None else self.held(block.owner(i), "steps")
 
     def by_count(self, block: Block) -> list[tuple[Tensor | None, list[int]]]:
         """The tensors of a block with the same number of gradients so far."""
@@ -68,8 +68,8 @@ class HeldState:
             return [(None, list(range(len(block.params))))]
         found: dict[float, list[int]] = {}
         for i in range(len(block.params)):
-            found.setdefault(float(self.held(block.owners[i], "steps")), []).append(i)
-        return [(self.held(block.owners[members[0]], "steps"), members) for members in found.values()]
+            found.setdefault(float(self.held(block.owner(i), "steps")), []).append(i)
+        return [(self.held(block.owner(members[0]), "steps"), members) for members in found.values()]
 
     def start(self, owner: Tensor, opt: Any) -> Tensor:
         """The sampled entries of the start; at the first step of all, and of a new parameter, as they are now."""

@@ -95,9 +95,9 @@ class Search:
             return [next(found) if one > 0 else gap for one in v], [math.nan] * len(v)
 
         start = [1.0]
-        if self._samples:
-            noise = 3 * math.sqrt(SAMPLE / self._plan.entries)
-            about = search(lambda v: evaluate(v, SAMPLE), noise / 100 * gap, 1e-3, LIMIT, 0.0, [1.0], at_zero=gap).u
+        if self._plan.entries >= WORTH:
+            every, noise = _sample(self._plan.entries)
+            about = search(lambda v: evaluate(v, every), noise / 100 * gap, 1e-3, LIMIT, 0.0, [1.0], at_zero=gap).u
             if about < 1 - noise:
                 start = [1.0, *(about * (1 + noise * k) for k in (-1.0, 0.0, 1.0))]
         tolerance, noise = self._stopping(gap)
@@ -116,9 +116,11 @@ class Search:
         products = math.sqrt(self._plan.noise_sq(self._model.table))
         return (SINGLE if self._eps > 1e-10 else DOUBLE) * abs(gap), 2 * self._eps * products
 
-    @property
-    def _samples(self) -> bool:
-        return self._plan.entries >= WORTH
+
+def _sample(entries: int) -> tuple[int, float]:
+    """One entry in how many a sample has, and the accuracy of h on it, relative to h(0)."""
+    every = min(max(SAMPLE, entries // ENOUGH), COARSEST)
+    return every, 3 * math.sqrt(every / entries)
 
 
 def first_points(
@@ -136,11 +138,11 @@ def first_points(
         return [1.0]
     if plan.entries < WORTH:
         return list(geometric(plan.points))
-    every = min(max(SAMPLE, plan.entries // ENOUGH), COARSEST)
-    noise = 3 * math.sqrt(every / plan.entries) * abs(start) + doubt  # about the accuracy of h on the sample
+    every, accuracy = _sample(plan.entries)
+    noise = accuracy * abs(start) + doubt
     found: Found = search(lambda u: heights(u, every), noise / 100, 1e-3, 8, 0.0, geometric(4), 4)
     u = found.u if found.done else found.estimate
-    if plan.points == 1 or not 0 < u < 1:
+    if not 0 < u < 1 or (plan.points == 1 and found.slope < 0):
         return [u]
     spread = min(-noise / found.slope, u / 4) if found.slope < 0 else u / 4
     return [min(u + spread * k, 1.0) for k in (-1.0, 0.0, 1.0)]

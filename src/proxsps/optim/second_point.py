@@ -6,7 +6,7 @@ bitwise the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,11 +73,11 @@ def bounds_on_entries(structure: Structure | None) -> tuple[float, float] | None
     return (psi.lower, psi.upper) if isinstance(psi, Scalar) and psi.bounded else None
 
 
-def _lists(block: Block) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """y and z, all together; one by one with a wrapper, where one operation may change the other tensors twice."""
+def _lists(block: Block) -> Iterable[Sequence[list[Tensor]]]:
+    """y and z in pieces; one by one with a wrapper, where one operation may change the other tensors twice."""
     if not plain(block.ys):
         return [([y], [z]) for y, z in zip(block.ys, block.params, strict=True)]
-    return [(block.ys, block.params)] if block.ys else []
+    return bundles((block.ys, block.params), PIECE)
 
 
 def to_averages(block: Block, b: float) -> None:

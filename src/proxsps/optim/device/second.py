@@ -67,9 +67,9 @@ class SecondPoints(Remembered):
 
 def _point(block: Block, state: Any, i: int, key: str) -> Tensor:
     """A point of a tensor, which is made where it is missing."""
-    own = state[block.owners[i]]
+    own = state[block.owner(i)]
     if key not in own:
-        own[key] = start_point(block.owners[i], key)
+        own[key] = start_point(block.owner(i), key)
     return entries(own[key], block.gathered)
 
 

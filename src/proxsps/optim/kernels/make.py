@@ -61,7 +61,7 @@ def _look_up(plan: Any, blocks: Sequence[Block]) -> tuple[Addresses, np.ndarray]
         return None
     if plan.rule.beta2 is None:
         return found, NOWHERE
-    counts = [plan.held(block.owners[i], "steps") for block, i in pairs]
+    counts = [plan.held(block.owner(i), "steps") for block, i in pairs]
     if any([type(t) is not Tensor or t.dtype is not torch.float32 or not t.is_cpu for t in counts]):
         return None
     return found, np.array([t.data_ptr() for t in counts], np.int64)

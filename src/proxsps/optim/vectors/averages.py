@@ -20,19 +20,22 @@ class Averages(NamedTuple):
     gradients: Tensor | None  # how many squares were averaged
 
     def slopes(
-        self, plan: Any, g: Tensor, vector: Callable[[Sequence[Tensor]], Tensor]
+        self, plan: Any, g: Tensor, vector: Callable[[Sequence[Tensor]], Tensor], in_place: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The new d, the inverse metric and the new v; the last two are None for the identity."""
-        if not self.held:
-            return g, None, None
-        d = g if plan.weight == 1 or plan.rule.beta is None else torch.lerp(vector(self.held[0]), g, plan.weight)
-        if plan.rule.beta2 is None:
+        """The new d, the metric D and the new v; the last two are None for the identity.
+
+        `in_place` stores new averages right away, where `vector` returns the memory of the old ones.
+        """
+        d, rule = g, plan.rule
+        if rule.beta is not None and (in_place or plan.weight != 1):
+            d = (Tensor.lerp_ if in_place else torch.lerp)(vector(self.held[0]), g, plan.weight)
+        if rule.beta2 is None:
             return d, None, None
-        least = least_metric(self.held[-1][0].dtype)
-        new = corrected_weight(float(cast(Tensor, self.gradients)), plan.rule.beta2)
-        v = torch.addcmul((1 - new) * vector(self.held[-1]), g, g, value=new)
-        D = v.sqrt().add_(plan.rule.eps)
-        return d, (D if plan.rule.eps >= least else D.clamp_min_(least)).reciprocal_(), v
+        new, old = corrected_weight(float(cast(Tensor, self.gradients)), rule.beta2), vector(self.held[-1])
+        kept = old.mul_(1 - new) if in_place else old * (1 - new)
+        v = (Tensor.addcmul_ if in_place else torch.addcmul)(kept, g, g, value=new)
+        D, least = v.sqrt().add_(rule.eps), least_metric(self.held[-1][0].dtype)
+        return d, D if rule.eps >= least else D.clamp_min_(least), v
 
     def overflows(self, g: Tensor) -> bool:
         """Whether the square of a gradient leaves the range of the state's type: v would stay infinite."""

@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 class EntryPart:
     """Affine blocks, and those whose prox acts on each entry."""
 
-    points, mixes = 3, False
+    points, mixes = 1, False  # points of a round: each takes as long as a pass
 
     def __init__(self, plan: Any, places: Sequence[int]) -> None:
         self._plan, self._exact = plan, plan.exact
@@ -65,8 +65,10 @@ class EntryPart:
                 xs, gs, *rest = lists
                 yield Piece(place, xs, gs, rest.pop(0) if centers else [], Averages(rest, count))
 
-    def _vectors(self, piece: Piece, every: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """x, g, d, the inverse metric and v of a piece as vectors, in at least f32, in doubles if the plan is exact."""
+    def _vectors(
+        self, piece: Piece, every: int = 1, in_place: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """x, g, d, the metric D and v of a piece as vectors, in at least f32, in doubles if the plan is exact."""
 
         def vector(tensors: Sequence[Tensor]) -> Tensor:
             found = widened(join(tensors))
@@ -74,22 +76,22 @@ class EntryPart:
             return found if every == 1 else found[: max(1, found.numel() // every)]
 
         x, g = vector(piece.xs), vector(piece.gs)
-        d, r, v = piece.averages.slopes(self._plan, g, vector)
+        d, D, v = piece.averages.slopes(self._plan, g, vector, in_place)
         if self.coupling[piece.block]:
             shifted = x - vector(piece.centers) if piece.centers else x
             d = torch.add(d, shifted, alpha=self.coupling[piece.block])
-        return x, g, d, r, v
+        return x, g, d, D, v
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         rows = [[0.0] * len(self._blocks) for _ in Table._fields]
         heights, slopes = [0.0] * len(u), [0.0] * len(u)
         for piece in self._pieces:
-            x, g, d, r, _ = self._vectors(piece)
-            for row, number in zip(rows, self._sums(piece, x, g, d, r, moving), strict=True):
+            x, g, d, D, _ = self._vectors(piece)
+            for row, number in zip(rows, self._sums(piece, x, g, d, D, moving), strict=True):
                 row[piece.block] += number
             if u and self._psi[piece.block] is not None:
-                self._add(piece, x, d, r, alpha, u, heights, slopes)
+                self._add(piece, x, d, D, alpha, u, heights, slopes)
         return rows, Heights(heights, slopes)
 
     def _in_place(self, piece: Piece) -> bool:
@@ -98,9 +100,9 @@ class EntryPart:
         alone = len(piece.xs) == 1 and not piece.centers and x.is_contiguous()
         return self._plain and alone and not self._exact and x.dtype in FULL
 
-    def _sums(self, piece: Piece, x: Tensor, g: Tensor, d: Tensor, r: Tensor | None, moving: bool) -> tuple[float, ...]:
+    def _sums(self, piece: Piece, x: Tensor, g: Tensor, d: Tensor, D: Tensor | None, moving: bool) -> tuple[float, ...]:
         """The row of a table for one piece."""
-        p, averaged = d if r is None else d * r, bool(self._plan.averages)
+        p, averaged = d if D is None else d / D, bool(self._plan.averages)
         center = widened(join(piece.centers)).to(x.dtype) if piece.centers else None
         near = x if center is None else x - center
         d_sq, noise = float(torch.dot(d, p)), 0.0
@@ -109,7 +111,7 @@ class EntryPart:
             noise = float(torch.dot(products, products))
         g_dot_x = g_sq = x_sq = p_sq = p_dot_x = 0.0
         if averaged:
-            q = g if r is None else g * r
+            q = p if d is g else g if D is None else g / D
             g_dot_x, g_sq = float(torch.dot(g, x)), float(torch.dot(q, q))
             if piece.averages.overflows(g):
                 d_sq = math.nan
@@ -123,7 +125,7 @@ class EntryPart:
         piece: Piece,
         x: Tensor,
         d: Tensor,
-        r: Tensor | None,
+        D: Tensor | None,
         alpha: Floats,
         u: Floats,
         heights: list[float],
@@ -132,7 +134,7 @@ class EntryPart:
     ) -> None:
         """Add h and its slope at the points u."""
         psi, cap = self._psi[piece.block], alpha[piece.block]
-        p, step = (d, cap) if r is None else (d * r, cap * r)
+        p, step = (d, cap) if D is None else (d / D, cap / D)
         for i, v in enumerate(u):
             z = torch.add(x, p, alpha=-v * cap)
             y = _prox(psi, z, step)
@@ -144,34 +146,34 @@ class EntryPart:
         """Heights at the points u."""
         heights, slopes = [0.0] * len(u), [0.0] * len(u)
         for piece in self._curves:
-            x, _, d, r, _ = self._vectors(piece, every)
+            x, _, d, D, _ = self._vectors(piece, every)
             scale = sum([t.numel() for t in piece.xs]) / x.numel()
-            self._add(piece, x, d, r, alpha, u, heights, slopes, scale)
+            self._add(piece, x, d, D, alpha, u, heights, slopes, scale)
         return Heights(heights, slopes)
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """Heights where step and prox have the size s times `share`."""
         heights = [0.0] * len(s)
         for piece in self._curves:
-            x, _, d, r, _ = self._vectors(piece, every)
+            x, _, d, D, _ = self._vectors(piece, every)
             scale = sum([t.numel() for t in piece.xs]) / x.numel()
             for i, v in enumerate(s):
-                heights[i] += scale * float(torch.dot(d, self._point(piece, x, d, r, v * share[piece.block], 1.0) - x))
+                heights[i] += scale * float(torch.dot(d, self._point(piece, x, d, D, v * share[piece.block], 1.0) - x))
         return heights
 
-    def _point(self, piece: Piece, x: Tensor, d: Tensor, r: Tensor | None, alpha: float, u: float) -> Tensor:
+    def _point(self, piece: Piece, x: Tensor, d: Tensor, D: Tensor | None, alpha: float, u: float) -> Tensor:
         """y(u) with the cap alpha."""
         psi = self._psi[piece.block]
-        p, step = (d, alpha) if r is None else (d * r, alpha * r)
+        p, step = (d, alpha) if D is None else (d / D, alpha / D)
         return _prox(psi, torch.add(x, p, alpha=-u * alpha), step)
 
     def sampled_sums(self, every: int) -> list[list[float]]:
         """The sums of a step, estimated from a sample."""
         rows = [[0.0] * len(self._blocks) for _ in Table._fields]
         for piece in self._pieces:
-            x, g, d, r, _ = self._vectors(piece, every)
+            x, g, d, D, _ = self._vectors(piece, every)
             scale = sum([t.numel() for t in piece.xs]) / x.numel()
-            for row, number in zip(rows, self._sums(piece._replace(centers=[]), x, g, d, r, False), strict=True):
+            for row, number in zip(rows, self._sums(piece._replace(centers=[]), x, g, d, D, False), strict=True):
                 row[piece.block] += scale * number
         return rows
 
@@ -179,28 +181,29 @@ class EntryPart:
         """||y(u) - x||^2 of the blocks that are not affine."""
         total = 0.0
         for piece in self._curves:
-            x, _, d, r, _ = self._vectors(piece)
-            total += float((self._point(piece, x, d, r, alpha[piece.block], u) - x).square_().sum())
+            x, _, d, D, _ = self._vectors(piece)
+            total += float((self._point(piece, x, d, D, alpha[piece.block], u) - x).square_().sum())
         return total
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """x <- keep x + move p + (1 - keep) center, or x + relax (y(u) - x); stores new averages."""
         for piece in self._pieces:
-            x, g, d, r, v = self._vectors(piece)
-            b = piece.block
-            piece.averages.store(self._plan, d, v)
+            b, in_place = piece.block, self._in_place(piece)
+            x, g, d, D, v = self._vectors(piece, in_place=in_place)
+            if not in_place:
+                piece.averages.store(self._plan, d, v)
             if self._psi[b] is not None:
                 y = x
                 if relax:
-                    y = self._point(piece, x, d, r, alpha[b], u)
+                    y = self._point(piece, x, d, D, alpha[b], u)
                     y = y if relax == 1 else x + relax * (y - x)
             else:
-                # In coupled methods `keep` has the part of the slope that is lam x.
-                p = g if self.coupling[b] else d if r is None else d * r
-                if self._in_place(piece):
-                    x.mul_(keep[b]).add_(p, alpha=move[b])
+                d = g if self.coupling[b] else d  # `keep` has the part of the slope that is lam x
+                if in_place:
+                    x.mul_(keep[b])
+                    x.add_(d, alpha=move[b]) if D is None else x.addcdiv_(d, D, value=move[b])
                     continue
-                y = torch.add(keep[b] * x, p, alpha=move[b])  # not in place: a wrapper might do that twice
+                y = torch.add(keep[b] * x, d if D is None else d / D, alpha=move[b])  # a wrapper would add twice
                 if piece.centers:
                     y = torch.add(y, widened(join(piece.centers)), alpha=1 - keep[b])
             spread(y.to(piece.xs[0].dtype), piece.xs)
@@ -218,11 +221,13 @@ def _prox(psi: Any, z: Tensor, step: Tensor | float) -> Tensor:
 
 def _tangent(psi: Any, z: Tensor, y: Tensor, p: Tensor, step: Tensor | float) -> Tensor | None:
     """The derivative of the prox along p, or None if it is not cheap."""
-    if isinstance(step, Tensor) or not _is_constant(psi) or psi.bounded or psi.l2:
+    if isinstance(step, Tensor) or not _is_constant(psi):
         found: Tensor | None = psi.prox_jvp(z, y, p, step)
         return found
-    selected: Tensor = torch.ops.aten.softshrink_backward(p, z, _threshold(psi, z, step))  # p where the prox moves
-    return selected
+    # The derivatives of torch's own functions are 0 where they do not move, else p.
+    p = torch.ops.aten.softshrink_backward(p, z, _threshold(psi, z, step)) if psi.l1 else p
+    p = p / (1 + step * psi.l2) if psi.l2 else p
+    return torch.ops.aten.hardtanh_backward(p, y, psi.lower, psi.upper) if psi.bounded else p
 
 
 def _is_constant(psi: Any) -> bool:

@@ -95,12 +95,12 @@ class State(NamedTuple):
     g: Tensor
     d: Tensor
     p: Tensor  # D^-1 d
-    r: Tensor | None  # D^-1
+    D: Tensor | None  # the metric
     vs: list[Tensor | None]  # new averages of squares, tensor by tensor
 
     def step(self, alpha: float) -> Tensor | float:
         """The step size of the prox."""
-        return alpha if self.r is None else alpha * self.r
+        return alpha if self.D is None else alpha / self.D
 
 
 class ProxPart:
@@ -121,18 +121,18 @@ class ProxPart:
 
     def _state(self, pile: Pile) -> State:
         block = self._blocks[pile.block]
-        xs, gs, ds, rs, vs = [], [], [], [], []
+        xs, gs, ds, Ds, vs = [], [], [], [], []
         for i in pile.members:
             g = self._wide(block.slopes[i])
-            d, r, v = self._averages(block, i).slopes(self._plan, g, lambda ts: self._wide(ts[0]))
+            d, D, v = self._averages(block, i).slopes(self._plan, g, lambda ts: self._wide(ts[0]))
             xs.append(self._wide(block.params[i]))
             gs.append(g)
             ds.append(d)
-            rs.append(r)
+            Ds.append(D)
             vs.append(v)
         x, g, d = (pile.gather(ts) for ts in (xs, gs, ds))
-        inverse = None if rs[0] is None else pile.gather([r for r in rs if r is not None])
-        return State(x, g, d, d if inverse is None else d * inverse, inverse, vs)
+        metric = None if Ds[0] is None else pile.gather([D for D in Ds if D is not None])
+        return State(x, g, d, d if metric is None else d / metric, metric, vs)
 
     def _averages(self, block: Any, i: int) -> Averages:
         held = [[self._plan.entries_of(block, i, name)] for name in self._plan.averages]
@@ -142,8 +142,8 @@ class ProxPart:
         """Inner products of whole tensors, and heights at the points u."""
         self._states, self._last = list(map(self._state, self._piles)), (None, [])
         rows = [[0.0] * len(self._blocks) for _ in Table._fields]
-        for pile, (x, g, d, p, r, _) in zip(self._piles, self._states, strict=True):
-            q = g if r is None else g * r
+        for pile, (x, g, d, p, D, _) in zip(self._piles, self._states, strict=True):
+            q = g if D is None else g / D
             pairs = [(d, p), (d, x), (d * x, d * x), (x, x), (g, x), (q, q), (p, p), (p, x)]
             numbers = [_dot(a, b) for a, b in pairs]
             if self._averages(self._blocks[pile.block], pile.members[0]).overflows(g):
