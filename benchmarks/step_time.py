@@ -233,12 +233,12 @@ def checked(
 
 
 def moving(opt: PolyakOptimizer, loss: Tensor, reset: Callable[[], None]) -> Callable[[], object]:
-    """A step with averages, once it is known to move along them."""
+    """A step with averages, once it is known to move along them, and has left its start, as in training."""
     for _ in range(3):
         opt.step(loss=loss)
-        reset()
         if opt.last_step.branch_name not in ("inside", "capped"):
             raise RuntimeError(f"A step was to move, but is {opt.last_step.branch_name}: {opt}.")
+    reset()
     return lambda: opt.step(loss=loss)
 
 
