@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from proxsps.core import caps, distance, dual, estimate, plain, plain_search, step
+from proxsps.core import affine_step, caps, distance, dual, estimate, plain, step
 
 EPS = np.finfo(float).eps
 
@@ -119,7 +119,7 @@ def test_heights_of_the_matched_cap(case, s):
 @given(blocks(most=1), decades(-9, 9))
 def test_the_matched_step_of_one_block(case, longest):
     assert close(
-        plain.l2_matched(*case, longest), float(caps.l2_matched_step(*arrays(*case, longest), dual.eager_loop))
+        affine_step.l2_matched(*case, longest), float(caps.l2_matched_step(*arrays(*case, longest), dual.eager_loop))
     )
 
 
@@ -128,7 +128,7 @@ def test_the_matched_step_of_several_blocks_is_the_first_zero(case, longest):
     gap, d_sq, d_dot_x, share, lam = case
     with np.errstate(over="ignore", invalid="ignore"):
         s, other = (
-            plain.l2_matched(*case, longest),
+            affine_step.l2_matched(*case, longest),
             float(caps.l2_matched_step(*arrays(*case, longest), dual.eager_loop)),
         )
     if gap <= 0:
@@ -168,10 +168,10 @@ def test_the_ray(gap, d_sq, longest, v):
     u=st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1)), h=or_zero(signed(-12, 12)), slope=or_zero(signed(-9, 9))
 )
 def test_certificates_and_roots_beyond_the_ends(u, h, slope):
-    for one, other in ((plain_search.dual_off, dual.dual_off), (plain_search.height_off, dual.height_off)):
+    for one, other in ((plain.dual_off, dual.dual_off), (plain.height_off, dual.height_off)):
         assert one(u, h) == other(np.float64(u), np.float64(h))
         np.testing.assert_equal(one(u, math.nan), float(other(np.float64(u), np.float64(math.nan))))
-    found = plain_search.Found(u, h, slope, u, 1, True)
+    found = plain.Found(u, h, slope, u, 1, True)
     arrays_found = dual.Found(*map(np.float64, found[:5]), np.bool_(True), np.float64(0.0), np.float64(1.0))
     with np.errstate(over="ignore"):
         assert found.unclipped_root() == dual.unclipped_root(arrays_found)
@@ -209,7 +209,7 @@ def both(h, slope, tolerance, resolution=0.0, noise=0.0, limit=64, start=(1.0,),
         seen[0].extend(u)
         return h(np.array(u)).tolist(), ([math.nan] * len(u) if slope is None else slope(np.array(u)).tolist())
 
-    one = plain_search.search(on_floats, tolerance, resolution, limit, noise, list(start), points, at_zero)
+    one = plain.search(on_floats, tolerance, resolution, limit, noise, list(start), points, at_zero)
     certificate = dual.dual_off if at_zero is None else dual.height_off
     zero = None if at_zero is None else np.float64(at_zero)
     with np.errstate(all="ignore"):
@@ -246,7 +246,7 @@ def test_the_search_of_a_function_that_is_not_monotone_is_that_on_arrays(case, t
     one, other, seen = both(wavy, None, tolerance * h0, EPS, start=(1.0,), at_zero=h0)
     assert one.done
     assert other.done
-    assert plain_search.height_off(one.u, one.h) <= max(tolerance * h0, 1e-9 * (1 + height) * max(h0, size))
+    assert plain.height_off(one.u, one.h) <= max(tolerance * h0, 1e-9 * (1 + height) * max(h0, size))
     if seen[0] != seen[1]:  # Lagrange's sums differ by rounding, which may choose another zero
         return
     assert (one.u, one.h, one.evaluations) == (other.u, other.h, other.evaluations)

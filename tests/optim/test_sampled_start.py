@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxsps.optim import ProxSPS, ProxSPSAdam, host, host_search
+from proxsps.optim import ProxSPS, ProxSPSAdam, host, sampled_start
 from proxsps.optim.plan import load_kernels
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, NonNegative
 
@@ -18,7 +18,7 @@ needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="the compiled 
 @pytest.fixture(autouse=True)
 def worth(monkeypatch):
     """Samples from few entries on."""
-    for module in (host, host_search):
+    for module in (host, sampled_start):
         monkeypatch.setattr(module, "WORTH", 10_000)
 
 
@@ -90,9 +90,9 @@ def passes(monkeypatch):
 @needs_kernels
 @pytest.mark.parametrize("phi", REGULARIZERS, ids=str)
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize(("enough", "sample"), [(host_search.ENOUGH, 16), (1_000, 64)])
+@pytest.mark.parametrize(("enough", "sample"), [(sampled_start.ENOUGH, 16), (1_000, 64)])
 def test_two_or_three_passes_over_all_entries_are_enough(phi, alone, enough, sample, monkeypatch, passes):
-    monkeypatch.setattr(host_search, "ENOUGH", enough)
+    monkeypatch.setattr(sampled_start, "ENOUGH", enough)
     params = drawn(2)
     groups = [{"params": params, "regularizer": phi}] if alone else groups_of(phi, params)
     ProxSPS(groups, lr=ALPHA).step(loss=-(height(groups, 0.0) + height(groups, 1.0)) / 2)

@@ -15,7 +15,6 @@ from proxsps.core.plain import (
     clipped,
     distances,
     l2_line,
-    l2_matched,
     line_root,
     next_share,
     share_out,
@@ -23,6 +22,8 @@ from proxsps.core.plain import (
 )
 
 Floats = Sequence[float]
+TINY = 2.2250738585072014e-308  # the smallest normal double
+ROUNDS = 64
 TAKEN, SKIPPED, BEYOND, INEXACT = range(4)  # a step is taken, may not be taken, leaves the numbers, needs doubles
 
 
@@ -173,3 +174,70 @@ def _choose(
     root = line_root(start, fall) if bounded else 1.0
     u = clipped(root)
     return root, u, start - fall * u, factor * longest
+
+
+def l2_matched(gap: float, d_sq: Floats, d_dot_x: Floats, share: Floats, lam: Floats, longest: float) -> float:
+    """The step of the matched cap for the squared l2 norm (`caps.l2_matched_step`)."""
+    if gap <= 0:
+        return 0.0
+    if len(d_sq) == 1:
+        steep = share[0] * (d_sq[0] + lam[0] * (d_dot_x[0] - gap))
+        return min(gap / max(steep, (1 + gap) * TINY), longest)
+    decay, push, terms = [0.0] * len(d_sq), [0.0] * len(d_sq), 0
+    for j in range(len(d_sq)):
+        i = 0
+        while i < terms and decay[i] != share[j] * lam[j]:  # blocks with the same decay have one term
+            i += 1
+        terms = max(terms, i + 1)
+        decay[i] = share[j] * lam[j]
+        push[i] += share[j] * (d_sq[j] + lam[j] * d_dot_x[j])
+    if terms <= 2:
+        return _two_terms(gap, decay, push, longest)
+    return first_zero(gap, decay[:terms], push[:terms], longest)
+
+
+def first_zero(gap: float, decay: Floats, push: Floats, longest: float) -> float:
+    """The first zero of H(s) = gap - sum_j push_j s / (1 + decay_j s) on (0, longest], from below; else `longest`.
+
+    Terms with push >= 0 are convex, the others concave. On [low, high], tangents of the first and chords of the others
+    make a line below H, whose zero is the new `low`: a valid step at all times. With convex terms alone this is
+    Newton's method. A `high` where H is not positive makes the chords tight.
+    """
+    low, high, above = 0.0, longest, gap
+    for _ in range(ROUNDS):
+        fall = 0.0
+        for j in range(len(push)):
+            end = low if push[j] >= 0 else high
+            fall += push[j] / ((1 + decay[j] * low) * (1 + decay[j] * end))
+        if fall * (high - low) <= above:
+            return high
+        move = above / fall
+        for ahead in (math.sqrt((low + move) * high), low + 2 * move):
+            if ahead < high and _height(gap, decay, push, ahead) <= 0:
+                high = ahead
+        if not move > 1e-16 * low:
+            break
+        low += move
+        above = _height(gap, decay, push, low)
+        if above <= 0:  # rounding
+            break
+    return low
+
+
+def _height(gap: float, decay: Floats, push: Floats, s: float) -> float:
+    fall = 0.0
+    for j in range(len(push)):
+        fall += push[j] * s / (1 + decay[j] * s)
+    return gap - fall
+
+
+def _two_terms(gap: float, decay: Floats, push: Floats, longest: float) -> float:
+    """The same for two terms, by the roots of a square (`caps._two_blocks`)."""
+    left, right, one, two = decay[0], decay[1], push[0], push[1]
+    b = gap * (left + right) - one - two
+    a = gap * (left * right) - one * right - two * left
+    inside = b * b - 4 * gap * a
+    if inside < 0 or (b >= 0 and a >= 0):
+        return longest
+    root = math.sqrt(inside)
+    return min(2 * gap / (root - b) if b < 0 else (b + root) / (-2 * a), longest)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,29 +98,6 @@ def check_rate(group: Mapping[str, Any]) -> None:
     lr = group["lr"]
     if not isinstance(lr, Tensor) or (lr.is_cpu and has_value(lr) and not group["capturable"]):
         check_nonnegative("lr", lr)
-
-
-def check_loss(loss: Any) -> None:
-    """Raise an error for a loss that is not one real number."""
-    if isinstance(loss, (float, int)):
-        return
-    if isinstance(loss, (Tensor, np.ndarray)):
-        if math.prod(loss.shape) != 1:
-            raise ValueError(
-                f"The loss must be one number, got shape {tuple(loss.shape)}: reduce it, for instance by loss.mean()."
-            )
-        if loss.dtype.is_complex if isinstance(loss, Tensor) else loss.dtype.kind not in "fiub":
-            raise TypeError(f"The loss must be a real number, got dtype {loss.dtype}.")
-    elif not isinstance(loss, numbers.Real):
-        raise TypeError(f"The loss must be a tensor with one entry or a number, got {type(loss).__name__}.")
-
-
-def loss_value(loss: Any) -> Tensor | float:
-    """A loss as a step uses it: a tensor without its graph, or a number."""
-    check_loss(loss)
-    if isinstance(loss, Tensor):
-        return loss.detach()
-    return float(loss.item() if isinstance(loss, np.ndarray) else loss)
 
 
 def has_value(tensor: Tensor) -> bool:

@@ -311,6 +311,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             kind, reason = "gradient", "A gradient or a parameter is not finite"
         self._skip(kind, reason)
 
+    def _skip_far_move(self) -> None:
+        self._skip("move", "The step leaves the range of the parameters' precision")
+
     def _skip(self, kind: str, reason: str) -> None:
         """Count a skipped step, and warn once for each reason."""
         self._warn_once(kind, reason)

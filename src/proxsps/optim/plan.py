@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,8 @@ from torch import Tensor
 
 from proxsps.core.plain import corrected_weight, gradient_squares, gradient_weight
 from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
-from proxsps.optim.closed_form import ClosedForm
 from proxsps.optim.distance import ORIGIN
-from proxsps.optim.held import HeldState
-from proxsps.optim.key import key_of, lasting, parameters
+from proxsps.optim.held import HeldState, Member, key_of, lasting, parameters
 from proxsps.optim.memory import replace
 from proxsps.optim.rule import Heights, Rule, Table
 from proxsps.optim.second_point import Z, dots, move_points, to_averages, to_next_points
@@ -45,16 +43,6 @@ def load_kernels() -> Any:
     except (ImportError, RuntimeError):
         return None
     return make_part
-
-
-class Member(NamedTuple):
-    """A part of a plan."""
-
-    part: Any
-    places: list[int]  # of its blocks
-    share: float  # one over the number of ranks that hold the same entries
-    owners: list[Tensor]
-    compiled: bool
 
 
 class Plan(HeldState):
@@ -106,7 +94,11 @@ class Plan(HeldState):
             compiled and all([lasting(block.phi) for block in blocks]) and not any([v is not None for v in penalties])
         )
         self._key = key_of(opt, self.owners, names) if kept else None
-        self.closed_form = ClosedForm(self, *self._digits) if compiled and self._is_closed else None
+        self.closed_form: Any = None
+        if compiled and self._is_closed:
+            from proxsps.optim.kernels.closed_form import ClosedForm  # needs numba
+
+            self.closed_form = ClosedForm(self, *self._digits)
 
     @property
     def _digits(self) -> tuple[float, float]:
@@ -171,21 +163,6 @@ class Plan(HeldState):
         """Whether the plan is worth keeping."""
         return self._key is not None
 
-    def holds(self, opt: Any) -> bool:
-        """Whether the plan still holds for the next step; gradients may be new tensors."""
-        if self._key is None or self.fresh:
-            return False
-        at = self._key.gradients_at(opt)
-        if at is None:
-            return False
-        first = 0
-        for member in self.parts:
-            member.part.bind(at[first : first + len(member.owners)])
-            first += len(member.owners)
-            for j in () if self.rule.mix is None or member.part.mixes else member.places:
-                self.blocks[j].slopes = [p.grad for p in self.blocks[j].owners if p.grad is not None]
-        return True
-
     # The passes
 
     def prepare(self, k: float, lam: Sequence[float]) -> None:
@@ -197,7 +174,7 @@ class Plan(HeldState):
             self.momentum = mu, gradient_squares(k, float(self.blocks[0].group["squares"]))
         for member in self.parts:
             if member.compiled and self.averages:
-                member.part.set_weights(self.weight, rule.beta2, rule.mix or 0.0)
+                member.part.set_weights(k, rule)
             if rule.coupled:
                 member.part.set_coupling([lam[j] for j in member.places])
 

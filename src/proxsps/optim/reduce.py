@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
 from proxsps.optim.lists import is_sharded
+from proxsps.optim.rule import Rule, Table
 from proxsps.regularizers.base import flatten, unflatten
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from proxsps.optim.blocks import Block
-    from proxsps.optim.rule import Rule
 
 ProcessGroup = Any  # torch.distributed.ProcessGroup, which builds without distributed do not have
 
@@ -184,6 +185,46 @@ def join(
     places = len(sums), len(sums) + len(extras)
     own, extras, travelled = type(sums)(*totals[: places[0]]), totals[slice(*places)], totals[places[1] :]
     return Joint(wm / w * part, wC / w * part, own, extras, travelled, agreed, active_ranks)
+
+
+def join_tables(
+    ranks: Ranks,
+    plan: Any,
+    f: float,
+    C: float,
+    weight: float,
+    table: Table,
+    travelled: Sequence[tuple[float, float]],
+    resting: list[float],
+) -> tuple[float, float, Table, Sequence[tuple[float, float]], list[float]]:
+    """The numbers of a plan over all ranks, in one all-reduce."""
+    rows = {name: np.array(row) for name, row in table._asdict().items()}
+    sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
+    extras: list[Any] = []
+    elsewhere = plan.rule.beta is not None or plan.rule.mix is not None
+    if elsewhere:
+        # <d, center> and <d, x> of resting tensors, which are in one product and in both.
+        at_rest = np.array(resting)
+        center = np.array(table.d_dot_c or [0.0] * len(plan.blocks))
+        extras = [rows["g_dot_x"] + at_rest, rows["g_sq"], center + at_rest]
+        if plan.rule.max_move is not None:
+            extras += [rows["p_sq"], rows["p_dot_x"]]
+    elif plan.rule.coupled:
+        extras = [np.array(plan.penalties)]
+    squared = [np.array(travelled).reshape(-1)] if plan.rule.distance else []
+    found = join(ranks, np.array, plan.blocks, f, C, weight, sums, extras, squared, active=True)
+    plan.active = int(found.active)
+    rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
+    if elsewhere:
+        rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))
+        rows["d_dot_c"], resting = found.extras[2], []
+        if plan.rule.max_move is not None:
+            rows |= dict(zip(("p_sq", "p_dot_x"), found.extras[3:], strict=True))
+    elif plan.rule.coupled:
+        plan.penalty = float(found.extras[0].sum())
+    joined = Table(**{name: row.tolist() for name, row in rows.items()})
+    travelled = found.travelled[0].reshape(-1, 2).tolist() if plan.rule.distance else ()
+    return float(found.m), float(found.C), joined, travelled, resting
 
 
 def _words(blocks: Sequence[Block]) -> list[float]:

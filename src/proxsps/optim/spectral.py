@@ -18,7 +18,7 @@ from torch import Tensor
 from proxsps.core.schedule_free import QUINTIC, ROUNDS, counted
 from proxsps.optim.lists import widened
 from proxsps.optim.memory import least_metric
-from proxsps.optim.rule import Heights, Table
+from proxsps.optim.rule import Heights, Rule, Table
 
 Floats = Sequence[float]
 WIDE = 2  # times as many columns as rows, from which on the iteration works on A = X X^T
@@ -166,7 +166,7 @@ class SpectralPart:
     def bind(self, gradients: Sequence[int]) -> None:
         """Nothing: the plan sets the gradients of its blocks."""
 
-    def set_weights(self, new: float, beta2: float | None, mix: float) -> None:
+    def set_weights(self, k: float, rule: Rule) -> None:
         """Nothing: the weights of old gradients depend on the number of steps."""
 
     def count(self) -> None:

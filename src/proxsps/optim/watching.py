@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from proxsps.core.checks import check_positive
-from proxsps.optim.checks import check_loss, loss_value
 from proxsps.optim.hints import warn
 from proxsps.optim.lists import widened
 from proxsps.optim.memory import local_entries
@@ -37,7 +39,7 @@ class WatchesLosses(Optimizer):
         mean of the watched losses, weighted by `weight` (for instance the number of samples): watch each loss before it
         is divided by the number of micro-batches.
         """
-        check_loss(loss)
+        _check_loss(loss)
         check_positive("weight", weight)
         if isinstance(loss, Tensor) and loss.requires_grad:
             value, self._waiting = widened(loss.detach()), True  # sums overflow in f16, and round in bf16
@@ -99,7 +101,7 @@ class WatchesLosses(Optimizer):
     ) -> tuple[Any, float, Any]:
         """The loss to step with, None for no step; its weight among the ranks; and what `step` returns."""
         if closure is None and loss is not None and not self._watched:
-            return loss_value(loss), 1.0, loss
+            return _loss_value(loss), 1.0, loss
         name = type(self).__name__
         trainer = None if closure is None else _lightning_trainer(closure)
         if closure is not None and loss is not None and trainer is None:
@@ -124,7 +126,7 @@ class WatchesLosses(Optimizer):
             )
         value = returned if watched is None else watched
         if value is not None:
-            return loss_value(value), weight, returned
+            return _loss_value(value), weight, returned
         if not self.needs_loss:
             return 0.0, weight, returned
         if all(float(group["lr"]) == 0 for group in self.param_groups):
@@ -167,6 +169,29 @@ def _nonzero(grad: Tensor) -> bool:
     """Whether some entry on this rank is not zero; sparse gradients, which raise an error later, count as nonzero."""
     local = local_entries(grad)
     return local.layout is not torch.strided or bool(local.any())
+
+
+def _check_loss(loss: Any) -> None:
+    """Raise an error for a loss that is not one real number."""
+    if isinstance(loss, (float, int)):
+        return
+    if isinstance(loss, (Tensor, np.ndarray)):
+        if math.prod(loss.shape) != 1:
+            raise ValueError(
+                f"The loss must be one number, got shape {tuple(loss.shape)}: reduce it, for instance by loss.mean()."
+            )
+        if loss.dtype.is_complex if isinstance(loss, Tensor) else loss.dtype.kind not in "fiub":
+            raise TypeError(f"The loss must be a real number, got dtype {loss.dtype}.")
+    elif not isinstance(loss, numbers.Real):
+        raise TypeError(f"The loss must be a tensor with one entry or a number, got {type(loss).__name__}.")
+
+
+def _loss_value(loss: Any) -> Tensor | float:
+    """A loss as a step uses it: a tensor without its graph, or a number."""
+    _check_loss(loss)
+    if isinstance(loss, Tensor):
+        return loss.detach()
+    return float(loss.item() if isinstance(loss, np.ndarray) else loss)
 
 
 _TWO_LOSSES = "{}.step() got both a closure and a loss, or two losses: pass one of them."

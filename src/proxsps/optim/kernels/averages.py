@@ -7,11 +7,10 @@ Passes that only read compute them into memory that stays in the first cache; th
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, pointer
+from proxsps.optim.kernels.caching import inlined
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER
 
 
 @inlined()
@@ -169,25 +168,3 @@ def write_second_in_metric(z, g, y, v, own, keep, move, b, share):
 def overflows(g):
     """Whether the square of an entry leaves the range of its type: v may too, and infinity does not show in sums."""
     return not np.isfinite(g * g).all()
-
-
-@compiled()
-def set_weights(counts_at, new, beta2, mix, weights):
-    """Set the weights of old and new averages of each tensor, and b of the schedule-free form.
-
-    Those of squares depend on the number of its gradients (`proxsps.core.estimate`).
-    """
-    like = np.empty(0, np.float32)
-    weights[:, 0], weights[:, 1], weights[:, 4] = 1 - new, new, mix
-    for j in range(len(counts_at)):
-        k = numba.carray(pointer(counts_at[j], like), 1)[0]
-        of_squares = 1 / (1 + np.expm1(k * np.log(beta2)) * (beta2 / (beta2 - 1))) if beta2 > 0 else 1.0
-        weights[j, 2], weights[j, 3] = 1 - of_squares, of_squares
-
-
-@compiled()
-def count(counts_at):
-    """One gradient more for each tensor."""
-    like = np.empty(0, np.float32)
-    for j in range(len(counts_at)):
-        numba.carray(pointer(counts_at[j], like), 1)[0] += like.dtype.type(1)

@@ -10,20 +10,48 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numba
 import numpy as np
 
-from proxsps.optim.kernels import averages, entrywise, metric_rows, rows
+from proxsps.core import plain
+from proxsps.optim.kernels import entrywise, metric_rows, rows
+from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.entrywise import SUMS, Sources
 from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT
-from proxsps.optim.kernels.layout import Layout, fold, fold_heights, run, sampled, turns
+from proxsps.optim.kernels.layout import Layout, fold, fold_heights, pointer, run, sampled, turns
 from proxsps.optim.kernels.metric_rows import MetricRows
 from proxsps.optim.kernels.row_layout import RowMemory
 from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.kernels.scalar import Psi
-from proxsps.optim.rule import Heights
+from proxsps.optim.rule import Heights, Rule
 from proxsps.regularizers.structure import Scalar
 
 Floats = Sequence[float]
+
+_corrected = inlined()(plain.corrected_weight)
+
+
+@compiled()
+def _set_weights(counts_at, k, beta, beta2, mix, weights):
+    """Set the weights of old and new values in averages, and b of the schedule-free form; returns that of a new value.
+
+    In a metric, averages have Adam's correction, and those of squares depend on the number of gradients of a tensor.
+    """
+    like = np.empty(0, np.float32)
+    new = _corrected(k, beta) if len(counts_at) else 1 - beta * min(k, 1.0)
+    weights[:, 0], weights[:, 1], weights[:, 4] = 1 - new, new, mix
+    for j in range(len(counts_at)):
+        of_squares = _corrected(numba.carray(pointer(counts_at[j], like), 1)[0], beta2)
+        weights[j, 2], weights[j, 3] = 1 - of_squares, of_squares
+    return new
+
+
+@compiled()
+def _count(counts_at):
+    """One gradient more for each tensor."""
+    like = np.empty(0, np.float32)
+    for j in range(len(counts_at)):
+        numba.carray(pointer(counts_at[j], like), 1)[0] += like.dtype.type(1)
 
 
 class Averaging:
@@ -37,9 +65,12 @@ class Averaging:
         """Use gradients at other addresses."""
         self.at.g_at[:] = gradients
 
-    def set_weights(self, new: float, beta2: float | None, mix: float) -> None:
-        """The weight of new values in averages, and by the numbers of gradients in averages of squares; b of `mix`."""
-        averages.set_weights(self._counts_at, new, beta2 or 0.0, mix, self.at.weights)
+    def set_weights(self, k: float, rule: Rule) -> float:
+        """Set the weights of averages for step number k; returns that of new values."""
+        new: float = _set_weights(
+            self._counts_at, k, rule.beta or 0.0, rule.beta2 or 0.0, rule.mix or 0.0, self.at.weights
+        )
+        return new
 
     def set_share(self, share: float) -> None:
         """The share of the new point in the average of the schedule-free form."""
@@ -51,7 +82,7 @@ class Averaging:
 
     def count(self) -> None:
         """Count one more gradient of each tensor."""
-        averages.count(self._counts_at)
+        _count(self._counts_at)
 
 
 class EntryPart(Averaging):

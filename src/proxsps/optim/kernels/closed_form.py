@@ -1,6 +1,7 @@
-"""Steps of a plan whose blocks are all affine and compiled: two passes, and one call for all numbers between them.
+"""Steps of a plan whose blocks are all affine: two passes, and one compiled call for all numbers between them.
 
-They are the steps of `proxsps.optim.host.take`, in fewer calls: with few parameters, Python takes most of the time.
+They are the steps of `proxsps.optim.host.take`, in fewer calls: with few parameters, Python takes most of the time. The
+numbers are those of `proxsps.core.affine_step`, which is compiled as it is.
 """
 
 from __future__ import annotations
@@ -8,23 +9,54 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from inspect import isfunction
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
+from numba.extending import register_jitable
 
 from proxsps.core import plain
-from proxsps.core.affine_step import INEXACT, SKIPPED, TAKEN, Loss, Method, Numbers, Room, Step
+from proxsps.core.affine_step import INEXACT, SKIPPED, TAKEN, Blocks, Loss, Method, Numbers, Room, Step, affine_step
 from proxsps.core.rules import Decision
+from proxsps.optim.distance import TRAVEL
+from proxsps.optim.kernels.caching import compiled, inlined
+from proxsps.optim.kernels.entrywise import D_DOT_X, D_SQ, G_DOT_X, G_SQ, MOVED_SQ, SUMS
 from proxsps.optim.last_step import Chosen, L2Step, Taken
-from proxsps.optim.rule import Table
 
-SUMS = len(Table._fields) - 1  # all but those with centres
-TRAVEL = ("reach", "g_sq", "first_reach", "factors_sq")  # in the groups, in the order of `plain.distances`
-D_SQ, D_DOT_X, G_SQ, MOVED_SQ = map(Table._fields.index, ("d_sq", "d_dot_x", "g_sq", "moved_sq"))
 FIRST = TRAVEL.index("first_reach")
-OUT_OF_RANGE = "The step leaves the range of the parameters' precision"
+
+for formula in {**vars(plain), **affine_step.__globals__}.values():  # all of the two modules
+    if isfunction(formula):
+        register_jitable(forceinline=True)(formula)
+
+
+@inlined()
+def _ordinary(sums, least, most):
+    """Whether all sums are finite, and squares well inside the range of the entries' type."""
+    total = 0.0
+    for row in sums:
+        for number in row:
+            total += number
+    for number in sums[D_SQ]:
+        if not least < number < most:
+            return False
+    return math.isfinite(total)
+
+
+@compiled()
+def fold_and_choose(partial, block, least, most, loss, method, numbers, rates, lam, of, before, sums, room):
+    """Add up the sums of all chunks, then choose the step; squares beyond `least` and `most` need doubles."""
+    sums[:] = 0
+    for i in range(len(partial)):
+        for row in range(len(sums)):
+            sums[row, block[i]] += partial[i, row]
+    found = affine_step(
+        loss, method, numbers,
+        Blocks(rates, lam, of, sums[D_SQ], sums[D_DOT_X], sums[G_DOT_X], sums[G_SQ], sums[MOVED_SQ], before), room,
+    )  # fmt: skip
+    return found if _ordinary(sums, least, most) else (INEXACT, *found[1:])
 
 
 class ClosedForm:
@@ -36,11 +68,9 @@ class ClosedForm:
     """
 
     def __init__(self, plan: Any, least: float, most: float) -> None:
-        from proxsps.optim.kernels.numbers import fold_and_choose  # needs numba
-
         rule, count = plan.rule, len(plan.blocks)
         self._plan, self._rule, self._part = plan, rule, plan.parts[0].part
-        self._choose, self._limits = fold_and_choose, (least, most)
+        self._limits = least, most
         self._method = Method(
             rule.beta is not None, rule.mix is not None, rule.beta2 is not None, rule.matched, rule.distance,
             rule.factor, float(rule.scale), plan.longest,
@@ -71,15 +101,14 @@ class ClosedForm:
             self._rates = np.array([float(block.group["lr"]) for block in self._plan.blocks])
         k, new, value, offset, total, latest = float(options.get("k", 0.0)), 1.0, 0.0, 0.0, 0.0, 0.0
         if rule.beta is not None:
-            new = self._plan.weight_at(k)
             value, offset = float(options["model_value"]), float(options["model_offset"])
         elif rule.mix is not None:
             total, latest = float(options["total"]), float(options["longest"])
         if rule.beta is not None or rule.mix is not None:
-            part.set_weights(new, rule.beta2, rule.mix or 0.0)
+            new = part.set_weights(k, rule)
         chunks, of_chunk = part.chunk_sums()
         sums = np.empty((SUMS, len(self._rates)))
-        found = self._choose(
+        found = fold_and_choose(
             chunks, of_chunk, *self._limits, Loss(f, C, bounded), self._method,
             Numbers(k, value, offset, total, latest, new), self._rates, self._lam, self._of, self._before, sums,
             self._room,
@@ -92,7 +121,7 @@ class ClosedForm:
             if step.code == SKIPPED:
                 opt._explain_skip(f, C, bounded)
             else:
-                opt._skip("move", OUT_OF_RANGE)
+                opt._skip_far_move()
             return Taken(share, False, step.gap)
         opt._skips = 0
         part.write_lines(step.share)
