@@ -7,7 +7,7 @@ written in place. Runs share nothing: a run that diverges does not change the ot
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -20,7 +20,6 @@ from proxsps.core.estimate import coupled_value
 from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, linear, start_memory
 from proxsps.core.step import prox_coefficients
 from proxsps.methods import load
-from proxsps.sweep.loop import finished
 from proxsps.sweep.penalties import Penalties
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.saved import SavedBatch, State
@@ -32,16 +31,12 @@ BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
 
 
 def run_batched(
-    specs: Sequence[RunSpec], advance: Callable[[int], None] = lambda runs: None, saved: SavedBatch | None = None
+    specs: Sequence[RunSpec], advance: Callable[[int], None] = lambda epochs: None, saved: SavedBatch | None = None
 ) -> list[RunResult]:
-    """Run all specs, which share problem and epochs, together; `advance` is called after every epoch of all runs."""
-    return finished(batched_epochs(specs, saved), advance)
+    """Run all specs, which share problem and epochs, together.
 
-
-def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) -> Generator[int, None, list[RunResult]]:
-    """The same, epoch by epoch: yields the number of runs after each, and returns the results.
-
-    With `saved`, the state is saved from time to time, and the run continues from a saved state.
+    `advance` is called with the number of runs after every epoch. With `saved`, the state is saved from time to time,
+    and the run continues from a saved state.
     """
     if len({(spec.problem, spec.epochs) for spec in specs}) != 1:
         raise ValueError("Runs of one batch must share their problem and number of epochs.")
@@ -51,7 +46,7 @@ def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) ->
     program = _Program(specs)
     first, step = program.restore(saved.load() if saved else None)
     if first:
-        yield first * len(specs)
+        advance(first * len(specs))
     threads = torch.get_num_threads()
     # Small arrays gain nothing from several threads, so one thread trains while another evaluates.
     share = threads if is_large(specs) else 1
@@ -72,7 +67,7 @@ def batched_epochs(specs: Sequence[RunSpec], saved: SavedBatch | None = None) ->
                 for record in records[:-1] if program.problem.reentrant and len(records) > 1 else records:
                     record.result()  # an error is raised here
                 del records[:-1]
-                yield len(specs)
+                advance(len(specs))
             records[-1].result()
     finally:
         torch.set_num_threads(threads)

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
-from proxsps.sweep.batched import batched_epochs, is_large
-from proxsps.sweep.loop import finished, run_single, single_epochs
+from proxsps.sweep.batched import is_large, run_batched
+from proxsps.sweep.loop import run_single
 from proxsps.sweep.penalties import is_uniform
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
 from proxsps.sweep.pool import Tell, first_line, run_tasks
@@ -68,31 +68,22 @@ class Batched:
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """One batch after the other, except those that run in processes."""
-        batches = list(self.batches(specs))
-        cores, long = torch.get_num_threads(), [batch for batch in batches if _is_long(batch)]
+        batches, cores = list(self.batches(specs)), torch.get_num_threads()
         # Chosen from the whole list, not from what is missing: rounding depends on the number of threads.
+        long = [batch for batch in batches if _is_long(batch)]
         if self.processes and cores > 1 and len(long) > 1:
-            yield from self._side_by_side(long, cores, done, advance)
+            yield from self._run(long, cores, done, advance)
             batches = [batch for batch in batches if not _is_long(batch)]
-        for batch in batches:
-            saved = self._saved(batch)
-            if is_missing(batch, done):
-                yield [result for result in _run_batch((batch, saved), advance) if result.spec.id not in done]
-            if saved:
-                saved.remove()  # the consumer has kept the results by now
+        yield from self._run(batches, 0, done, advance)
 
-    def _side_by_side(
-        self, batches: Sequence[list[RunSpec]], cores: int, done: Collection[str], advance: Advance
-    ) -> Results:
+    def _run(self, batches: Sequence[list[RunSpec]], workers: int, done: Collection[str], advance: Advance) -> Results:
         missing = [batch for batch in batches if is_missing(batch, done)]
         tasks = [((batch, self._saved(batch)), f"a batch of {len(batch)} runs") for batch in missing]
-        work = partial(_with_one_thread, _run_batch)
-        with closing(run_tasks(work, tasks, min(cores, len(tasks)), advance)) as batches_done:
-            for results in batches_done:
+        with closing(run_tasks(_threaded(run_batch, workers), tasks, workers, advance)) as finished:
+            for results in finished:
                 yield [result for result in results if result.spec.id not in done]
-        for saved in map(self._saved, batches):
-            if saved:
-                saved.remove()
+        for saved in filter(None, map(self._saved, batches)):
+            saved.remove()  # the consumer has kept the results by now
 
     def _saved(self, batch: Sequence[RunSpec]) -> SavedBatch | None:
         return SavedBatch(self.folder, batch, self.every) if self.folder and is_batched(batch[0]) else None
@@ -118,31 +109,16 @@ def is_batched(spec: RunSpec) -> bool:
     return spec.regularizer is None or (spec.lr > 0 and is_uniform(spec.phi))
 
 
-def batch_epochs(batch: Sequence[RunSpec], saved: SavedBatch | None = None) -> Generator[int, None, list[RunResult]]:
-    """Run a batch, which is one run or one tensor program; yields the number of epochs that were finished."""
-    if is_batched(batch[0]):
-        return (yield from batched_epochs(batch, saved))
-    return [(yield from single_epochs(batch[0]))]
-
-
-def _run_batch(task: tuple[Sequence[RunSpec], SavedBatch | None], advance: Advance) -> list[RunResult]:
-    return finished(batch_epochs(*task), advance)
+def run_batch(task: tuple[Sequence[RunSpec], SavedBatch | None], advance: Advance) -> list[RunResult]:
+    """Run a batch, which is one tensor program or one run; its state is saved if there is a place for it."""
+    batch, saved = task
+    return run_batched(batch, advance, saved) if is_batched(batch[0]) else [run_single(batch[0], advance)]
 
 
 def _footprint(spec: RunSpec) -> int:
     """Bytes that one run holds: parameters, gradients and moments, and its validation data."""
     params = sum(x.nbytes for x in spec.problem.start().values())
     return 8 * params + sum(array.nbytes for array in spec.problem.validation_data(spec.seed)) + 1
-
-
-class Single:
-    """One run after the other, through the optimizers."""
-
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
-        """One run after the other."""
-        for spec in specs:
-            if spec.id not in done:
-                yield [run_single(spec, advance)]
 
 
 class Processes:
@@ -154,17 +130,30 @@ class Processes:
     """
 
     def __init__(self, workers: int | None = None, work: Callable[[Any, Tell], Any] = run_single) -> None:
-        self.workers, self.work = workers or os.cpu_count() or 1, work
+        self.workers, self.work = os.cpu_count() or 1 if workers is None else workers, work
 
     def run(self, specs: Sequence[Any], done: Collection[str], advance: Advance) -> Results:
         """Runs in the order in which they finish; an interrupt keeps finished runs."""
         missing = [spec for spec in specs if spec.id not in done]
-        check_sendable([spec for spec in missing if isinstance(spec, RunSpec)])
+        if self.workers:
+            check_sendable([spec for spec in missing if isinstance(spec, RunSpec)])
         tasks = [(spec, spec.describe()) for spec in missing]
         # Leaving the block, by an error or an interrupt too, ends the processes at once.
-        with closing(run_tasks(partial(_with_one_thread, self.work), tasks, self.workers, advance)) as results:
+        with closing(run_tasks(_threaded(self.work, self.workers), tasks, self.workers, advance)) as results:
             for result in results:
                 yield [result]
+
+
+class Single(Processes):
+    """One run after the other in this process, through the optimizers."""
+
+    def __init__(self) -> None:
+        super().__init__(workers=0)
+
+
+def _threaded(work: Callable[[Any, Tell], Any], workers: int) -> Callable[[Any, Tell], Any]:
+    """Processes of a pool have one thread each; this process keeps its own."""
+    return partial(_with_one_thread, work) if workers else work
 
 
 def _with_one_thread(work: Callable[[Any, Tell], Any], task: Any, tell: Tell) -> Any:

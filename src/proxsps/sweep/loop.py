@@ -10,8 +10,8 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 RENEWED = 20  # batches for new running statistics
 
-Result = TypeVar("Result")
 Batch = TypeVar("Batch")
 Closure = Callable[[], Tensor]  # computes gradients, and returns the loss
 
@@ -209,9 +208,26 @@ class Run:
         """Whether there is nothing left to do."""
         return self.done == self.spec.epochs or self.diverged
 
-    def epoch(self, watch: Watch | None = None) -> None:
+    def finish(self, watch: Watch | None = None, advance: Callable[[int], None] = lambda epochs: None) -> RunResult:
+        """Train to the end. `advance` is called with numbers of epochs; those after a divergence count as finished."""
+        watch = watch or Watch()
+        watch.start(self.done, self.zetas.shape[1])
+        if self.done:
+            advance(self.done)
+        with quietly():
+            while not self.ended:
+                self.epoch(watch)
+                watch.epoch(self.row())
+                self.save()
+                advance(self.spec.epochs - self.done + 1 if self.diverged else 1)
+        return self.result()
+
+    def save(self) -> None:
+        """Called after every epoch; runs with a checkpoint write it."""
+
+    def epoch(self, watch: Watch) -> None:
         """Train for one epoch, and measure."""
-        alpha, watch = alpha_of_epoch(self.spec, self.done, self.zetas), watch or Watch()
+        alpha = alpha_of_epoch(self.spec, self.done, self.zetas)
         for group in self.optimizer.param_groups:
             group["lr"] = alpha
         set_mode(self.model, self.optimizer, training=True)
@@ -289,29 +305,7 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def run_single(spec: RunSpec, advance: Callable[[int], None] = lambda runs: None) -> RunResult:
+def run_single(spec: RunSpec, advance: Callable[[int], None] = lambda epochs: None) -> RunResult:
     """Run one spec; `advance` is called with the number of epochs that were finished."""
-    return finished(single_epochs(spec), advance)
-
-
-def single_epochs(spec: RunSpec) -> Generator[int, None, RunResult]:
-    """The same, epoch by epoch: yields the number of epochs that were finished, and returns the result."""
-    with seeded(BASE_SEED + spec.seed), quietly():  # a seed for optimizers that draw random numbers
-        run = Run(spec)
-        while not run.ended:
-            run.epoch()
-            yield spec.epochs - run.done + 1 if run.diverged else 1
-    return run.result()
-
-
-def finished(epochs: Generator[int, None, Result], advance: Callable[[int], None]) -> Result:
-    """The return value of a generator of epochs; `advance` is called with what it yields."""
-
-    def outcome() -> Generator[int, None, None]:
-        found.append((yield from epochs))
-
-    found: list[Result] = []
-    with closing(outcome()) as counts:
-        for count in counts:
-            advance(count)
-    return found[0]
+    with seeded(BASE_SEED + spec.seed):  # for optimizers that draw random numbers
+        return Run(spec).finish(advance=advance)

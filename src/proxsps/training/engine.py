@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 
 from proxsps.sweep.engines import Advance, Processes, Results
-from proxsps.sweep.loop import Watch
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.spec import RunSpec
 from proxsps.training.checkpoint import checkpoint_file
 from proxsps.training.identity import TrainingSpec, identify
-from proxsps.training.loop import train
+from proxsps.training.loop import ImageRun
 from proxsps.training.ranks import TrainingRanks
 
 
@@ -27,7 +26,7 @@ class Training(Processes):
 
     def __init__(self, folder: Path, workers: int | None = None) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        super().__init__(workers, partial(_train, folder, self.device))
+        super().__init__(workers if self.device.type == "cpu" else 0, partial(_train, folder, self.device))
         self.folder = folder
 
     def identified(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
@@ -39,25 +38,11 @@ class Training(Processes):
         missing = [spec for spec in self.identified(specs) if spec.id not in done]
         for problem in {spec.problem for spec in missing}:
             problem.train_data()  # decoded once, and an error is raised here rather than in a process
-        on_gpu = ([self.work(spec, advance)] for spec in missing)
-        with closing(super().run(missing, (), advance) if self.device.type == "cpu" else on_gpu) as results:
+        with closing(super().run(missing, (), advance)) as results:
             for (result,) in results:
                 yield [result]
                 checkpoint_file(self.folder, result.spec).unlink(missing_ok=True)  # the consumer has kept it by now
 
 
-class _Count(Watch):
-    """Reports the number of finished epochs, including those of a checkpoint."""
-
-    def __init__(self, advance: Callable[[int], None]) -> None:
-        self.advance = advance
-
-    def start(self, epochs: int, steps: int) -> None:
-        self.advance(epochs)
-
-    def epoch(self, row: dict[str, float]) -> None:
-        self.advance(1)
-
-
 def _train(folder: Path, device: torch.device, spec: TrainingSpec, advance: Callable[[int], None]) -> RunResult:
-    return train(spec, checkpoint_file(folder, spec), TrainingRanks(device), watch=_Count(advance))
+    return ImageRun(spec, TrainingRanks(device), checkpoint=checkpoint_file(folder, spec)).finish(advance=advance)

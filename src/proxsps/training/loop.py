@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from proxsps.optim import renew_statistics
 from proxsps.problems.vision import ImageClassification
-from proxsps.sweep.loop import RENEWED, Run, Watch, is_schedule_free, quietly
+from proxsps.sweep.loop import RENEWED, Run, Watch, is_schedule_free
 from proxsps.sweep.result import METRICS, RunResult, median_zeta
 from proxsps.sweep.spec import RunSpec
 from proxsps.training import checkpoint as checkpoints
@@ -38,13 +38,17 @@ class ImageRun(Run):
     problem: ImageClassification
     extra: ClassVar[tuple[str, ...]] = ("val_accuracy", "zeta_low", "zeta_high", "truncated")
 
-    def __init__(self, spec: RunSpec, ranks: TrainingRanks, amp: bool = False) -> None:
+    def __init__(self, spec: RunSpec, ranks: TrainingRanks, amp: bool = False, checkpoint: Path | None = None) -> None:
         identified = identify(spec, ranks, amp)
-        self.ranks, self.amp, self.device = ranks, amp, ranks.device
+        self.ranks, self.amp, self.device, self.checkpoint = ranks, amp, ranks.device, checkpoint
+        if checkpoint is not None:
+            checkpoints.prepare(checkpoint)
         network = identified.problem.network()
         network = network.to(ranks.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         super().__init__(identified, network)
         self.wrapped = ranks.wrap(self.model)
+        if checkpoint is not None and checkpoint.exists():
+            self.resume(checkpoint)
 
     def batches(self) -> Iterator[Batch]:
         """This process's part of the batches of the next epoch."""
@@ -96,12 +100,14 @@ class ImageRun(Run):
         loss, correct = self.ranks.sum(total).tolist()
         return loss / len(data[1]), correct / len(data[1])
 
-    def save(self, path: Path) -> None:
-        """Write a checkpoint, with the weights that were measured."""
+    def save(self) -> None:
+        """Write the checkpoint, with the weights that were measured; a run that has diverged keeps its last one."""
+        if self.checkpoint is None or self.diverged or not self.ranks.first:
+            return
         metrics, extra = np.split(self.rows, [len(METRICS)], axis=1)
         arrays = {"metrics": metrics, "extra": extra, "zetas": self.zetas}
         history = {name: torch.from_numpy(array[: self.done].copy()) for name, array in arrays.items()}
-        checkpoints.save(path, self.spec, self.model, self.optimizer, history)
+        checkpoints.save(self.checkpoint, self.spec, self.model, self.optimizer, history)
 
     def resume(self, path: Path) -> None:
         """Continue the run where a checkpoint ends."""
@@ -133,17 +139,4 @@ def train(
         amp: bfloat16 in the network's forward and backward passes; weights and steps stay in float32.
         watch: called during the run.
     """
-    ranks, watch = ranks or TrainingRanks(torch.device("cpu")), watch or Watch()
-    if checkpoint is not None:
-        checkpoints.prepare(checkpoint)
-    run = ImageRun(spec, ranks, amp)
-    if checkpoint is not None and checkpoint.exists():
-        run.resume(checkpoint)
-    watch.start(run.done, run.zetas.shape[1])
-    with quietly():
-        while not run.ended:
-            run.epoch(watch)
-            watch.epoch(run.row())
-            if checkpoint is not None and ranks.first and not run.diverged:
-                run.save(checkpoint)
-    return run.result()
+    return ImageRun(spec, ranks or TrainingRanks(torch.device("cpu")), amp, checkpoint).finish(watch)
