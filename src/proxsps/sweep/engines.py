@@ -1,4 +1,4 @@
-"""Ways to run a list of specs, behind one interface: batched in this process, one by one, or in a pool of processes.
+"""A sweep in one call, and ways to run a list of specs: batched in this process, one by one, or in a pool of processes.
 
 An engine yields results as they are finished, and skips the runs in `done`. The runs of a batch are chosen from the
 whole list, not from what is missing: so an interrupted sweep gives bitwise the results of an uninterrupted one.
@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import pandas as pd
 import torch
 
 from proxsps.sweep.batched import is_large, run_batched
@@ -26,6 +27,7 @@ from proxsps.sweep.pool import Tell, first_line, run_tasks
 from proxsps.sweep.result import RunResult
 from proxsps.sweep.saved import EVERY, SavedBatch
 from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.store import Store, TableStore
 
 # Lists of `RunResult`, or of rows of trials, as they are finished; closing it ends its processes.
 Results = Generator[list[Any], None, None]
@@ -198,3 +200,41 @@ ENGINES: dict[str, type[Batched] | type[Single] | type[Processes]] = {
     "single": Single,
     "processes": Processes,
 }
+
+
+class Tables(NamedTuple):
+    """The results of a sweep, with the columns that `proxsps.sweep.store` documents."""
+
+    runs: pd.DataFrame  # one row for each run and epoch
+    steps: pd.DataFrame  # one row for each iteration of the runs with seed 0
+
+
+def run_sweep(
+    specs: Sequence[RunSpec],
+    folder: str | Path,
+    engine: Engine | None = None,
+    advance: Advance = lambda epochs: None,
+) -> Tables:
+    """Run what is missing of a sweep, and return the results of all its runs.
+
+    Args:
+        specs: the runs, as returned by `grid`.
+        folder: folder of the store. Runs in it are not run again, and an interrupted sweep continues where it stopped.
+            Its last part is the name of the sweep.
+        engine: how to run; default: `Batched`.
+        advance: called with the number of epochs that were finished.
+    """
+    place = Path(folder)
+    store = Store(place, place.resolve().name)
+    chosen = Batched() if engine is None else engine
+    fill(store, specs, chosen.saving(place) if isinstance(chosen, Batched) else chosen, advance)
+    ids = {spec.id for spec in specs}
+    return Tables(*(table[table["run"].isin(ids)].reset_index(drop=True) for table in (store.runs, store.steps)))
+
+
+def fill(store: TableStore, specs: Sequence[Any], engine: Engine, advance: Advance) -> None:
+    """Run what a store lacks, and store each part as soon as it is finished."""
+    store.lacking(specs)  # raises an error if a stored run does not fit its spec
+    with closing(engine.run(specs, store.done, advance)) as finished:  # processes end with the sweep
+        for results in finished:
+            store.add(results)

@@ -34,26 +34,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from proxsps.sweep.checks import (
-    DEFAULT,
-    check_against,
-    check_experiment,
-    check_runs,
-    check_settings,
-    check_steps,
-    check_whole,
-    unusable,
-)
+from proxsps.sweep import checks
+from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch
 from proxsps.sweep.spec import RunSpec
-from proxsps.sweep.tables import StoreError as StoreError  # part of this module's interface
 from proxsps.sweep.tables import locked, read_table, write_table
 
 if TYPE_CHECKING:
     from proxsps.sweep.trials import Trial
-
-OF_TRIALS = ["task", "method", "lr", "seed", "ending"]  # what distinguishes them
-TRIALS = ["trial", "experiment", *OF_TRIALS, "title", "metric", "steps", "value", "status"]
 
 
 class TableStore:
@@ -61,11 +49,11 @@ class TableStore:
 
     names: ClassVar[tuple[str, ...]]  # of the tables; the last one is written last, and lists what is done
     key: ClassVar[str]  # its column of ids
+    tables: dict[str, pd.DataFrame]
+    _stamp: tuple[int, ...] | None  # of the files that the tables were read from
 
     def __init__(self, folder: Path, experiment: str) -> None:
         self.folder, self.experiment = folder, experiment
-        self.tables: dict[str, pd.DataFrame] = {}
-        self._stamps: list[tuple[int, ...] | None] = []
         self._read()
 
     @property
@@ -89,7 +77,7 @@ class TableStore:
         if not results:
             return
         with locked(self.folder):
-            if self._stamps != self._look():
+            if self._stamp != self._look():
                 self._read()
             done = self.done
             fresh = [result for name, result in results.items() if name not in done]
@@ -98,7 +86,7 @@ class TableStore:
             tables = {name: _joined(self.tables[name], self._rows(name, fresh)) for name in self.names}
             for name in self.names:
                 write_table(self._path(name), tables[name])
-            self.tables, self._stamps = tables, self._look()
+            self.tables, self._stamp = tables, self._look()
 
     def _id(self, result: Any) -> str:
         raise NotImplementedError
@@ -119,20 +107,18 @@ class TableStore:
         return self.folder / f"{name}.parquet"
 
     def _read(self) -> None:
-        self._stamps = self._look()
-        self.tables = {name: read_table(self._path(name)) for name in self.names}
+        self._stamp = self._look()
+        # The last one first: another command may be writing, and what is listed in it is in the others by now.
+        self.tables = {name: read_table(self._path(name)) for name in reversed(self.names)}
         self._check()
 
-    def _look(self) -> list[tuple[int, ...] | None]:
-        """Shows whether another command has replaced a file."""
-        stamps: list[tuple[int, ...] | None] = []
-        for name in self.names:
-            try:
-                found = os.stat(self._path(name))
-                stamps.append((found.st_ino, found.st_size, found.st_mtime_ns))
-            except OSError:
-                stamps.append(None)
-        return stamps
+    def _look(self) -> tuple[int, ...] | None:
+        """Shows whether another command has replaced the files."""
+        try:
+            found = os.stat(self._path(self.names[-1]))
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Store(TableStore):
@@ -154,7 +140,7 @@ class Store(TableStore):
     def lacking(self, runs: Sequence[RunSpec]) -> list[RunSpec]:
         """The specs without a stored run; an error if a stored run does not fit its spec."""
         if self.done:
-            check_against(self.runs, runs, self.folder)
+            checks.check_against(self.runs, runs, self.folder)
         return super().lacking(runs)
 
     def require(self, specs: Sequence[RunSpec], command: str, by_id: bool = True) -> None:
@@ -165,7 +151,7 @@ class Store(TableStore):
             command: the command that would run it, for messages.
             by_id: whether to compare ids, or only settings (if ids need large data).
         """
-        check_whole(self.runs, specs, self.folder, command, by_id)
+        checks.check_whole(self.runs, specs, self.folder, command, by_id)
 
     def _id(self, result: RunResult) -> str:
         return result.spec.id
@@ -177,12 +163,12 @@ class Store(TableStore):
 
     def _check(self) -> None:
         if len(self.runs):
-            check_runs(self.runs, self._path("runs"), self.experiment)
+            checks.check_runs(self.runs, self._path("runs"), self.experiment)
         # runs.parquet is written last: steps of a run that is not in it are from an interrupted write.
-        steps = self.steps
-        self.tables["steps"] = steps[steps["run"].isin(self.done)] if "run" in steps.columns else steps
+        if "run" in self.steps.columns:
+            self.tables["steps"] = self.steps[self.steps["run"].isin(self.done)]
         if len(self.runs):
-            check_steps(self.steps, self.runs, self._path("steps"))
+            checks.check_steps(self.steps, self.runs, self._path("steps"))
 
 
 class TrialStore(TableStore):
@@ -194,9 +180,7 @@ class TrialStore(TableStore):
     | experiment, task, title, metric, method, lr, seed, ending | what was run; lr is NaN if it was not set |
     | steps | number of steps; fewer than the task has if the loss was no longer finite |
     | value | the task's number at the end: an accuracy, a loss, or a gap; NaN if it is not finite |
-    | share_polyak, share_distance, share_lr | share of the sampled steps in which this cap was active; NaN if unknown |
     | status | "ok" or "diverged" |
-    | cpu_seconds | CPU time of the trial |
     """
 
     names = ("trials",)
@@ -217,7 +201,7 @@ class TrialStore(TableStore):
         """
         left_out = optional - set(self.rows["task"])
         wanted = {trial.setting() for trial in trials if trial.task.name not in left_out}
-        found = check_settings(self.rows[OF_TRIALS], wanted, self.folder, command)
+        found = checks.check_settings(self.rows[checks.OF_TRIALS], wanted, self.folder, command)
         return self.rows[[setting in wanted for setting in found]].reset_index(drop=True)
 
     def _id(self, result: dict[str, Any]) -> str:
@@ -227,14 +211,8 @@ class TrialStore(TableStore):
         return [pd.DataFrame([{"experiment": self.experiment, **row} for row in results])]
 
     def _check(self) -> None:
-        if not len(self.rows):
-            return
-        path = self._path("trials")
-        if lacking := [name for name in TRIALS if name not in self.rows.columns]:
-            raise unusable(path, f"it has no column {', '.join(lacking)}")
-        check_experiment(self.rows, path, self.experiment)
-        if self.rows["trial"].duplicated().any():
-            raise unusable(path, "a trial is there twice")
+        if len(self.rows):
+            checks.check_trials(self.rows, self._path("trials"), self.experiment)
 
 
 def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:
@@ -242,38 +220,24 @@ def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:
         return old
     table = pd.concat([part for part in (old, *parts) if len(part)], ignore_index=True)
     if "regularizer" in table.columns:
-        table["regularizer"] = table["regularizer"].fillna(DEFAULT)
+        table["regularizer"] = table["regularizer"].fillna(checks.DEFAULT)
     return table
 
 
 def _epoch_rows(result: RunResult, experiment: str) -> pd.DataFrame:
     spec, epochs = result.spec, np.arange(1, result.spec.epochs + 1)
-    diverged = result.diverged_at or spec.epochs + 1
-    return pd.DataFrame(
-        {
-            "run": spec.id,
-            "experiment": experiment,
-            **spec.columns(),
-            "epoch": epochs,
-            **dict(zip(METRICS, result.metrics.T, strict=True)),
-            **result.extra,
-            "alpha": [alpha_of_epoch(spec, int(epoch) - 1, result.zetas) for epoch in epochs],
-            "status": np.where(epochs < diverged, "ok", "diverged"),
-        }
-    )
+    facts = {"run": spec.id, "experiment": experiment, **spec.columns(), "epoch": epochs}
+    metrics = dict(zip(METRICS, result.metrics.T, strict=True))
+    status = np.where(epochs < (result.diverged_at or spec.epochs + 1), "ok", "diverged")
+    return pd.DataFrame({**facts, **metrics, **result.extra, "alpha": _alphas(result), "status": status})
 
 
 def _step_rows(result: RunResult) -> pd.DataFrame:
-    spec = result.spec
-    epochs, steps = result.zetas.shape
-    epoch = np.repeat(np.arange(1, epochs + 1), steps)
-    return pd.DataFrame(
-        {
-            "run": spec.id,
-            **spec.columns(),
-            "step": np.arange(epochs * steps),
-            "epoch": epoch,
-            "zeta": result.zetas.ravel(),
-            "alpha": np.repeat([alpha_of_epoch(spec, e, result.zetas) for e in range(epochs)], steps),
-        }
-    )
+    spec, (epochs, steps) = result.spec, result.zetas.shape
+    epoch, alpha = (np.repeat(part, steps) for part in (np.arange(1, epochs + 1), _alphas(result)))
+    facts = {"run": spec.id, **spec.columns(), "step": np.arange(epochs * steps), "epoch": epoch}
+    return pd.DataFrame({**facts, "zeta": result.zetas.ravel(), "alpha": alpha})
+
+
+def _alphas(result: RunResult) -> list[float]:
+    return [alpha_of_epoch(result.spec, epoch, result.zetas) for epoch in range(result.spec.epochs)]

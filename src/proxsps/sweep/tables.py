@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from proxsps._files import PARTIAL, replace_file
-from proxsps.sweep.files import MAKE_ROOM
-from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
+from proxsps.sweep.files import MAKE_ROOM, StoreError
+from proxsps.sweep.pool import first_line
 
 VERSION = b"2"
 READABLE = (b"1", VERSION)  # the first version had no digest
@@ -49,7 +49,7 @@ def read_table(path: Path) -> pd.DataFrame:
         version = (table.schema.metadata or {}).get(KEY)
         frame = table.to_pandas()
     except Exception as error:  # of many kinds: the reader fails in many ways on damaged bytes
-        raise _damaged(path, (str(error).splitlines() or [type(error).__name__])[0]) from None
+        raise _damaged(path, first_line(error)) from None
     if version not in READABLE:
         found = "no version" if version is None else f"version {version.decode(errors='replace')}"
         raise StoreError(
@@ -85,7 +85,7 @@ def _digest(content: bytes, place: int) -> bytes:
 
 
 def _damaged(path: Path, reason: str) -> StoreError:
-    return StoreError(f"{path} is damaged ({reason.rstrip('.')}). Restore it, or move it away to start again.")
+    return StoreError(f"{path} is damaged ({reason}). Restore it, or move it away to start again.")
 
 
 @contextmanager

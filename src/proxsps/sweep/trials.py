@@ -8,7 +8,6 @@ and a result is one row.
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -32,7 +31,6 @@ from proxsps.sweep.spec import Constants, digest, method_digest
 
 ENDINGS = ("none", "cool-down", "average", "cosine")
 METRICS = ("accuracy", "loss", "gap")  # "gap": an objective over its smallest value, minus 1
-LOOKS = 10  # steps between two readings of the active cap
 WARM_UP = 0.05  # share of the steps, before the cosine
 
 Batch = tuple[Tensor, ...]
@@ -140,13 +138,11 @@ def _settings(task: TrialTask) -> dict[str, Any]:
 
 def run_trial(trial: Trial, advance: Callable[[int], None] = lambda trials: None) -> dict[str, Any]:
     """Train and measure; one row of the store. A loss that is not finite ends the run: it has diverged."""
-    began = time.process_time()
     task = trial.task
     model = task.model(trial.seed)
     optimizer, params = make_optimizer(trial, model), list(model.parameters())
     scheduler = _scheduler(optimizer, trial)
     averaged = AveragedModel(model, multi_avg_fn=polynomial_multi_avg_fn()) if trial.ending == "average" else None
-    caps: list[str] = []
     set_mode(model, optimizer, training=True)
     done, batches = 0, islice(task.batches(trial.seed), task.steps)
     with quietly():
@@ -158,11 +154,8 @@ def run_trial(trial: Trial, advance: Callable[[int], None] = lambda trials: None
                 scheduler.step()
             if averaged is not None:
                 averaged.update_parameters(model)
-            if done % LOOKS == 0 and isinstance(optimizer, PolyakOptimizer) and optimizer.last_step is not None:
-                caps.append(optimizer.last_step.cap_name)
     value = _measured(trial, averaged or model, optimizer) if done == task.steps else math.nan
     advance(1)
-    shares = {f"share_{cap}": caps.count(cap) / len(caps) if caps else math.nan for cap in ("polyak", "distance", "lr")}
     return {
         "trial": trial.id,
         "task": task.name,
@@ -174,9 +167,7 @@ def run_trial(trial: Trial, advance: Callable[[int], None] = lambda trials: None
         "ending": trial.ending,
         "steps": done,
         "value": value,
-        **shares,
         "status": "ok" if math.isfinite(value) else "diverged",
-        "cpu_seconds": time.process_time() - began,
     }
 
 

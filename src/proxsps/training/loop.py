@@ -1,4 +1,4 @@
-"""Runs of networks on images, as `proxsps train` and the deep experiments need them.
+"""Runs of networks on images, one (`proxsps train`) or many (the deep experiments).
 
 To the loop of all runs they add images in uint8 that are augmented in batches, running statistics, evaluation in parts,
 a device, several processes, and a checkpoint after every epoch.
@@ -7,8 +7,9 @@ a device, several processes, and a checkpoint after every epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from proxsps.optim import renew_statistics
 from proxsps.problems.vision import ImageClassification
+from proxsps.sweep.engines import Advance, Processes, Results
 from proxsps.sweep.loop import RENEWED, Run, Watch, is_schedule_free
 from proxsps.sweep.result import METRICS, RunResult, median_zeta
 from proxsps.sweep.spec import RunSpec
@@ -107,20 +109,19 @@ class ImageRun(Run):
         metrics, extra = np.split(self.rows, [len(METRICS)], axis=1)
         arrays = {"metrics": metrics, "extra": extra, "zetas": self.zetas}
         history = {name: torch.from_numpy(array[: self.done].copy()) for name, array in arrays.items()}
-        checkpoints.save(self.checkpoint, self.spec, self.model, self.optimizer, history)
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "history": history}
+        checkpoints.save(self.checkpoint, self.spec, state)
 
     def resume(self, path: Path) -> None:
         """Continue the run where a checkpoint ends."""
         content = checkpoints.load(path, self.spec, self.device)
-        try:
+        with checkpoints.complete(path):
             history = {name: value.cpu().numpy() for name, value in content["history"].items()}
             self.done = len(history["metrics"])
             self.rows[: self.done] = np.hstack([history["metrics"], history["extra"]])
             self.zetas[: self.done] = history["zetas"]
             self.model.load_state_dict(content["model"])
             self.optimizer.load_state_dict(content["optimizer"])
-        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError):  # parts are missing, or others
-            raise checkpoints.incomplete(path) from None
 
 
 def train(
@@ -140,3 +141,37 @@ def train(
         watch: called during the run.
     """
     return ImageRun(spec, ranks or TrainingRanks(torch.device("cpu")), amp, checkpoint).finish(watch)
+
+
+class Training(Processes):
+    """Runs specs through `train`, with one checkpoint per run in `folder` until the run is finished and stored.
+
+    Small networks gain little from a second thread: on a CPU there is one process per core, with one thread each.
+    """
+
+    def __init__(self, folder: Path, workers: int | None = None) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        super().__init__(workers if self.device.type == "cpu" else 0, partial(_train, folder, self.device))
+        self.folder = folder
+
+    def identified(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
+        """The runs of this engine for some specs: their ids depend on the data, which is read, and on the device."""
+        return [identify(spec, TrainingRanks(self.device)) for spec in specs]
+
+    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
+        """Results as they are finished. An interrupted run continues from its last epoch."""
+        missing = [spec for spec in self.identified(specs) if spec.id not in done]
+        for problem in {spec.problem for spec in missing}:
+            problem.train_data()  # decoded once, and an error is raised here rather than in a process
+        with closing(super().run(missing, (), advance)) as results:
+            for (result,) in results:
+                yield [result]
+                checkpoints.checkpoint_file(self.folder, result.spec).unlink(
+                    missing_ok=True
+                )  # the consumer has kept it by now
+
+
+def _train(folder: Path, device: torch.device, spec: TrainingSpec, advance: Callable[[int], None]) -> RunResult:
+    return ImageRun(spec, TrainingRanks(device), checkpoint=checkpoints.checkpoint_file(folder, spec)).finish(
+        advance=advance
+    )
