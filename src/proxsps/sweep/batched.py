@@ -7,27 +7,74 @@ written in place. Runs share nothing: a run that diverges does not change the ot
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from proxsps import runs
+import proxsps
+from proxsps import _sealed, runs
 from proxsps.core.estimate import coupled_value
-from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, linear, start_memory
+from proxsps.core.rules import Decision, Model, dec_sps, linear, start_memory
 from proxsps.core.step import prox_coefficients
-from proxsps.methods import load
+from proxsps.methods import Method, load
+from proxsps.sweep.files import MAKE_ROOM, StoreError
 from proxsps.sweep.penalties import Penalties
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
-from proxsps.sweep.saved import SavedBatch, State
-from proxsps.sweep.spec import RunSpec, method_digest
+from proxsps.sweep.spec import RunSpec, digest, method_digest
 
 SAMPLES = 32_768  # samples of all runs that are evaluated at a time: intermediate arrays stay in the cache
 LARGE = 200_000  # entries of all runs together from which several threads share the work of an operation
 BETAS, EPS = (0.9, 0.999), 1e-8  # AdamW, torch's defaults
+FORMAT = 4  # of saved states
+EVERY = 30.0  # seconds between two saves
+
+State = dict[str, Any]  # of tensors and numbers
+
+
+class SavedBatch:
+    """The state of a running batch on disk, so that a kill costs half a minute, not the whole batch.
+
+    One file for one batch of specs, run by this version of the package and of torch. A file that is damaged or holds
+    other objects is ignored: the batch is then run from its start, to the same result.
+    """
+
+    def __init__(self, folder: Path, specs: Sequence[RunSpec], every: float = EVERY) -> None:
+        facts = (FORMAT, proxsps.__version__, str(torch.__version__), *(spec.id for spec in specs))
+        self.file, self.every, self.last = folder / f"{digest(facts)}.pt", every, time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether the last save was long enough ago."""
+        return time.monotonic() - self.last >= self.every
+
+    def save(self, state: State) -> None:
+        """Replace the file."""
+        try:
+            _sealed.write(self.file, state)
+        except OSError as error:
+            raise StoreError(f"Cannot write {self.file}: {error.strerror or error}. {MAKE_ROOM}") from None
+        self.last = time.monotonic()  # so that slow disks do not spend all their time on saves
+
+    def load(self) -> State | None:
+        """What was saved, or None."""
+        try:
+            state: State = _sealed.read(self.file)
+        except (OSError, _sealed.SealError):
+            return None
+        return state
+
+    def remove(self) -> None:
+        """Delete the batch; its results are in the store."""
+        with suppress(OSError):  # the folder has other batches, or does not exist
+            self.file.unlink(missing_ok=True)
+            self.file.parent.rmdir()
 
 
 def run_batched(
@@ -59,7 +106,7 @@ def run_batched(
                 if saved is not None and saved.is_due():
                     for record in records:
                         record.result()
-                    saved.save(program.state(epoch, step))
+                    saved.save({"epoch": epoch, "step": step, **program.state()})
 
             for epoch in range(first, specs[0].epochs):
                 program.run_epoch(epoch, step if epoch == first else 0, save)
@@ -114,50 +161,37 @@ class _Program:
     def _column(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype)
 
-    def state(self, epoch: int, step: int) -> State:
-        """Everything that later steps and results depend on, after some epochs and steps of the next epoch."""
-        moments = {} if self.adam is None else vars(self.adam)
-        return {
-            "epoch": epoch,
-            "step": step,
-            "x": self.x,
-            **{f"memory.{name}": part for name, part in self.memory._asdict().items()},
-            **{f"adam.{name}": moments[name] for name in ("first", "second", "count") if moments},
-            "metrics": torch.from_numpy(self.metrics[:epoch]),
-            "zetas": torch.from_numpy(self.zetas[: epoch + 1]),
-        }
+    def state(self) -> State:
+        """Everything that later steps and results depend on, except the numbers of epochs and steps."""
+        moments = {} if self.adam is None else {"first": self.adam.first, "second": self.adam.second}
+        recorded = {"metrics": torch.from_numpy(self.metrics), "zetas": torch.from_numpy(self.zetas)}
+        return {"x": self.x, **self.memory._asdict(), **moments, **recorded}
 
-    def restore(self, state: State | None) -> tuple[int, int]:
-        """Load a state; returns its number of epochs, and of steps of the next epoch."""
-        if state is None:
+    def restore(self, saved: State | None) -> tuple[int, int]:
+        """Load a state, if there is one; returns its number of epochs, and of steps of the next epoch."""
+        if saved is None:
             return 0, 0
-        epoch, step = state["epoch"], state["step"]
-        self.x.copy_(state["x"])
-        self.memory = StepMemory(*(state[f"memory.{name}"] for name in StepMemory._fields))
-        if self.adam is not None:
-            self.adam.first.copy_(state["adam.first"])
-            self.adam.second.copy_(state["adam.second"])
-            self.adam.count = state["adam.count"]
-        self.metrics[:epoch], self.zetas[: epoch + 1] = state["metrics"].numpy(), state["zetas"].numpy()
-        return epoch, step
+        for name, tensor in self.state().items():
+            tensor.copy_(saved[name])
+        return saved["epoch"], saved["step"]
 
     def run_epoch(self, epoch: int, first: int, save: Callable[[int, int], None]) -> None:
         """The steps of an epoch from `first` on; `save` is called after each."""
         alpha = self._column([alpha_of_epoch(spec, epoch, self.zetas[:, :, i]) for i, spec in enumerate(self.specs)])
         orders = [batches(self.problem, seed, epoch) for seed in self.seeds]
-        data = self.problem.train_data()
+        data, before = self.problem.train_data(), epoch * self.problem.steps_per_epoch
         for step, indices in itertools.islice(enumerate(zip(*orders, strict=True)), first, None):
             by_seed = torch.from_numpy(np.stack(indices))  # (seeds, batch size)
             batch = [array[by_seed][self.seed_of] for array in data]
-            self.zetas[epoch, step] = self._step(batch, alpha).numpy()
+            self.zetas[epoch, step] = self._step(batch, alpha, before + step).numpy()
             save(epoch, step + 1)
 
-    def _step(self, batch: Sequence[Tensor], alpha: Tensor) -> Tensor:
-        """One step of every run; the adaptive steps zeta, NaN for methods without."""
+    def _step(self, batch: Sequence[Tensor], alpha: Tensor, k: int) -> Tensor:
+        """Step k, counted from 0, of every run; the adaptive steps zeta, NaN for methods without."""
         x = self.x
         values, d = self._value_and_grad(batch)
         if self.adam is not None:
-            self.adam.update(x, d, alpha)
+            self.adam.update(x, d, alpha, k + 1)
         lam = self.coupled_lam
         d.addcmul_(lam[:, None], x)
         gap = self.penalties.couple(x, d, values - self.problem.lower_bound)
@@ -233,11 +267,11 @@ class _Program:
 
 def _check_names(specs: Sequence[RunSpec]) -> None:
     """Raise an error if a name stands for two methods: in a batch, as in tables, methods are told apart by names."""
-    own = list({id(spec.own): spec.own for spec in specs if spec.own is not None}.values())
-    if len(own) > len({method.name for method in own}):
-        names = [name for name, _ in {(method.name, method_digest(method)) for method in own}]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"Different methods have the name {twice[0]!r}: give each a name of its own.")
+    known: dict[str, Method] = {}
+    for spec in specs:
+        first = known.setdefault(spec.method, spec.definition)
+        if first is not spec.definition and method_digest(first) != method_digest(spec.definition):
+            raise ValueError(f"Different methods have the name {spec.method!r}: give each a name of its own.")
 
 
 def _rule(spec: RunSpec) -> runs.Rule:
@@ -254,16 +288,14 @@ class _Adam:
         self.first, self.second = (torch.zeros_like(program.x[self.rows]) for _ in range(2))
         base = torch.tensor([spec.lr for spec in program.specs], dtype=program.dtype)
         self.decay = (program.lam / base)[self.rows]
-        self.count = 0
 
-    def update(self, x: Tensor, grad: Tensor, alpha: Tensor) -> None:
-        """One step of these runs, in place."""
-        self.count += 1
+    def update(self, x: Tensor, grad: Tensor, alpha: Tensor, k: int) -> None:
+        """Step k, counted from 1, of these runs, in place."""
         lr, g = alpha[self.rows][:, None], grad[self.rows]
         self.first.lerp_(g, 1 - BETAS[0])
         self.second.mul_(BETAS[1]).addcmul_(g, g, value=1 - BETAS[1])
-        scale = (self.second / (1 - BETAS[1] ** self.count)).sqrt_().add_(EPS)
-        move = lr / (1 - BETAS[0] ** self.count) * self.first / scale
+        scale = (self.second / (1 - BETAS[1] ** k)).sqrt_().add_(EPS)
+        move = lr / (1 - BETAS[0] ** k) * self.first / scale
         x[self.rows] = x[self.rows] * (1 - lr * self.decay[:, None]) - move
 
 

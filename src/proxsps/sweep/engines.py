@@ -19,13 +19,12 @@ from typing import Any, NamedTuple, Protocol
 import pandas as pd
 import torch
 
-from proxsps.sweep.batched import is_large, run_batched
+from proxsps.sweep.batched import EVERY, SavedBatch, is_large, run_batched
 from proxsps.sweep.loop import run_single
 from proxsps.sweep.penalties import is_uniform
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
 from proxsps.sweep.pool import Tell, first_line, run_tasks
 from proxsps.sweep.result import RunResult
-from proxsps.sweep.saved import EVERY, SavedBatch
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store, TableStore
 
