@@ -36,7 +36,7 @@ def run(wanted: Wanted) -> None:
         if ranks.size > 1:
             raise ValueError("proxsps sparsify runs in one process; start it without torchrun.")
         task = task_named(wanted.name, ranks.device, **wanted.options)
-        settings = {**task.settings(), "optimizer": "ProxSPSAdam", "epochs": epochs, "lr": lr, "seed": seed}
+        settings = {**task.settings, "optimizer": "ProxSPSAdam", "epochs": epochs, "lr": lr, "seed": seed}
         place = wanted.folder / "sparsify" / wanted.name / _digest(settings, wanted.kind, wanted.chosen)
         check_folder(place)
         model = task.network(seed)

@@ -12,7 +12,6 @@ import os
 import pickle
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -80,7 +79,7 @@ class Batched:
     def _run(self, batches: Sequence[list[RunSpec]], workers: int, done: Collection[str], advance: Advance) -> Results:
         missing = [batch for batch in batches if is_missing(batch, done)]
         tasks = [((batch, self._saved(batch)), f"a batch of {len(batch)} runs") for batch in missing]
-        with closing(run_tasks(_threaded(run_batch, workers), tasks, workers, advance)) as finished:
+        with closing(run_tasks(run_batch, tasks, workers, advance)) as finished:
             for results in finished:
                 yield [result for result in results if result.spec.id not in done]
         for saved in filter(None, map(self._saved, batches)):
@@ -140,7 +139,7 @@ class Processes:
             check_sendable([spec for spec in missing if isinstance(spec, RunSpec)])
         tasks = [(spec, spec.describe()) for spec in missing]
         # Leaving the block, by an error or an interrupt too, ends the processes at once.
-        with closing(run_tasks(_threaded(self.work, self.workers), tasks, self.workers, advance)) as results:
+        with closing(run_tasks(self.work, tasks, self.workers, advance)) as results:
             for result in results:
                 yield [result]
 
@@ -150,16 +149,6 @@ class Single(Processes):
 
     def __init__(self) -> None:
         super().__init__(workers=0)
-
-
-def _threaded(work: Callable[[Any, Tell], Any], workers: int) -> Callable[[Any, Tell], Any]:
-    """Processes of a pool have one thread each; this process keeps its own."""
-    return partial(_with_one_thread, work) if workers else work
-
-
-def _with_one_thread(work: Callable[[Any, Tell], Any], task: Any, tell: Tell) -> Any:
-    torch.set_num_threads(1)
-    return work(task, tell)
 
 
 def is_missing(batch: Sequence[RunSpec], done: Collection[str]) -> bool:
@@ -178,11 +167,9 @@ def check_sendable(specs: Sequence[RunSpec]) -> None:
     """Raise an error that names what cannot be sent to a process: functions inside functions, for instance."""
     parts: dict[int, tuple[str, object]] = {}
     for spec in specs:
-        parts[id(spec.problem)] = (f"problem {spec.problem.name!r}", spec.problem)
-        if spec.own is not None:
-            parts[id(spec.own)] = (f"method {spec.method!r}", spec.own)
-        if spec.regularizer is not None:
-            parts[id(spec.regularizer)] = (f"regularizer of the runs of {spec.method!r}", spec.regularizer)
+        parts[id(spec.problem)] = f"problem {spec.problem.name!r}", spec.problem
+        parts[id(spec.own)] = f"method {spec.method!r}", spec.own
+        parts[id(spec.regularizer)] = f"regularizer of the runs of {spec.method!r}", spec.regularizer
     for name, part in parts.values():
         try:
             pickle.dumps(part)

@@ -1,8 +1,8 @@
 """Tasks in processes that notice each other's death, or one after the other in this process.
 
 The parent keeps track of the task of each process. If a process dies, its task is passed to a new one, once. After that
-an `EngineError` names the task. A process whose parent is gone ends by itself, even during a computation. This module
-imports nothing large, so that a process watches its parent before it loads what its tasks need.
+an `EngineError` names the task. A process has one thread, and ends by itself if its parent is gone, even during a
+computation: this module imports nothing large, so that it watches its parent before it loads what its tasks need.
 """
 
 from __future__ import annotations
@@ -152,6 +152,9 @@ def _check_attempts(task: _Task, reason: str) -> None:
 def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     watch_parent()
+    import torch  # takes seconds, in which the parent is watched already
+
+    torch.set_num_threads(1)
     while True:
         try:
             content = connection.recv_bytes()

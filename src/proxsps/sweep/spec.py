@@ -207,17 +207,12 @@ def method_digest(method: Method) -> str:
 
 def describe(problem: Problem) -> dict[str, Any]:
     """Name and options of a problem, as plain data."""
-    if is_dataclass(problem):
-        options = {field.name: _typed(problem, field.name, field.type) for field in fields(problem)}
-    else:
-        options = {key: getattr(problem, key) for key in ("batch_size", "lower_bound", "drop_last")}
+    if not is_dataclass(problem):
+        return {name: getattr(problem, name) for name in ("name", "batch_size", "lower_bound", "drop_last")}
+    options = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    # By the declared type: 1 and 1.0 make equal problems, and equal problems have one description.
+    options |= {field.name: float(options[field.name]) for field in fields(problem) if field.type in (float, "float")}
     return {"name": problem.name, **options}
-
-
-def _typed(problem: Problem, name: str, kind: Any) -> Any:
-    """An option by its declared type: 1 and 1.0 make equal problems, and equal problems have one description."""
-    value = getattr(problem, name)
-    return float(value) if kind in (float, "float") else value
 
 
 def grid(
@@ -244,10 +239,8 @@ def grid(
     for method in lrs:
         if isinstance(method, Method) and method.name not in methods.OWN_TABLE:
             methods.add(method)
-    own = {method: method if isinstance(method, Method) else None for method in lrs}
-    names = {method: method.name if isinstance(method, Method) else method for method in lrs}
     specs = [
-        RunSpec(problem, names[method], schedule, lr, decay, seed, epochs, regularizer, own[method])
+        RunSpec(problem, method, schedule, lr, decay, seed, epochs, regularizer)  # type: ignore[arg-type]
         for schedule, decay, (method, values) in itertools.product(schedules, weight_decays, lrs.items())
         for lr, seed in itertools.product(values, range(seeds))
     ]

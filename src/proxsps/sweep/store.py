@@ -34,11 +34,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from proxsps.sweep import checks
+from proxsps.sweep import tables
 from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch
 from proxsps.sweep.spec import RunSpec
-from proxsps.sweep.tables import locked, read_table, write_table
 
 if TYPE_CHECKING:
     from proxsps.sweep.trials import Trial
@@ -76,17 +75,17 @@ class TableStore:
         results = {self._id(result): result for result in results}
         if not results:
             return
-        with locked(self.folder):
+        with tables.locked(self.folder):
             if self._stamp != self._look():
                 self._read()
             done = self.done
             fresh = [result for name, result in results.items() if name not in done]
             if not fresh:
                 return
-            tables = {name: _joined(self.tables[name], self._rows(name, fresh)) for name in self.names}
+            new = {name: _joined(self.tables[name], self._rows(name, fresh)) for name in self.names}
             for name in self.names:
-                write_table(self._path(name), tables[name])
-            self.tables, self._stamp = tables, self._look()
+                tables.write_table(self._path(name), new[name])
+            self.tables, self._stamp = new, self._look()
 
     def _id(self, result: Any) -> str:
         raise NotImplementedError
@@ -109,7 +108,7 @@ class TableStore:
     def _read(self) -> None:
         self._stamp = self._look()
         # The last one first: another command may be writing, and what is listed in it is in the others by now.
-        self.tables = {name: read_table(self._path(name)) for name in reversed(self.names)}
+        self.tables = {name: tables.read_table(self._path(name)) for name in reversed(self.names)}
         self._check()
 
     def _look(self) -> tuple[int, ...] | None:
@@ -140,18 +139,15 @@ class Store(TableStore):
     def lacking(self, runs: Sequence[RunSpec]) -> list[RunSpec]:
         """The specs without a stored run; an error if a stored run does not fit its spec."""
         if self.done:
-            checks.check_against(self.runs, runs, self.folder)
+            tables.check_against(self.runs, runs, self.folder)
         return super().lacking(runs)
 
     def require(self, specs: Sequence[RunSpec], command: str, by_id: bool = True) -> None:
-        """Raise an error unless exactly the runs of these specs are stored.
+        """Raise an error that names `command` unless exactly the runs of these specs, a whole sweep, are stored.
 
-        Args:
-            specs: the specs of a whole sweep.
-            command: the command that would run it, for messages.
-            by_id: whether to compare ids, or only settings (if ids need large data).
+        Without `by_id` only settings are compared, because ids need large data.
         """
-        checks.check_whole(self.runs, specs, self.folder, command, by_id)
+        tables.check_whole(self.runs, specs, self.folder, command, by_id)
 
     def _id(self, result: RunResult) -> str:
         return result.spec.id
@@ -163,12 +159,12 @@ class Store(TableStore):
 
     def _check(self) -> None:
         if len(self.runs):
-            checks.check_runs(self.runs, self._path("runs"), self.experiment)
+            tables.check_runs(self.runs, self._path("runs"), self.experiment)
         # runs.parquet is written last: steps of a run that is not in it are from an interrupted write.
         if "run" in self.steps.columns:
             self.tables["steps"] = self.steps[self.steps["run"].isin(self.done)]
         if len(self.runs):
-            checks.check_steps(self.steps, self.runs, self._path("steps"))
+            tables.check_steps(self.steps, self.runs, self._path("steps"))
 
 
 class TrialStore(TableStore):
@@ -192,16 +188,13 @@ class TrialStore(TableStore):
         return self._last
 
     def require(self, trials: Sequence[Trial], optional: frozenset[str], command: str) -> pd.DataFrame:
-        """The rows of all trials of a whole experiment; an error if some are missing.
+        """The rows of all trials of a whole experiment; an error that names `command` if some are missing.
 
-        Args:
-            trials: the trials of the whole experiment.
-            optional: names of tasks that may be missing, if their data is missing.
-            command: the command that would run the experiment, for messages.
+        Tasks in `optional` may be missing as a whole, if their data is missing.
         """
         left_out = optional - set(self.rows["task"])
         wanted = {trial.setting() for trial in trials if trial.task.name not in left_out}
-        found = checks.check_settings(self.rows[checks.OF_TRIALS], wanted, self.folder, command)
+        found = tables.check_settings(self.rows[tables.OF_TRIALS], wanted, self.folder, command)
         return self.rows[[setting in wanted for setting in found]].reset_index(drop=True)
 
     def _id(self, result: dict[str, Any]) -> str:
@@ -212,7 +205,7 @@ class TrialStore(TableStore):
 
     def _check(self) -> None:
         if len(self.rows):
-            checks.check_trials(self.rows, self._path("trials"), self.experiment)
+            tables.check_trials(self.rows, self._path("trials"), self.experiment)
 
 
 def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:
@@ -220,7 +213,7 @@ def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:
         return old
     table = pd.concat([part for part in (old, *parts) if len(part)], ignore_index=True)
     if "regularizer" in table.columns:
-        table["regularizer"] = table["regularizer"].fillna(checks.DEFAULT)
+        table["regularizer"] = table["regularizer"].fillna(tables.DEFAULT)
     return table
 
 

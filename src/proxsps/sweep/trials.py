@@ -28,9 +28,9 @@ from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
 from proxsps.sweep.loop import RENEWED, coupling, make_optimizer, quietly, set_mode, take_steps
 from proxsps.sweep.spec import Constants, digest, method_digest
+from proxsps.sweep.tables import OF_TRIALS
 
 ENDINGS = ("none", "cool-down", "average", "cosine")
-METRICS = ("accuracy", "loss", "gap")  # "gap": an objective over its smallest value, minus 1
 WARM_UP = 0.05  # share of the steps, before the cosine
 
 Batch = tuple[Tensor, ...]
@@ -45,7 +45,7 @@ class TrialTask(ABC):
 
     name: str  # unique in an experiment
     title: str  # in words, for figures
-    metric: ClassVar[str] = "loss"  # one of METRICS
+    metric: ClassVar[str] = "loss"  # or accuracy, or gap: an objective over its smallest value, minus 1
     lower_bound: ClassVar[float] = 0.0
     steps: int
     weight_decay: float = 0.0
@@ -156,19 +156,10 @@ def run_trial(trial: Trial, advance: Callable[[int], None] = lambda trials: None
                 averaged.update_parameters(model)
     value = _measured(trial, averaged or model, optimizer) if done == task.steps else math.nan
     advance(1)
-    return {
-        "trial": trial.id,
-        "task": task.name,
-        "title": task.title,
-        "metric": task.metric,
-        "method": trial.method.name,
-        "lr": math.nan if trial.lr is None else float(trial.lr),
-        "seed": trial.seed,
-        "ending": trial.ending,
-        "steps": done,
-        "value": value,
-        "status": "ok" if math.isfinite(value) else "diverged",
-    }
+    setting = dict(zip(OF_TRIALS, trial.setting(), strict=True))
+    setting["lr"] = math.nan if trial.lr is None else float(trial.lr)
+    facts = {"trial": trial.id, **setting, "title": task.title, "metric": task.metric, "steps": done, "value": value}
+    return {**facts, "status": "ok" if math.isfinite(value) else "diverged"}
 
 
 def _scheduler(optimizer: Optimizer, trial: Trial) -> LRScheduler | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proxsps.problems.vision import ImageClassification, crop_and_mirror, draw, normalize
 from proxsps.sweep.result import batches
@@ -45,6 +45,12 @@ def plain_batches(data: Batch, ranks: TrainingRanks, size: int = EVALUATED) -> I
 def prepared(pixels: Tensor) -> Tensor:
     """Normalised pixels with the channels last in memory, which is fastest for convolutions."""
     return normalize(pixels).contiguous(memory_format=torch.channels_last)
+
+
+def placed(network: nn.Module, device: torch.device) -> nn.Module:
+    """A network on the device, with the memory format of `prepared`."""
+    moved: nn.Module = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return moved
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:

@@ -26,9 +26,10 @@ from proxsps.sweep.loop import RENEWED, Run, Watch, is_schedule_free
 from proxsps.sweep.result import METRICS, RunResult, median_zeta
 from proxsps.sweep.spec import RunSpec
 from proxsps.training import checkpoint as checkpoints
+from proxsps.training.checkpoint import checkpoint_file
 from proxsps.training.identity import TrainingSpec, identify
-from proxsps.training.loader import Batch, epoch_batches, plain_batches
-from proxsps.training.ranks import TrainingRanks
+from proxsps.training.loader import Batch, epoch_batches, placed, plain_batches
+from proxsps.training.ranks import ALONE, TrainingRanks
 
 MEASURED = 2_500  # training images on which the loss after an epoch is measured
 
@@ -45,9 +46,7 @@ class ImageRun(Run):
         self.ranks, self.amp, self.device, self.checkpoint = ranks, amp, ranks.device, checkpoint
         if checkpoint is not None:
             checkpoints.prepare(checkpoint)
-        network = identified.problem.network()
-        network = network.to(ranks.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        super().__init__(identified, network)
+        super().__init__(identified, placed(identified.problem.network(), ranks.device))
         self.wrapped = ranks.wrap(self.model)
         if checkpoint is not None and checkpoint.exists():
             self.resume(checkpoint)
@@ -127,7 +126,7 @@ class ImageRun(Run):
 def train(
     spec: RunSpec,
     checkpoint: Path | None = None,
-    ranks: TrainingRanks | None = None,
+    ranks: TrainingRanks = ALONE,
     amp: bool = False,
     watch: Watch | None = None,
 ) -> RunResult:
@@ -140,7 +139,7 @@ def train(
         amp: bfloat16 in the network's forward and backward passes; weights and steps stay in float32.
         watch: called during the run.
     """
-    return ImageRun(spec, ranks or TrainingRanks(torch.device("cpu")), amp, checkpoint).finish(watch)
+    return ImageRun(spec, ranks, amp, checkpoint).finish(watch)
 
 
 class Training(Processes):
@@ -166,12 +165,8 @@ class Training(Processes):
         with closing(super().run(missing, (), advance)) as results:
             for (result,) in results:
                 yield [result]
-                checkpoints.checkpoint_file(self.folder, result.spec).unlink(
-                    missing_ok=True
-                )  # the consumer has kept it by now
+                checkpoint_file(self.folder, result.spec).unlink(missing_ok=True)  # the consumer has kept it by now
 
 
 def _train(folder: Path, device: torch.device, spec: TrainingSpec, advance: Callable[[int], None]) -> RunResult:
-    return ImageRun(spec, TrainingRanks(device), checkpoint=checkpoints.checkpoint_file(folder, spec)).finish(
-        advance=advance
-    )
+    return ImageRun(spec, TrainingRanks(device), checkpoint=checkpoint_file(folder, spec)).finish(advance=advance)

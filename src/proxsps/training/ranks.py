@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class TrainingRanks:
@@ -49,6 +51,9 @@ class TrainingRanks:
         value = value.detach().clone()
         dist.all_reduce(value)
         return value
+
+
+ALONE = TrainingRanks(CPU)
 
 
 @contextmanager
