@@ -21,9 +21,8 @@ from proxsps.sweep.result import METRICS, alpha_of_epoch
 from proxsps.sweep.spec import METHODS, RunSpec
 from proxsps.sweep.store import Store
 from proxsps.training import Watch, train
-from proxsps.training.loader import epoch_batches, plain_batches
 from proxsps.training.loop import ImageRun
-from proxsps.training.ranks import TrainingRanks
+from proxsps.training.ranks import TrainingRanks, epoch_batches, plain_batches
 
 CPU = TrainingRanks(torch.device("cpu"))
 

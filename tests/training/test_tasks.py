@@ -9,7 +9,7 @@ import torch
 
 from proxsps import ProxSPS
 from proxsps.problems.datasets import DataError
-from proxsps.training.loader import prepared
+from proxsps.training.ranks import prepared
 from proxsps.training.tasks import accuracy, digits, digits_task, fit, images_task, task_named
 
 

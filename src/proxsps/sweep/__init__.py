@@ -19,12 +19,5 @@ _require("proxsps.sweep", "experiments", "filelock", "pandas", "pyarrow")
 
 __all__ = ["Batched", "Method", "Processes", "Ray", "RunSpec", "Single", "Store", "Tables", "grid", "run_sweep"]
 
-__getattr__, __dir__ = _attach(
-    __name__,
-    {
-        **dict.fromkeys(("Batched", "Processes", "Single", "Tables", "run_sweep"), "engines"),
-        "Ray": "ray",
-        **dict.fromkeys(("RunSpec", "grid"), "spec"),
-        "Store": "store",
-    },
-)
+_HOMES = dict.fromkeys(__all__, "engines") | {"Ray": "ray", "RunSpec": "spec", "Store": "store", "grid": "spec"}
+__getattr__, __dir__ = _attach(__name__, _HOMES)

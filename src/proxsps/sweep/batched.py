@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.linalg import vecdot
 
 import proxsps
 from proxsps import _sealed, runs
@@ -25,8 +27,8 @@ from proxsps.core.estimate import coupled_value
 from proxsps.core.rules import Decision, Model, dec_sps, linear, start_memory
 from proxsps.core.step import prox_coefficients
 from proxsps.methods import Method, load
+from proxsps.regularizers import Regularizer
 from proxsps.sweep.files import MAKE_ROOM, StoreError
-from proxsps.sweep.penalties import Penalties
 from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
 from proxsps.sweep.spec import RunSpec, digest, method_digest
 
@@ -139,7 +141,7 @@ class _Program:
         self.dtype = self.x.dtype
         # Strengths of the squared l2 norm; other regularisers are those of `penalties`.
         self.lam = self._column([spec.weight_decay if spec.regularizer is None else 0.0 for spec in specs])
-        self.penalties = Penalties(specs)
+        self.penalties = _grouped_penalties(specs)
         methods = [spec.method for spec in specs]
         self.is_method = {name: torch.tensor([name == own for own in methods]) for name in dict.fromkeys(methods)}
         self.rules = {spec.method: _rule(spec) for spec in specs if spec.method not in ("adamw", "dec-sps")}
@@ -147,14 +149,17 @@ class _Program:
             torch.tensor([getattr(spec.definition, fact) for spec in specs])
             for fact in ("coupled", "bounded", "guarded")
         )
-        self.adam_rows = self.is_method.get("adamw", torch.zeros(count, dtype=torch.bool))
+        self.is_adam = torch.tensor([method == "adamw" for method in methods])
+        self.adam = self.is_adam.nonzero().squeeze(1)
+        self.moments = torch.zeros_like(self.x[self.adam]), torch.zeros_like(self.x[self.adam])
+        # AdamW's decay is not multiplied by its learning rate.
+        self.adam_decay = self.lam[self.adam] / self._column([spec.lr for spec in specs])[self.adam]
         self.coupled_lam, self.any_coupled = torch.where(self.coupled, self.lam, 0.0), bool(self.coupled.any())
         self.seeds = sorted({spec.seed for spec in specs})
         self.seed_of = torch.tensor([self.seeds.index(spec.seed) for spec in specs])
         validation = zip(*(self.problem.validation_data(seed) for seed in self.seeds), strict=True)
         self.validation = [torch.stack(arrays)[self.seed_of] for arrays in validation]
         self.memory = start_memory(self.lam[:, None])  # of DecSPS
-        self.adam = _Adam(self) if "adamw" in self.is_method else None
         self.metrics = np.full((epochs, count, len(METRICS) + 1), np.nan)  # and the share of entries that are not 0
         self.zetas = np.full((epochs, steps, count), np.nan, dtype=np.float32)
 
@@ -163,7 +168,7 @@ class _Program:
 
     def state(self) -> State:
         """Everything that later steps and results depend on, except the numbers of epochs and steps."""
-        moments = {} if self.adam is None else {"first": self.adam.first, "second": self.adam.second}
+        moments = dict(zip(("first", "second"), self.moments, strict=True))
         recorded = {"metrics": torch.from_numpy(self.metrics), "zetas": torch.from_numpy(self.zetas)}
         return {"x": self.x, **self.memory._asdict(), **moments, **recorded}
 
@@ -190,28 +195,46 @@ class _Program:
         """Step k, counted from 0, of every run; the adaptive steps zeta, NaN for methods without."""
         x = self.x
         values, d = self._value_and_grad(batch)
-        if self.adam is not None:
-            self.adam.update(x, d, alpha, k + 1)
+        if len(self.adam):
+            self._step_adam(d[self.adam], alpha[self.adam], k + 1)
         lam = self.coupled_lam
         d.addcmul_(lam[:, None], x)
-        gap = self.penalties.couple(x, d, values - self.problem.lower_bound)
-        d_sq, d_dot_x = inner(d, d), inner(d, x)
+        gap = values - self.problem.lower_bound
+        for phi, _, coupled, rows in self.penalties:
+            if coupled:
+                d[rows] += phi.subgradient(x[rows])
+                gap = gap.index_add(0, rows, _values(phi, x[rows]))
+        d_sq, d_dot_x = vecdot(d, d), vecdot(d, x)
         if self.any_coupled:
-            gap = coupled_value(gap, inner(x, x)[:, None], lam[:, None])
+            gap = coupled_value(gap, vecdot(x, x)[:, None], lam[:, None])
         bad = self.guarded & ~torch.isfinite(gap + d_sq) | self.bounded & (gap < 0)
-        ok = ~(bad | self.adam_rows)
+        ok = ~(bad | self.is_adam)
         root, u, _, _ = self._decide(runs.line_model(gap, d_sq, d_dot_x, alpha, self.lam - lam), ok)
         keep, move, _ = prox_coefficients(u, alpha, self.lam - lam)
         keep, move = torch.where(ok, keep, 1.0), torch.where(ok, move, 0.0)
         if bad.any():
             d.masked_fill_(bad[:, None], 0.0)  # 0 * NaN would be NaN
-        moves = self.penalties.steps(x, gap.masked_fill(bad, 0.0), d, alpha, self.rules)
+        gap = gap.masked_fill(bad, 0.0)
+        moves = [
+            (rows, *runs.step(x[rows], gap[rows], d[rows], alpha[rows], phi, self.rules[method]))
+            for phi, method, coupled, rows in self.penalties
+            if not coupled
+        ]
         x.mul_(keep[:, None]).addcmul_(move[:, None], d)
-        for rows, points, roots in moves:
+        for rows, points, decision in moves:
             fine = ok[rows]
             x[rows] = torch.where(fine[:, None], points, x[rows])
-            root[rows] = torch.where(fine, roots, root[rows])
+            root[rows] = torch.where(fine, decision.root, root[rows])
         return torch.where(ok & self.bounded, alpha * root.clamp_min(0.0), torch.nan)
+
+    def _step_adam(self, g: Tensor, lr: Tensor, k: int) -> None:
+        """Step k, counted from 1, of the runs of AdamW."""
+        first, second = self.moments
+        first.lerp_(g, 1 - BETAS[0])
+        second.mul_(BETAS[1]).addcmul_(g, g, value=1 - BETAS[1])
+        scale = (second / (1 - BETAS[1] ** k)).sqrt_().add_(EPS)
+        move = lr[:, None] / (1 - BETAS[0] ** k) * first / scale
+        self.x[self.adam] = self.x[self.adam] * (1 - lr[:, None] * self.adam_decay[:, None]) - move
 
     def _value_and_grad(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Loss and gradient of every run on its batch: losses by vmap, gradients by one backward pass of their sum."""
@@ -241,28 +264,26 @@ class _Program:
         chunk = max(1, SAMPLES // len(data[0]))
         train = vmap(self.problem.loss, in_dims=(0, *[None] * len(data)), chunk_size=chunk)(params, *data)
         error = vmap(self.problem.validation_error, chunk_size=chunk)(params, *self.validation)
-        square = inner(x, x)
-        objective = self.penalties.add(x, coupled_value(train, square[:, None], self.lam[:, None]))
+        square = vecdot(x, x)
+        objective = coupled_value(train, square[:, None], self.lam[:, None])
+        for phi, _, _, rows in self.penalties:
+            objective = objective.index_add(0, rows, _values(phi, x[rows]))
         found = [t.double().numpy() for t in (objective, train, error, square.sqrt())]
         nonzeros = torch.count_nonzero(x, dim=1).numpy() / x.shape[1]
-        rows = np.stack([*found, median_zeta(self.zetas[epoch]), nonzeros], axis=1)
-        gone = ~np.isfinite(rows[:, 0])
+        metrics = np.stack([*found, median_zeta(self.zetas[epoch]), nonzeros], axis=1)
+        gone = ~np.isfinite(metrics[:, 0])
         if epoch:
             gone |= ~np.isfinite(self.metrics[epoch - 1, :, 0])
-        rows[gone] = np.nan
-        self.metrics[epoch] = rows
+        metrics[gone] = np.nan
+        self.metrics[epoch] = metrics
 
     def results(self) -> list[RunResult]:
         """One result for each run, in order; the share of nonzeros is kept for regularisers that make zeros."""
-        return [
-            RunResult(
-                spec,
-                self.metrics[:, i, :-1],
-                self.zetas[:, :, i],
-                {} if spec.regularizer is None else {"nonzeros": self.metrics[:, i, -1]},
-            )
-            for i, spec in enumerate(self.specs)
-        ]
+        found = []
+        for i, spec in enumerate(self.specs):
+            extra = {} if spec.regularizer is None else {"nonzeros": self.metrics[:, i, -1]}
+            found.append(RunResult(spec, self.metrics[:, i, :-1], self.zetas[:, :, i], extra))
+        return found
 
 
 def _check_names(specs: Sequence[RunSpec]) -> None:
@@ -274,32 +295,25 @@ def _check_names(specs: Sequence[RunSpec]) -> None:
             raise ValueError(f"Different methods have the name {spec.method!r}: give each a name of its own.")
 
 
+def _grouped_penalties(specs: Sequence[RunSpec]) -> list[tuple[Regularizer, str, bool, Tensor]]:
+    """Regularisers other than the squared l2 norm, each with a method, whether it is coupled, and the rows of its runs.
+
+    A regulariser of a batch treats all entries in the same way, so that it is applied to rows of parameters.
+    """
+    rows: defaultdict[tuple[Regularizer, str, bool], list[int]] = defaultdict(list)
+    for i, spec in enumerate(specs):
+        if spec.regularizer is not None:
+            rows[spec.phi, spec.method, spec.definition.coupled].append(i)
+    return [(*key, torch.tensor(found)) for key, found in rows.items()]
+
+
+def _values(phi: Regularizer, x: Tensor) -> Tensor:
+    """One value for each row."""
+    values: Tensor = vmap(phi.value)(x) if phi.traceable else torch.stack([phi.value(row) for row in x])
+    return values
+
+
 def _rule(spec: RunSpec) -> runs.Rule:
     rule = spec.definition.rule
     loaded: runs.Rule = load(rule) if isinstance(rule, str) else rule
     return loaded
-
-
-class _Adam:
-    """AdamW for the runs that use it, with a decay that is not multiplied by the learning rate."""
-
-    def __init__(self, program: _Program) -> None:
-        self.rows = program.adam_rows.nonzero().squeeze(1)
-        self.first, self.second = (torch.zeros_like(program.x[self.rows]) for _ in range(2))
-        base = torch.tensor([spec.lr for spec in program.specs], dtype=program.dtype)
-        self.decay = (program.lam / base)[self.rows]
-
-    def update(self, x: Tensor, grad: Tensor, alpha: Tensor, k: int) -> None:
-        """Step k, counted from 1, of these runs, in place."""
-        lr, g = alpha[self.rows][:, None], grad[self.rows]
-        self.first.lerp_(g, 1 - BETAS[0])
-        self.second.mul_(BETAS[1]).addcmul_(g, g, value=1 - BETAS[1])
-        scale = (self.second / (1 - BETAS[1] ** k)).sqrt_().add_(EPS)
-        move = lr / (1 - BETAS[0] ** k) * self.first / scale
-        x[self.rows] = x[self.rows] * (1 - lr * self.decay[:, None]) - move
-
-
-def inner(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of the rows of two matrices."""
-    products: Tensor = torch.linalg.vecdot(a, b)
-    return products

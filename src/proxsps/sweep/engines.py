@@ -12,15 +12,17 @@ import os
 import pickle
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 import torch
 
+from proxsps.regularizers import Regularizer
+from proxsps.regularizers.structure import Entries, Quadratic, Scalar
 from proxsps.sweep.batched import EVERY, SavedBatch, is_large, run_batched
 from proxsps.sweep.loop import run_single
-from proxsps.sweep.penalties import is_uniform
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
 from proxsps.sweep.pool import Tell, first_line, run_tasks
 from proxsps.sweep.result import RunResult
@@ -43,6 +45,7 @@ class Engine(Protocol):
         """Results of the specs whose id is not in `done`, as they are finished."""
 
 
+@dataclass(frozen=True)
 class Batched:
     """Hundreds of runs as one tensor program. Runs that cannot be batched are run one by one, after the others.
 
@@ -57,14 +60,14 @@ class Batched:
             process imports the main module again, so a script needs `if __name__ == "__main__"`.
     """
 
-    def __init__(
-        self, size: int = BATCH, folder: Path | None = None, every: float | None = None, processes: bool = False
-    ) -> None:
-        self.size, self.folder, self.every, self.processes = size, folder, EVERY if every is None else every, processes
+    size: int = BATCH
+    folder: Path | None = None
+    every: float = EVERY
+    processes: bool = False
 
     def saving(self, folder: Path) -> Batched:
         """The same engine, which saves the state of running batches beside the store in `folder`."""
-        return Batched(self.size, folder / "batches", self.every, self.processes)
+        return replace(self, folder=folder / "batches")
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """One batch after the other, except those that run in processes."""
@@ -107,6 +110,16 @@ def is_batched(spec: RunSpec) -> bool:
     if spec.method != "adamw" and not spec.definition.rule:
         return False
     return spec.regularizer is None or (spec.lr > 0 and is_uniform(spec.phi))
+
+
+def is_uniform(phi: Regularizer) -> bool:
+    """Whether a regulariser treats every entry in the same way, in any tensor: not so if it needs their shapes."""
+    structure = phi.structure((1,))
+    if phi.joint or not isinstance(structure, Entries | Quadratic):
+        return False
+    if isinstance(structure, Quadratic):
+        return structure.center is None and isinstance(structure.lam, int | float)
+    return isinstance(structure.psi, Scalar) and all(isinstance(value, int | float) for value in structure.psi)
 
 
 def run_batch(task: tuple[Sequence[RunSpec], SavedBatch | None], advance: Advance) -> list[RunResult]:

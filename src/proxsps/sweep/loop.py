@@ -11,7 +11,6 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -214,7 +213,7 @@ class Run:
         watch.start(self.done, self.zetas.shape[1])
         if self.done:
             advance(self.done)
-        with quietly():
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a run that diverges is a result
             while not self.ended:
                 self.epoch(watch)
                 watch.epoch(self.row())
@@ -233,10 +232,11 @@ class Run:
         set_mode(self.model, self.optimizer, training=True)
         # On the device: a step must not wait for a number that is only read later.
         zetas = torch.full(self.zetas.shape[1:], math.nan, device=self.device)
+        optimizer: Any = self.optimizer
+        adaptive = isinstance(optimizer, PolyakOptimizer) and not isinstance(optimizer, ProxSGD)
         for step, loss in enumerate(self.steps(self.batches())):
-            zeta = self._last_zeta()
-            if zeta is not None:
-                zetas[step] = zeta
+            if adaptive and (last := optimizer.last_step) is not None:
+                zetas[step] = last.zeta[0]
             watch.step(self.done, loss, self.optimizer)
         self.zetas[self.done] = zetas.cpu().numpy()
         set_mode(self.model, self.optimizer, training=False)
@@ -251,13 +251,6 @@ class Run:
     def steps(self, batches: Iterable[Any]) -> Iterator[Tensor]:
         """Steps on these batches; yields their losses."""
         return take_steps(self.optimizer, batches, self.loss, coupling(self.spec.outside, self.params))
-
-    def _last_zeta(self) -> Any:
-        """The adaptive step of the last step, for methods that have one."""
-        if not isinstance(self.optimizer, PolyakOptimizer) or isinstance(self.optimizer, ProxSGD):
-            return None
-        last = self.optimizer.last_step
-        return None if last is None else last.zeta[0]
 
     def batches(self) -> Iterator[Any]:
         """The batches of the next epoch."""
@@ -295,14 +288,6 @@ class Run:
             self.rows[self.done - 1 :] = np.nan
         metrics, extra = np.split(self.rows, [len(METRICS)], axis=1)
         return RunResult(self.spec, metrics, self.zetas, dict(zip(self.columns[len(METRICS) :], extra.T, strict=True)))
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Without warnings about numbers: a run that diverges is a result."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
 
 
 def run_single(spec: RunSpec, advance: Callable[[int], None] = lambda epochs: None) -> RunResult:

@@ -72,27 +72,20 @@ class TableStore:
 
     def add(self, results: Iterable[Any]) -> None:
         """Add finished runs to what other commands may have added in the meantime."""
-        results = {self._id(result): result for result in results}
-        if not results:
+        parts = [_rows(result, self.experiment) for result in results]
+        if not parts:
             return
         with tables.locked(self.folder):
             if self._stamp != self._look():
                 self._read()
-            done = self.done
-            fresh = [result for name, result in results.items() if name not in done]
+            known, by_id = self.done, {part[self.names[-1]][self.key][0]: part for part in parts}
+            fresh = [part for name, part in by_id.items() if name not in known]
             if not fresh:
                 return
-            new = {name: _joined(self.tables[name], self._rows(name, fresh)) for name in self.names}
+            new = {name: _joined(self.tables[name], [part[name] for part in fresh]) for name in self.names}
             for name in self.names:
                 tables.write_table(self._path(name), new[name])
             self.tables, self._stamp = new, self._look()
-
-    def _id(self, result: Any) -> str:
-        raise NotImplementedError
-
-    def _rows(self, name: str, results: list[Any]) -> list[pd.DataFrame]:
-        """Rows of results for one of the tables."""
-        raise NotImplementedError
 
     def _check(self) -> None:
         """Raise an error if the tables cannot be used."""
@@ -149,14 +142,6 @@ class Store(TableStore):
         """
         tables.check_whole(self.runs, specs, self.folder, command, by_id)
 
-    def _id(self, result: RunResult) -> str:
-        return result.spec.id
-
-    def _rows(self, name: str, results: list[RunResult]) -> list[pd.DataFrame]:
-        if name == "steps":
-            return [_step_rows(result) for result in results if result.spec.seed == 0]
-        return [_epoch_rows(result, self.experiment) for result in results]
-
     def _check(self) -> None:
         if len(self.runs):
             tables.check_runs(self.runs, self._path("runs"), self.experiment)
@@ -197,40 +182,32 @@ class TrialStore(TableStore):
         found = tables.check_settings(self.rows[tables.OF_TRIALS], wanted, self.folder, command)
         return self.rows[[setting in wanted for setting in found]].reset_index(drop=True)
 
-    def _id(self, result: dict[str, Any]) -> str:
-        return str(result["trial"])
-
-    def _rows(self, name: str, results: list[dict[str, Any]]) -> list[pd.DataFrame]:
-        return [pd.DataFrame([{"experiment": self.experiment, **row} for row in results])]
-
     def _check(self) -> None:
         if len(self.rows):
             tables.check_trials(self.rows, self._path("trials"), self.experiment)
 
 
 def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:
-    if not parts:
-        return old
-    table = pd.concat([part for part in (old, *parts) if len(part)], ignore_index=True)
+    filled = [part for part in (old, *parts) if len(part)]
+    table = pd.concat(filled, ignore_index=True) if filled else old
     if "regularizer" in table.columns:
         table["regularizer"] = table["regularizer"].fillna(tables.DEFAULT)
     return table
 
 
-def _epoch_rows(result: RunResult, experiment: str) -> pd.DataFrame:
-    spec, epochs = result.spec, np.arange(1, result.spec.epochs + 1)
-    facts = {"run": spec.id, "experiment": experiment, **spec.columns(), "epoch": epochs}
-    metrics = dict(zip(METRICS, result.metrics.T, strict=True))
-    status = np.where(epochs < (result.diverged_at or spec.epochs + 1), "ok", "diverged")
-    return pd.DataFrame({**facts, **metrics, **result.extra, "alpha": _alphas(result), "status": status})
-
-
-def _step_rows(result: RunResult) -> pd.DataFrame:
+def _rows(result: RunResult | dict[str, Any], experiment: str) -> dict[str, pd.DataFrame]:
+    """The rows of a run or of a trial, for each table of its store."""
+    if not isinstance(result, RunResult):
+        return {"trials": pd.DataFrame([{"experiment": experiment, **result}])}
     spec, (epochs, steps) = result.spec, result.zetas.shape
-    epoch, alpha = (np.repeat(part, steps) for part in (np.arange(1, epochs + 1), _alphas(result)))
-    facts = {"run": spec.id, **spec.columns(), "step": np.arange(epochs * steps), "epoch": epoch}
-    return pd.DataFrame({**facts, "zeta": result.zetas.ravel(), "alpha": alpha})
-
-
-def _alphas(result: RunResult) -> list[float]:
-    return [alpha_of_epoch(result.spec, epoch, result.zetas) for epoch in range(result.spec.epochs)]
+    alphas = [alpha_of_epoch(spec, epoch, result.zetas) for epoch in range(epochs)]
+    epoch = np.arange(1, epochs + 1)
+    facts = {"run": spec.id, "experiment": experiment, **spec.columns(), "epoch": epoch}
+    metrics = dict(zip(METRICS, result.metrics.T, strict=True))
+    status = np.where(epoch < (result.diverged_at or epochs + 1), "ok", "diverged")
+    runs = pd.DataFrame({**facts, **metrics, **result.extra, "alpha": alphas, "status": status})
+    if spec.seed != 0:
+        return {"runs": runs, "steps": pd.DataFrame()}
+    facts = {"run": spec.id, **spec.columns(), "step": np.arange(epochs * steps), "epoch": np.repeat(epoch, steps)}
+    zetas = {"zeta": result.zetas.ravel(), "alpha": np.repeat(alphas, steps)}
+    return {"runs": runs, "steps": pd.DataFrame({**facts, **zetas})}

@@ -91,10 +91,7 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
 
 def _digest(content: bytes, place: int) -> bytes:
     """The digest of all bytes, with zeros in place of the digest itself."""
-    parts = hashlib.sha256(content[:place])
-    parts.update(BLANK)
-    parts.update(content[place + len(BLANK) :])
-    return parts.hexdigest().encode()
+    return hashlib.sha256(content[:place] + BLANK + content[place + len(BLANK) :]).hexdigest().encode()
 
 
 def _damaged(path: Path, reason: str) -> StoreError:

@@ -8,6 +8,7 @@ and a result is one row.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from proxsps.optim import CoolDown, polynomial_multi_avg_fn, renew_statistics
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
-from proxsps.sweep.loop import RENEWED, coupling, make_optimizer, quietly, set_mode, take_steps
+from proxsps.sweep.loop import RENEWED, coupling, make_optimizer, set_mode, take_steps
 from proxsps.sweep.spec import Constants, digest, method_digest
 from proxsps.sweep.tables import OF_TRIALS
 
@@ -145,7 +146,7 @@ def run_trial(trial: Trial, advance: Callable[[int], None] = lambda trials: None
     averaged = AveragedModel(model, multi_avg_fn=polynomial_multi_avg_fn()) if trial.ending == "average" else None
     set_mode(model, optimizer, training=True)
     done, batches = 0, islice(task.batches(trial.seed), task.steps)
-    with quietly():
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a trial that diverges is a result
         for loss in take_steps(optimizer, batches, partial(task.loss, model), coupling(trial.outside, params)):
             if not math.isfinite(loss):
                 break

@@ -10,13 +10,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxsps import _sealed
 from proxsps._files import replace_file
-from proxsps.training.identity import TrainingSpec
+
+if TYPE_CHECKING:
+    from proxsps.training.loop import TrainingSpec
 
 FORMAT = 2
 

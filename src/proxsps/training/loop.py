@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,14 +25,55 @@ from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.engines import Advance, Processes, Results
 from proxsps.sweep.loop import RENEWED, Run, Watch, is_schedule_free
 from proxsps.sweep.result import METRICS, RunResult, median_zeta
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import RunSpec, describe, digest
 from proxsps.training import checkpoint as checkpoints
 from proxsps.training.checkpoint import checkpoint_file
-from proxsps.training.identity import TrainingSpec, identify
-from proxsps.training.loader import Batch, epoch_batches, placed, plain_batches
-from proxsps.training.ranks import ALONE, TrainingRanks
+from proxsps.training.ranks import ALONE, Batch, TrainingRanks, epoch_batches, placed, plain_batches
 
+PRECISIONS = {False: "float32", True: "bfloat16"}  # by `amp`
 MEASURED = 2_500  # training images on which the loss after an epoch is measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec(RunSpec):
+    """A run together with its precision, device and data, which change its numbers, so also its id."""
+
+    problem: ImageClassification
+    precision: str
+    device: str  # its type, without an index
+    statistics: int  # parts of a batch that have their own, in batch normalisation; 1 without
+    data: str  # digest of the images
+
+    @cached_property
+    def id(self) -> str:
+        """Sixteen digits: a hash of all of the above and of the spec."""
+        return digest([super().id, self.conditions()])
+
+    def conditions(self) -> dict[str, Any]:
+        """What a run has in addition to its spec."""
+        found = {name: getattr(self, name) for name in ("precision", "device", "statistics", "data")}
+        if self.problem.batch_norm and self.definition.optimizer.endswith(":ScheduleFreeSPS"):
+            found["renewed"] = RENEWED  # statistics after each epoch
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What must be equal in a checkpoint and a run; the number of epochs may differ."""
+        problem = {f"problem {key}": value for key, value in describe(self.problem).items()}
+        return {**self.columns(), **self._own_facts(), **problem, **self.conditions()}
+
+
+def identify(spec: RunSpec, ranks: TrainingRanks, amp: bool = False) -> TrainingSpec:
+    """The run of `train` for a spec on this device, by these processes; its data is read."""
+    if not isinstance(spec.problem, ImageClassification):
+        raise ValueError(f"Only image classification is trained here, got the problem {spec.problem.name!r}.")
+    return TrainingSpec(
+        problem=spec.problem,
+        **spec.options(),
+        precision=PRECISIONS[amp],
+        device=ranks.device.type,
+        statistics=ranks.size if spec.problem.batch_norm else 1,
+        data=spec.problem.data_digest(),
+    )
 
 
 class ImageRun(Run):

@@ -19,8 +19,7 @@ from proxsps.problems.datasets import DataError
 from proxsps.problems.vision import ImageClassification, image_problem
 from proxsps.sweep.loop import set_mode, take_steps
 from proxsps.sweep.result import shuffled
-from proxsps.training.loader import Batch, epoch_batches, placed, plain_batches, prepared
-from proxsps.training.ranks import CPU, TrainingRanks
+from proxsps.training.ranks import CPU, Batch, TrainingRanks, epoch_batches, placed, plain_batches, prepared
 
 DIGITS = "digits-mlp"
 HIDDEN = (300, 100)

@@ -24,8 +24,7 @@ from proxsps.regularizers import L1, Regularizer
 from proxsps.sweep.loop import take_steps
 from proxsps.sweep.result import shuffled
 from proxsps.sweep.trials import Batch, TrialTask
-from proxsps.training.loader import placed, plain_batches, prepared
-from proxsps.training.ranks import ALONE
+from proxsps.training.ranks import ALONE, placed, plain_batches, prepared
 from proxsps.training.tasks import accuracy, digits, perceptron
 
 HALF = 5  # classes of CIFAR-10 that a network is trained on before it is fine-tuned on the others
