@@ -18,8 +18,7 @@ import torch
 
 from proxsps.sweep import batched, engines, pool
 from proxsps.sweep.engines import ENGINES, Batched, Engine, Processes, Single
-from proxsps.sweep.result import RunResult
-from proxsps.sweep.spec import RunSpec, grid
+from proxsps.sweep.spec import RunResult, RunSpec, grid
 from proxsps.sweep.store import Store
 
 SAME = pd.testing.assert_frame_equal

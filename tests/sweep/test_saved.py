@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from proxsps.cli import app
 from proxsps.sweep.batched import SavedBatch, State, run_batched
 from proxsps.sweep.engines import Batched
-from proxsps.sweep.result import RunResult
-from proxsps.sweep.spec import RunSpec, grid
+from proxsps.sweep.spec import RunResult, RunSpec, grid
 from proxsps.sweep.store import StoreError
 
 

@@ -17,7 +17,7 @@ import pytest
 from proxsps.sweep import store as module
 from proxsps.sweep import tables
 from proxsps.sweep.batched import run_batched
-from proxsps.sweep.result import METRICS, RunResult
+from proxsps.sweep.spec import METRICS, RunResult
 from proxsps.sweep.store import Store, StoreError
 
 SAME = pd.testing.assert_frame_equal

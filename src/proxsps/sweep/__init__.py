@@ -19,5 +19,6 @@ _require("proxsps.sweep", "experiments", "filelock", "pandas", "pyarrow")
 
 __all__ = ["Batched", "Method", "Processes", "Ray", "RunSpec", "Single", "Store", "Tables", "grid", "run_sweep"]
 
-_HOMES = dict.fromkeys(__all__, "engines") | {"Ray": "ray", "RunSpec": "spec", "Store": "store", "grid": "spec"}
-__getattr__, __dir__ = _attach(__name__, _HOMES)
+_OF_ENGINES = dict.fromkeys(("Batched", "Processes", "Single", "Tables", "run_sweep"), "engines")
+_OTHERS = {"Ray": "ray", "RunSpec": "spec", "Store": "store", "grid": "spec"}
+__getattr__, __dir__ = _attach(__name__, _OF_ENGINES | _OTHERS)

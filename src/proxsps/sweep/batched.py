@@ -29,8 +29,7 @@ from proxsps.core.step import prox_coefficients
 from proxsps.methods import Method, load
 from proxsps.regularizers import Regularizer
 from proxsps.sweep.files import MAKE_ROOM, StoreError
-from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
-from proxsps.sweep.spec import RunSpec, digest, method_digest
+from proxsps.sweep.spec import METRICS, RunResult, RunSpec, alpha_of_epoch, batches, digest, median_zeta, method_digest
 
 SAMPLES = 32_768  # samples of all runs that are evaluated at a time: intermediate arrays stay in the cache
 LARGE = 200_000  # entries of all runs together from which several threads share the work of an operation
@@ -66,11 +65,9 @@ class SavedBatch:
 
     def load(self) -> State | None:
         """What was saved, or None."""
-        try:
-            state: State = _sealed.read(self.file)
-        except (OSError, _sealed.SealError):
-            return None
-        return state
+        with suppress(OSError, _sealed.SealError):
+            return dict(_sealed.read(self.file))
+        return None
 
     def remove(self) -> None:
         """Delete the batch; its results are in the store."""

@@ -25,8 +25,7 @@ from proxsps.sweep.batched import EVERY, SavedBatch, is_large, run_batched
 from proxsps.sweep.loop import run_single
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
 from proxsps.sweep.pool import Tell, first_line, run_tasks
-from proxsps.sweep.result import RunResult
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import RunResult, RunSpec
 from proxsps.sweep.store import Store, TableStore
 
 # Lists of `RunResult`, or of rows of trials, as they are finished; closing it ends its processes.

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proxsps.methods import load
+from proxsps.methods import Method, load
 from proxsps.optim import ProxSGD
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.base import BASE_SEED, seeded
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.base import subgradient_all, value_all
-from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import METRICS, RunResult, RunSpec, alpha_of_epoch, batches, median_zeta
 
 if TYPE_CHECKING:
     from proxsps.sweep.trials import Trial
@@ -49,12 +48,14 @@ class Watch:
         """An epoch was finished and measured."""
 
 
-def make_optimizer(settings: RunSpec | Trial, model: nn.Module, layers: nn.Module | None = None) -> Optimizer:
+def make_optimizer(
+    method: Method, settings: RunSpec | Trial, model: nn.Module, layers: nn.Module | None = None
+) -> Optimizer:
     """The optimizer of a run or trial; those of this package take the regulariser.
 
     `layers` is a network with parameters of the same names, if the model itself is not made of layers.
     """
-    method, (lr, weight_decay, regularizer, lower_bound) = settings.definition, settings.constants
+    lr, weight_decay, regularizer, lower_bound = settings.constants
     params: list[Any] = list(model.parameters())
     if method.groups:
         params = load(method.groups)(layers or model)
@@ -191,7 +192,8 @@ class Run:
         self.spec, self.problem = spec, spec.problem
         self.model = self.problem.module() if model is None else model
         self.params = list(self.model.parameters())
-        self.optimizer = make_optimizer(spec, self.model, self.problem.layers() if model is None else None)
+        layers = self.problem.layers() if model is None else None
+        self.optimizer = make_optimizer(spec.definition, spec, self.model, layers)
         self.columns = (*METRICS, *self.extra, *(() if spec.regularizer is None else ("nonzeros",)))
         self.rows = np.full((spec.epochs, len(self.columns)), np.nan)
         self.zetas = np.full((spec.epochs, self.problem.steps_per_epoch), np.nan, dtype=np.float32)
@@ -202,11 +204,6 @@ class Run:
         """Whether the last objective was not finite."""
         return self.done > 0 and not math.isfinite(self.rows[self.done - 1, 0])
 
-    @property
-    def ended(self) -> bool:
-        """Whether there is nothing left to do."""
-        return self.done == self.spec.epochs or self.diverged
-
     def finish(self, watch: Watch | None = None, advance: Callable[[int], None] = lambda epochs: None) -> RunResult:
         """Train to the end. `advance` is called with numbers of epochs; those after a divergence count as finished."""
         watch = watch or Watch()
@@ -214,7 +211,7 @@ class Run:
         if self.done:
             advance(self.done)
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a run that diverges is a result
-            while not self.ended:
+            while self.done < self.spec.epochs and not self.diverged:
                 self.epoch(watch)
                 watch.epoch(self.row())
                 self.save()

@@ -31,8 +31,7 @@ from proxsps.problems.fingerprint import is_installed
 from proxsps.sweep.batched import is_large
 from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, Results, is_missing, run_batch
 from proxsps.sweep.pool import first_line
-from proxsps.sweep.result import RunResult
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import RunResult, RunSpec
 
 RETRIES = 3  # of a batch whose worker was lost
 # Our own cluster listens only on the loopback interface, which is Ray's default except on Linux, and sends no usage

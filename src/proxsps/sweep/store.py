@@ -36,8 +36,7 @@ import pandas as pd
 
 from proxsps.sweep import tables
 from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
-from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import METRICS, RunResult, RunSpec, alpha_of_epoch
 
 if TYPE_CHECKING:
     from proxsps.sweep.trials import Trial

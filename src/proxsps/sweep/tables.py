@@ -24,8 +24,7 @@ from filelock import FileLock, Timeout
 from proxsps._files import PARTIAL, replace_file
 from proxsps.sweep.files import MAKE_ROOM, StoreError
 from proxsps.sweep.pool import first_line
-from proxsps.sweep.result import METRICS
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import METRICS, SETTING, RunSpec
 
 VERSION = b"2"
 READABLE = (b"1", VERSION)  # the first version had no digest
@@ -36,7 +35,6 @@ BLANK = b"0" * 64
 PATIENCE = 60.0  # seconds to wait for another command that is writing
 PLACE = re.compile(MARK + rb"([0-9a-f]{64})")
 
-SETTING = ["method", "schedule", "lr", "weight_decay", "seed"]
 OF_TRIALS = ["task", "method", "lr", "seed", "ending"]  # what distinguishes them
 DEFAULT = "L2"  # the regulariser of runs that name none
 TEXTS = {"run", "trial", "experiment", "method", "schedule", "status", "task", "ending", "title", "metric"}
@@ -127,8 +125,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def check_runs(runs: pd.DataFrame, path: Path, experiment: str) -> None:
     """Check columns, types, that there is one experiment, and that each run has all epochs once and in order."""
-    _check_columns(runs, RUNS, path)
-    _check_experiment(runs, path, experiment)
+    _check_columns(runs, RUNS, path, experiment)
     _check_rows(runs, "epoch", 1, path)
     ok = runs["status"] == "ok"
     if not (ok | (runs["status"] == "diverged")).all() or (ok & ~np.isfinite(runs["objective"])).any():
@@ -149,8 +146,7 @@ def check_steps(steps: pd.DataFrame, runs: pd.DataFrame, path: Path) -> None:
 
 def check_trials(trials: pd.DataFrame, path: Path, experiment: str) -> None:
     """Check columns, types, that there is one experiment, and that each trial is there once."""
-    _check_columns(trials, TRIALS, path)
-    _check_experiment(trials, path, experiment)
+    _check_columns(trials, TRIALS, path, experiment)
     if trials["trial"].duplicated().any():
         raise _unusable(path, "a trial is there twice")
 
@@ -171,7 +167,7 @@ def check_against(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path) ->
 
 def check_whole(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path, command: str, by_id: bool) -> None:
     """Check for all settings of a grid once, and no others; if `by_id`, under the current ids of their specs."""
-    names = [*SETTING, *(["regularizer"] if "regularizer" in runs.columns else [])]
+    names = [name for name in (*SETTING, "regularizer") if name in runs.columns]
     wanted = {tuple(spec.columns().get(name, DEFAULT) for name in names) for spec in specs}
     found = set(check_settings(runs.drop_duplicates("run")[names], wanted, folder, command))
     if others := len(found - wanted):
@@ -195,7 +191,7 @@ def check_settings(
     return found
 
 
-def _check_columns(table: pd.DataFrame, wanted: Sequence[str], path: Path) -> None:
+def _check_columns(table: pd.DataFrame, wanted: Sequence[str], path: Path, experiment: str | None = None) -> None:
     lacking = [name for name in wanted if name not in table.columns]
     if lacking:
         raise _unusable(path, f"it has no column {', '.join(lacking)}")
@@ -207,10 +203,7 @@ def _check_columns(table: pd.DataFrame, wanted: Sequence[str], path: Path) -> No
     if table[[name for name in wanted if name in TEXTS]].isna().any(axis=None):
         raise _unusable(path, "constants of runs are missing")
 
-
-def _check_experiment(table: pd.DataFrame, path: Path, experiment: str) -> None:
-    foreign = set(table["experiment"]) - {experiment}
-    if foreign:
+    if experiment is not None and (foreign := set(table["experiment"]) - {experiment}):
         raise StoreError(
             f"{path} holds rows of another experiment ({', '.join(sorted(foreign))}), not only of {experiment}. "
             "Move them away, or choose another folder with --out."

@@ -75,10 +75,6 @@ class TrialTask(ABC):
         """A digest of data that is not among the options."""
         return ""
 
-    def settings(self) -> dict[str, Any]:
-        """Everything that a result depends on, as plain data."""
-        return {"kind": type(self).__name__, **asdict(self), "data": self.data_digest()}  # type: ignore[call-overload]
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -105,11 +101,6 @@ class Trial:
         return digest([_settings(self.task), *self.setting(), method_digest(self.method)])
 
     @property
-    def definition(self) -> Method:
-        """The method."""
-        return self.method
-
-    @property
     def constants(self) -> Constants:
         """What the optimizer is made with."""
         return Constants(self.lr, self.task.weight_decay, self.task.regularizer(), self.task.lower_bound)
@@ -133,15 +124,16 @@ class Trial:
 
 @lru_cache(maxsize=64)
 def _settings(task: TrialTask) -> dict[str, Any]:
-    """The settings of a task, for which its data is read, and its code if it is your own."""
-    return {**task.settings(), "code": fingerprint(type(task))}
+    """Everything that a result depends on, as plain data: options, data, which is read, and code if it is your own."""
+    options: dict[str, Any] = asdict(task)  # type: ignore[call-overload]
+    return {"kind": type(task).__name__, **options, "data": task.data_digest(), "code": fingerprint(type(task))}
 
 
 def run_trial(trial: Trial, advance: Callable[[int], None] = lambda trials: None) -> dict[str, Any]:
     """Train and measure; one row of the store. A loss that is not finite ends the run: it has diverged."""
     task = trial.task
     model = task.model(trial.seed)
-    optimizer, params = make_optimizer(trial, model), list(model.parameters())
+    optimizer, params = make_optimizer(trial.method, trial, model), list(model.parameters())
     scheduler = _scheduler(optimizer, trial)
     averaged = AveragedModel(model, multi_avg_fn=polynomial_multi_avg_fn()) if trial.ending == "average" else None
     set_mode(model, optimizer, training=True)

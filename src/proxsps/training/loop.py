@@ -24,8 +24,7 @@ from proxsps.optim import renew_statistics
 from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.engines import Advance, Processes, Results
 from proxsps.sweep.loop import RENEWED, Run, Watch, is_schedule_free
-from proxsps.sweep.result import METRICS, RunResult, median_zeta
-from proxsps.sweep.spec import RunSpec, describe, digest
+from proxsps.sweep.spec import METRICS, RunResult, RunSpec, describe, digest, median_zeta
 from proxsps.training import checkpoint as checkpoints
 from proxsps.training.checkpoint import checkpoint_file
 from proxsps.training.ranks import ALONE, Batch, TrainingRanks, epoch_batches, placed, plain_batches

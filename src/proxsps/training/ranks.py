@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from proxsps.problems.vision import ImageClassification, crop_and_mirror, draw, normalize
-from proxsps.sweep.result import batches
+from proxsps.sweep.spec import batches
 
 CPU = torch.device("cpu")
 Batch = tuple[Tensor, Tensor]  # normalised images (B, 3, S, S), channels last in memory, and labels (B,)

@@ -18,7 +18,7 @@ from proxsps.problems.base import BASE_SEED, seeded
 from proxsps.problems.datasets import DataError
 from proxsps.problems.vision import ImageClassification, image_problem
 from proxsps.sweep.loop import set_mode, take_steps
-from proxsps.sweep.result import shuffled
+from proxsps.sweep.spec import shuffled
 from proxsps.training.ranks import CPU, Batch, TrainingRanks, epoch_batches, placed, plain_batches, prepared
 
 DIGITS = "digits-mlp"

@@ -22,7 +22,7 @@ from proxsps.problems.resnet import ResNet
 from proxsps.problems.vision import ImageClassification
 from proxsps.regularizers import L1, Regularizer
 from proxsps.sweep.loop import take_steps
-from proxsps.sweep.result import shuffled
+from proxsps.sweep.spec import shuffled
 from proxsps.sweep.trials import Batch, TrialTask
 from proxsps.training.ranks import ALONE, placed, plain_batches, prepared
 from proxsps.training.tasks import accuracy, digits, perceptron
