@@ -135,20 +135,23 @@ class _Program:
         self.shapes = {name: x.shape for name, x in start.items()}
         self.x = torch.cat([x.flatten() for x in start.values()]).repeat(count, 1)  # (runs, parameters)
         self.grad = torch.empty_like(self.x)
-        self.dtype = self.x.dtype
         # Strengths of the squared l2 norm; other regularisers are those of `penalties`.
         self.lam = self._column([spec.weight_decay if spec.regularizer is None else 0.0 for spec in specs])
         self.penalties = _grouped_penalties(specs)
         methods = [spec.method for spec in specs]
         self.is_method = {name: torch.tensor([name == own for own in methods]) for name in dict.fromkeys(methods)}
-        self.rules = {spec.method: _rule(spec) for spec in specs if spec.method not in ("adamw", "dec-sps")}
+        self.rules: dict[str, runs.Rule] = {
+            spec.method: load(rule) if isinstance(rule := spec.definition.rule, str) else rule
+            for spec in specs
+            if spec.method not in ("adamw", "dec-sps")
+        }
         self.coupled, self.bounded, self.guarded = (
             torch.tensor([getattr(spec.definition, fact) for spec in specs])
             for fact in ("coupled", "bounded", "guarded")
         )
         self.is_adam = torch.tensor([method == "adamw" for method in methods])
         self.adam = self.is_adam.nonzero().squeeze(1)
-        self.moments = torch.zeros_like(self.x[self.adam]), torch.zeros_like(self.x[self.adam])
+        self.moments = {name: torch.zeros_like(self.x[self.adam]) for name in ("first", "second")}
         # AdamW's decay is not multiplied by its learning rate.
         self.adam_decay = self.lam[self.adam] / self._column([spec.lr for spec in specs])[self.adam]
         self.coupled_lam, self.any_coupled = torch.where(self.coupled, self.lam, 0.0), bool(self.coupled.any())
@@ -161,13 +164,12 @@ class _Program:
         self.zetas = np.full((epochs, steps, count), np.nan, dtype=np.float32)
 
     def _column(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=self.dtype)
+        return torch.tensor(values, dtype=self.x.dtype)
 
     def state(self) -> State:
         """Everything that later steps and results depend on, except the numbers of epochs and steps."""
-        moments = dict(zip(("first", "second"), self.moments, strict=True))
         recorded = {"metrics": torch.from_numpy(self.metrics), "zetas": torch.from_numpy(self.zetas)}
-        return {"x": self.x, **self.memory._asdict(), **moments, **recorded}
+        return {"x": self.x, **self.memory._asdict(), **self.moments, **recorded}
 
     def restore(self, saved: State | None) -> tuple[int, int]:
         """Load a state, if there is one; returns its number of epochs, and of steps of the next epoch."""
@@ -226,7 +228,7 @@ class _Program:
 
     def _step_adam(self, g: Tensor, lr: Tensor, k: int) -> None:
         """Step k, counted from 1, of the runs of AdamW."""
-        first, second = self.moments
+        first, second = self.moments.values()
         first.lerp_(g, 1 - BETAS[0])
         second.mul_(BETAS[1]).addcmul_(g, g, value=1 - BETAS[1])
         scale = (second / (1 - BETAS[1] ** k)).sqrt_().add_(EPS)
@@ -293,10 +295,7 @@ def _check_names(specs: Sequence[RunSpec]) -> None:
 
 
 def _grouped_penalties(specs: Sequence[RunSpec]) -> list[tuple[Regularizer, str, bool, Tensor]]:
-    """Regularisers other than the squared l2 norm, each with a method, whether it is coupled, and the rows of its runs.
-
-    A regulariser of a batch treats all entries in the same way, so that it is applied to rows of parameters.
-    """
+    """Regularisers other than the squared l2 norm, with a method, whether it is coupled, and the rows of its runs."""
     rows: defaultdict[tuple[Regularizer, str, bool], list[int]] = defaultdict(list)
     for i, spec in enumerate(specs):
         if spec.regularizer is not None:
@@ -308,9 +307,3 @@ def _values(phi: Regularizer, x: Tensor) -> Tensor:
     """One value for each row."""
     values: Tensor = vmap(phi.value)(x) if phi.traceable else torch.stack([phi.value(row) for row in x])
     return values
-
-
-def _rule(spec: RunSpec) -> runs.Rule:
-    rule = spec.definition.rule
-    loaded: runs.Rule = load(rule) if isinstance(rule, str) else rule
-    return loaded

@@ -23,14 +23,13 @@ from proxsps.regularizers import Regularizer
 from proxsps.regularizers.structure import Entries, Quadratic, Scalar
 from proxsps.sweep.batched import EVERY, SavedBatch, is_large, run_batched
 from proxsps.sweep.loop import run_single
+from proxsps.sweep.pool import Advance, first_line, run_tasks
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
-from proxsps.sweep.pool import Tell, first_line, run_tasks
 from proxsps.sweep.spec import RunResult, RunSpec
 from proxsps.sweep.store import Store, TableStore
 
 # Lists of `RunResult`, or of rows of trials, as they are finished; closing it ends its processes.
 Results = Generator[list[Any], None, None]
-Advance = Callable[[int], None]  # called with the number of epochs of single runs that were finished
 
 BATCH = 300  # runs; larger batches are hardly faster
 LONG = 5_000  # steps of a large batch from which a separate process saves time
@@ -79,7 +78,7 @@ class Batched:
         yield from self._run(batches, 0, done, advance)
 
     def _run(self, batches: Sequence[list[RunSpec]], workers: int, done: Collection[str], advance: Advance) -> Results:
-        missing = [batch for batch in batches if is_missing(batch, done)]
+        missing = [batch for batch in batches if any(spec.id not in done for spec in batch)]
         tasks = [((batch, self._saved(batch)), f"a batch of {len(batch)} runs") for batch in missing]
         with closing(run_tasks(run_batch, tasks, workers, advance)) as finished:
             for results in finished:
@@ -141,7 +140,7 @@ class Processes:
         work: what to do with a spec, or a trial: a function of it and of a function that counts finished epochs.
     """
 
-    def __init__(self, workers: int | None = None, work: Callable[[Any, Tell], Any] = run_single) -> None:
+    def __init__(self, workers: int | None = None, work: Callable[[Any, Advance], Any] = run_single) -> None:
         self.workers, self.work = os.cpu_count() or 1 if workers is None else workers, work
 
     def run(self, specs: Sequence[Any], done: Collection[str], advance: Advance) -> Results:
@@ -161,11 +160,6 @@ class Single(Processes):
 
     def __init__(self) -> None:
         super().__init__(workers=0)
-
-
-def is_missing(batch: Sequence[RunSpec], done: Collection[str]) -> bool:
-    """Whether a batch is not done as a whole."""
-    return any(spec.id not in done for spec in batch)
 
 
 def _is_long(batch: Sequence[RunSpec]) -> bool:
@@ -193,11 +187,7 @@ def check_sendable(specs: Sequence[RunSpec]) -> None:
             ) from None
 
 
-ENGINES: dict[str, type[Batched] | type[Single] | type[Processes]] = {
-    "batched": Batched,
-    "single": Single,
-    "processes": Processes,
-}
+ENGINES: dict[str, type[Engine]] = {"batched": Batched, "single": Single, "processes": Processes}
 
 
 class Tables(NamedTuple):

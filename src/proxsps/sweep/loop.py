@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 RENEWED = 20  # batches for new running statistics
 
 Batch = TypeVar("Batch")
-Closure = Callable[[], Tensor]  # computes gradients, and returns the loss
 
 
 class Watch:
@@ -60,17 +59,16 @@ def make_optimizer(
     if method.groups:
         params = load(method.groups)(layers or model)
         params = params if layers is None else _with_parameters_of(model, layers, params)
-    optimizer: Optimizer
     if method.make is not None:
         optimizer = method.make(params, settings)
-        if not isinstance(optimizer, Optimizer):
-            raise ValueError(f"make of the method {method.name!r} must return a torch optimizer, got {optimizer!r}.")
-        return optimizer
-    kind, options = load(method.optimizer), dict(method.options)
-    if issubclass(kind, PolyakOptimizer):
-        options |= {"lower_bound": lower_bound} if method.bounded else {}
-        options |= {} if regularizer is None else {"regularizer": regularizer}
-    optimizer = kind(params, lr, weight_decay=weight_decay, **options)
+    else:
+        kind, options = load(method.optimizer), dict(method.options)
+        if issubclass(kind, PolyakOptimizer):
+            options |= {"lower_bound": lower_bound} if method.bounded else {}
+            options |= {} if regularizer is None else {"regularizer": regularizer}
+        optimizer = kind(params, lr, weight_decay=weight_decay, **options)
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"make of the method {method.name!r} must return a torch optimizer, got {optimizer!r}.")
     return optimizer
 
 
@@ -103,15 +101,13 @@ def take_steps(
     loss: Callable[[Batch], Tensor],
     after: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> Iterator[Tensor]:
-    """One step per batch; yields the loss before it, detached.
+    """One step per batch with any torch optimizer; yields the mean `loss` of the batch before the step, detached.
 
-    Args:
-        optimizer: any torch optimizer. `step(loss=loss)` is called if it takes a loss, else `step(closure)`.
-        batches: the batches.
-        loss: the mean loss of a batch.
-        after: called with the loss after the backward pass; may change gradients, and returns the loss for the step.
+    `step(loss=loss)` is called if the optimizer takes a loss, else `step(closure)`. `after` is called with the loss
+    after the backward pass: it may change gradients, and returns the loss for the step.
     """
-    step_by = _stepping(optimizer)
+    step: Callable[..., Any] = optimizer.step
+    known = inspect.signature(step).parameters
     for batch in batches:
         seen: list[Tensor] = []
 
@@ -122,7 +118,13 @@ def take_steps(
             seen.append(value.detach())
             return after(value)
 
-        step_by(closure)
+        if "loss" in known:
+            step(loss=closure())
+        elif "closure" in known:
+            _call(optimizer, closure)
+        else:
+            closure()
+            step()
         yield seen[0]
 
 
@@ -141,34 +143,18 @@ def coupling(phi: Regularizer | None, params: Sequence[Tensor]) -> Callable[[Ten
     return couple
 
 
-def _stepping(optimizer: Optimizer) -> Callable[[Closure], Any]:
-    """How an optimizer is stepped: by the parameters of its `step`."""
-    step: Callable[..., Any] = optimizer.step
-    known = inspect.signature(step).parameters
-    if "loss" in known:
-        return lambda closure: step(loss=closure())
-    if "closure" in known:
-        return functools.partial(_call, type(optimizer).__name__, step)
-
-    def plain(closure: Closure) -> None:
-        closure()
-        step()
-
-    return plain
-
-
-def _call(name: str, step: Callable[..., Any], closure: Closure) -> None:
+def _call(optimizer: Optimizer, closure: Callable[[], Any]) -> None:
     """A step that has to call its closure, which computes the gradients."""
     called = False
 
-    def counted() -> Tensor:
+    def counted() -> Any:
         nonlocal called
         called = True
         return closure()
 
     cause = None
     try:
-        step(counted)
+        optimizer.step(counted)
     except Exception as error:
         if called:
             raise
@@ -176,9 +162,9 @@ def _call(name: str, step: Callable[..., Any], closure: Closure) -> None:
     if not called:
         end = f" (It raised {type(cause).__name__}: {cause}.)" if cause else ""
         raise ValueError(
-            f"{name}.step(closure) did not call its closure, which computes the loss and the gradients. Call it at "
-            "the start of step, as `with torch.enable_grad(): loss = closure()`, or define step(self) without a "
-            f"closure: the gradients are then there before.{end}"
+            f"{type(optimizer).__name__}.step(closure) did not call its closure, which computes the loss and the "
+            "gradients. Call it at the start of step, as `with torch.enable_grad(): loss = closure()`, or define "
+            f"step(self) without a closure: the gradients are then there before.{end}"
         ) from cause
 
 

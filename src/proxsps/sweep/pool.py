@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-Tell = Callable[[int], None]  # called with the number of finished epochs
+Advance = Callable[[int], None]  # called with the number of epochs of single runs that were finished
 
 ATTEMPTS = 2  # for a task whose process dies
 START = "spawn"  # a fork after torch has started threads may hang
@@ -48,7 +48,7 @@ class _Task:
     told: int = 0  # epochs that were reported to the caller
     repeated: int = 0  # epochs reported by this attempt
 
-    def tell(self, count: int, advance: Tell) -> None:
+    def tell(self, count: int, advance: Advance) -> None:
         """Report epochs that no earlier attempt has reported."""
         self.repeated += count
         if self.repeated > self.told:
@@ -74,13 +74,19 @@ class _Worker:
             self.connection.send(task.content)
 
     def receive(self) -> tuple[str, Any]:
-        """The next message; if the process is dead, the reason."""
+        """The next message; "died" if the process is dead, and an error if the task has had all its attempts."""
         try:
             kind, content = self.connection.recv()
         except (EOFError, OSError):
             self.process.join(PATIENCE)
             code = self.process.exitcode
-            return "died", f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            reason = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            if self.task.attempts < ATTEMPTS:
+                return "died", reason
+            raise EngineError(
+                f"The process of {self.task.name} died {ATTEMPTS} times ({reason}), perhaps because of too little "
+                "memory. What was finished is kept; the same command continues from there."
+            ) from None
         return kind, content
 
     def end(self) -> None:
@@ -91,7 +97,7 @@ class _Worker:
 
 
 def run_tasks(
-    work: Callable[[Any, Tell], Any], tasks: Sequence[tuple[Any, str]], workers: int, advance: Tell
+    work: Callable[[Any, Advance], Any], tasks: Sequence[tuple[Any, str]], workers: int, advance: Advance
 ) -> Generator[Any, None, None]:
     """Results of `work(task, tell)` as they are finished. Leaving the generator ends the processes at once.
 
@@ -131,19 +137,10 @@ def run_tasks(
                     raise error from RemoteError(text)
                 else:
                     pool.pop(connection).end()
-                    _check_attempts(worker.task, content)
                     start(worker.task)
     finally:
         for worker in pool.values():
             worker.end()
-
-
-def _check_attempts(task: _Task, reason: str) -> None:
-    if task.attempts == ATTEMPTS:
-        raise EngineError(
-            f"The process of {task.name} died {ATTEMPTS} times ({reason}), perhaps because of too little memory. "
-            "What was finished is kept; the same command continues from there."
-        )
 
 
 # In the processes

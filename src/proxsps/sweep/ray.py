@@ -7,14 +7,12 @@ the same kind of processor. Only the driver needs data and writes results. Ray i
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 import os
 import pickle
 import socket
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,8 +27,8 @@ from proxsps._install import extra
 from proxsps.problems.base import Problem
 from proxsps.problems.fingerprint import is_installed
 from proxsps.sweep.batched import is_large
-from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, Results, is_missing, run_batch
-from proxsps.sweep.pool import first_line
+from proxsps.sweep.engines import BATCH, Batched, Results, run_batch
+from proxsps.sweep.pool import Advance, EngineError, first_line
 from proxsps.sweep.spec import RunResult, RunSpec
 
 RETRIES = 3  # of a batch whose worker was lost
@@ -55,13 +53,10 @@ class Ray:
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """Batches in the order in which they finish; a lost worker costs only the time of its batch."""
-        batches = [batch for batch in self.batched.batches(specs) if is_missing(batch, done)]
+        batches = [batch for batch in self.batched.batches(specs) if any(spec.id not in done for spec in batch)]
         if not batches:
             return
-        seeds: defaultdict[Problem, set[int]] = defaultdict(set)
-        for spec in itertools.chain(*batches):
-            seeds[spec.problem].add(spec.seed)
-        carried = {problem: _with_data(problem, wanted) for problem, wanted in seeds.items()}
+        carried = {problem: _with_data(problem, specs) for problem in {batch[0].problem for batch in batches}}
         with _cluster(self.address) as ray:
             with _sent_whole(ray, specs):
                 problems = {problem: ray.put(data) for problem, data in carried.items()}
@@ -84,10 +79,10 @@ class Ray:
 # What a worker receives and returns
 
 
-def _with_data(problem: Problem, seeds: Collection[int]) -> Problem:
+def _with_data(problem: Problem, specs: Sequence[RunSpec]) -> Problem:
     """A copy of a problem together with its data, so that a worker does not need the files."""
     start, train = problem.start(), problem.train_data()
-    validation = {seed: problem.validation_data(seed) for seed in seeds}
+    validation = {spec.seed: problem.validation_data(spec.seed) for spec in specs if spec.problem == problem}
     carried = copy.copy(problem)
     vars(carried).update(  # in place of its methods
         start=lambda: {name: value.clone() for name, value in start.items()},

@@ -291,6 +291,5 @@ def shuffled(count: int, size: int, seed: int, epoch: int, steps: int | None = N
 
 def median_zeta(zetas: np.ndarray) -> np.ndarray:
     """Median over the steps of an epoch, the first axis; steps that were left out (NaN) do not count."""
-    ordered = np.ma.masked_invalid(zetas)
-    middle: np.ndarray = np.ma.filled(np.ma.median(ordered, axis=0), np.nan)
+    middle: np.ndarray = np.ma.filled(np.ma.median(np.ma.masked_invalid(zetas), axis=0), np.nan)
     return middle

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,7 +37,7 @@ import pandas as pd
 
 from proxsps.sweep import tables
 from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
-from proxsps.sweep.spec import METRICS, RunResult, RunSpec, alpha_of_epoch
+from proxsps.sweep.spec import METRICS, SETTING, RunResult, RunSpec, alpha_of_epoch
 
 if TYPE_CHECKING:
     from proxsps.sweep.trials import Trial
@@ -105,11 +106,10 @@ class TableStore:
 
     def _look(self) -> tuple[int, ...] | None:
         """Shows whether another command has replaced the files."""
-        try:
+        with suppress(OSError):
             found = os.stat(self._path(self.names[-1]))
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+            return found.st_ino, found.st_size, found.st_mtime_ns
+        return None
 
 
 class Store(TableStore):
@@ -139,7 +139,16 @@ class Store(TableStore):
 
         Without `by_id` only settings are compared, because ids need large data.
         """
-        tables.check_whole(self.runs, specs, self.folder, command, by_id)
+        names = [name for name in (*SETTING, "regularizer") if name in self.runs.columns]
+        wanted = {tuple(spec.columns().get(name, tables.DEFAULT) for name in names) for spec in specs}
+        settings = self.runs.drop_duplicates("run")[names]
+        found = set(tables.check_settings(settings, wanted, self.folder, command))
+        if others := len(found - wanted):
+            which = f"{others} runs with settings that the experiment does not have"
+            raise tables.other_runs(self.folder, which, command)
+        if by_id and (others := len(self.done - {spec.id for spec in specs})):
+            which = f"{others} runs that were shortened, or made by another version"
+            raise tables.other_runs(self.folder, which, command)
 
     def _check(self) -> None:
         if len(self.runs):
@@ -172,10 +181,7 @@ class TrialStore(TableStore):
         return self._last
 
     def require(self, trials: Sequence[Trial], optional: frozenset[str], command: str) -> pd.DataFrame:
-        """The rows of all trials of a whole experiment; an error that names `command` if some are missing.
-
-        Tasks in `optional` may be missing as a whole, if their data is missing.
-        """
+        """The rows of these trials; an error that names `command` if some are missing, except tasks in `optional`."""
         left_out = optional - set(self.rows["task"])
         wanted = {trial.setting() for trial in trials if trial.task.name not in left_out}
         found = tables.check_settings(self.rows[tables.OF_TRIALS], wanted, self.folder, command)

@@ -139,8 +139,7 @@ def check_steps(steps: pd.DataFrame, runs: pd.DataFrame, path: Path) -> None:
         _check_rows(steps, "step", 0, path)
     epochs = runs[runs["seed"] == 0].groupby("run")["epoch"].max()
     found = steps.groupby("run")["epoch"].max() if len(steps) else pd.Series(dtype="int64")
-    lacking = int((found.reindex(epochs.index) != epochs).sum())
-    if lacking:
+    if lacking := int((found.reindex(epochs.index) != epochs).sum()):
         raise _unusable(path, f"it lacks steps of {lacking} of the {len(epochs)} runs with seed 0")
 
 
@@ -165,25 +164,12 @@ def check_against(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path) ->
             raise StoreError(f"{folder} holds {fault}. Restore runs.parquet, or move the folder away to start again.")
 
 
-def check_whole(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path, command: str, by_id: bool) -> None:
-    """Check for all settings of a grid once, and no others; if `by_id`, under the current ids of their specs."""
-    names = [name for name in (*SETTING, "regularizer") if name in runs.columns]
-    wanted = {tuple(spec.columns().get(name, DEFAULT) for name in names) for spec in specs}
-    found = set(check_settings(runs.drop_duplicates("run")[names], wanted, folder, command))
-    if others := len(found - wanted):
-        raise _other_runs(folder, f"{others} runs with settings that the experiment does not have", command)
-    if by_id and (others := len(set(runs["run"]) - {spec.id for spec in specs})):
-        raise _other_runs(folder, f"{others} runs that were shortened, or made by another version", command)
-
-
 def check_settings(
     settings: pd.DataFrame, wanted: set[tuple[Any, ...]], folder: Path, command: str
 ) -> list[tuple[Any, ...]]:
     """The settings of all runs, one row each; an error if there is one twice, or if a wanted one is missing."""
     if twice := int(settings.duplicated().sum()):
-        raise _other_runs(
-            folder, f"more than one run of {twice} settings, of other data or of another version", command
-        )
+        raise other_runs(folder, f"more than one run of {twice} settings, of other data or of another version", command)
     # NaN, which is not equal to itself, becomes None.
     found = [tuple(None if v != v else v for v in row) for row in settings.itertuples(index=False, name=None)]
     if missing := len(wanted - set(found)):
@@ -192,8 +178,7 @@ def check_settings(
 
 
 def _check_columns(table: pd.DataFrame, wanted: Sequence[str], path: Path, experiment: str | None = None) -> None:
-    lacking = [name for name in wanted if name not in table.columns]
-    if lacking:
+    if lacking := [name for name in wanted if name not in table.columns]:
         raise _unusable(path, f"it has no column {', '.join(lacking)}")
     for name in wanted:
         kinds = "OUT" if name in TEXTS else "iu" if name in WHOLE else "f"
@@ -202,7 +187,6 @@ def _check_columns(table: pd.DataFrame, wanted: Sequence[str], path: Path, exper
             raise _unusable(path, f"the column {name} has the wrong type, {table[name].dtype}")
     if table[[name for name in wanted if name in TEXTS]].isna().any(axis=None):
         raise _unusable(path, "constants of runs are missing")
-
     if experiment is not None and (foreign := set(table["experiment"]) - {experiment}):
         raise StoreError(
             f"{path} holds rows of another experiment ({', '.join(sorted(foreign))}), not only of {experiment}. "
@@ -224,7 +208,8 @@ def _unusable(path: Path, reason: str) -> StoreError:
     return StoreError(f"{path} cannot be used: {reason}. Restore it, or move the folder away to start again.")
 
 
-def _other_runs(folder: Path, which: str, command: str) -> StoreError:
+def other_runs(folder: Path, which: str, command: str) -> StoreError:
+    """The error for a store that does not hold exactly the runs of a sweep."""
     return StoreError(
         f"{folder} holds {which}. Move the folder away and run `{command}`, or choose another with --out."
     )

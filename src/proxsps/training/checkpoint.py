@@ -32,8 +32,8 @@ def checkpoint_file(folder: Path, spec: TrainingSpec) -> Path:
     return folder / "checkpoints" / f"{spec.id}.pt"
 
 
-def prepare(path: Path) -> None:
-    """Create the folder of a checkpoint and write a file there, so that a run fails at once if this is not possible."""
+def prepare(path: Path) -> bool:
+    """Whether there is a checkpoint. A test file is written beside it, so that a run fails at once if that fails."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.test")
     try:
         replace_file(beside, bytes(4096))
@@ -42,6 +42,7 @@ def prepare(path: Path) -> None:
         raise _unwritable(path, error) from None
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is not a checkpoint but a folder or a device. Choose another place.")
+    return path.exists()
 
 
 def save(path: Path, spec: TrainingSpec, content: dict[str, Any]) -> None:

@@ -22,8 +22,9 @@ from torch.nn.functional import cross_entropy
 
 from proxsps.optim import renew_statistics
 from proxsps.problems.vision import ImageClassification
-from proxsps.sweep.engines import Advance, Processes, Results
+from proxsps.sweep.engines import Processes, Results
 from proxsps.sweep.loop import RENEWED, Run, Watch, is_schedule_free
+from proxsps.sweep.pool import Advance
 from proxsps.sweep.spec import METRICS, RunResult, RunSpec, describe, digest, median_zeta
 from proxsps.training import checkpoint as checkpoints
 from proxsps.training.checkpoint import checkpoint_file
@@ -85,11 +86,9 @@ class ImageRun(Run):
     def __init__(self, spec: RunSpec, ranks: TrainingRanks, amp: bool = False, checkpoint: Path | None = None) -> None:
         identified = identify(spec, ranks, amp)
         self.ranks, self.amp, self.device, self.checkpoint = ranks, amp, ranks.device, checkpoint
-        if checkpoint is not None:
-            checkpoints.prepare(checkpoint)
         super().__init__(identified, placed(identified.problem.network(), ranks.device))
         self.wrapped = ranks.wrap(self.model)
-        if checkpoint is not None and checkpoint.exists():
+        if checkpoint is not None and checkpoints.prepare(checkpoint):
             self.resume(checkpoint)
 
     def batches(self) -> Iterator[Batch]:
@@ -116,10 +115,8 @@ class ImageRun(Run):
         square = sum(float(param.double().square().sum()) for param in self.params)
         objective = loss + float(self.penalty(square))
         seen = zetas[~np.isnan(zetas)]
-        low, high = np.quantile(seen, (0.25, 0.75)) if len(seen) else (math.nan, math.nan)
-        truncated = float(np.mean(seen == 0)) if len(seen) else math.nan
-        metrics = [objective, loss, 1 - accuracy, math.sqrt(square), float(median_zeta(zetas))]
-        return [*metrics, accuracy, float(low), float(high), truncated]
+        steps = [*np.quantile(seen, (0.25, 0.75)), np.mean(seen == 0)] if len(seen) else [math.nan] * 3
+        return [objective, loss, 1 - accuracy, math.sqrt(square), float(median_zeta(zetas)), accuracy, *steps]
 
     def _renew_statistics(self) -> None:
         """Running statistics at the average: those of the steps belong to other weights. Equal in all processes."""

@@ -1,4 +1,4 @@
-"""One process, or several that `torchrun` has started, and its part of every batch."""
+"""One process, or several that `torchrun` has started, and its part of every batch, prepared on its device."""
 
 from __future__ import annotations
 
@@ -83,9 +83,6 @@ def joined(device: str | None = None) -> Iterator[TrainingRanks]:
         yield TrainingRanks(place, dist.get_rank(), size)
     finally:
         dist.destroy_process_group()
-
-
-# Batches, prepared for the network on its device
 
 
 def epoch_batches(problem: ImageClassification, seed: int, epoch: int, ranks: TrainingRanks) -> Iterator[Batch]:

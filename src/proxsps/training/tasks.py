@@ -63,10 +63,7 @@ def perceptron(seed: int, hidden: tuple[int, int] = HIDDEN) -> nn.Module:
 
 
 def images_task(problem: ImageClassification, device: torch.device = CPU) -> Task:
-    """An image problem of `proxsps train`; every second validation image is for choosing, the others for scoring.
-
-    Seed 0 gives the weights that `proxsps train` starts with.
-    """
+    """An image problem of `proxsps train`; every second validation image is for choosing, the others for scoring."""
     if problem.validation_images == 1:
         raise ValueError(
             "validation_images must be 0 (all) or at least 2, got 1: half are for choosing a network, half for "
@@ -80,6 +77,7 @@ def images_task(problem: ImageClassification, device: torch.device = CPU) -> Tas
 
     return Task(
         {"task": problem.name, **asdict(problem), "validation": "every second image"},
+        # Seed 0 gives the weights that `proxsps train` starts with.
         network=lambda seed: placed(replace(problem, data_seed=problem.data_seed + seed).network(), device),
         example_inputs=lambda: prepared(problem.train_data()[0][:2]).to(device),
         batches=partial(epoch_batches, problem, ranks=ranks),
@@ -91,8 +89,7 @@ def images_task(problem: ImageClassification, device: torch.device = CPU) -> Tas
 def task_named(name: str, device: torch.device = CPU, **options: Any) -> Task:
     """The task of a name: "digits-mlp", or a name like "cifar10-resnet20" with options of `ImageClassification`."""
     if name == DIGITS:
-        given = {key for key in options if key != "batch_size"}
-        if given:
+        if given := options.keys() - {"batch_size"}:
             raise ValueError(f"{DIGITS} has no options {', '.join(sorted(given))}; they are those of image networks.")
         return digits_task(**options)
     try:
