@@ -283,7 +283,7 @@ def main() -> None:
         validation_images=args.validation_images,
         batch_size=args.batch_size,
     )
-    log = Log(args.out / "cifar.jsonl", {**task.settings(), "epochs": args.epochs})
+    log = Log(args.out / "cifar.jsonl", {**task.settings, "epochs": args.epochs})
     if args.command == "draw":
         return draw(log, args.out / "cifar.svg")
     plan = tuned(Plan(task, args.epochs), log)

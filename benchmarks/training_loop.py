@@ -26,9 +26,8 @@ from proxsps import ProxSPS
 from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.spec import RunSpec
 from proxsps.training import Watch
-from proxsps.training.loader import epoch_batches
 from proxsps.training.loop import ImageRun
-from proxsps.training.ranks import TrainingRanks
+from proxsps.training.ranks import TrainingRanks, epoch_batches
 
 PROBLEM = ImageClassification(data="synthetic", depth=20)
 SPEC = RunSpec(PROBLEM, "prox-sps", "sqrt", 1.0, 5e-4, 0, 1)

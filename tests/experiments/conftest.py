@@ -13,8 +13,7 @@ import pytest
 
 from proxsps.experiments import EXPERIMENTS
 from proxsps.experiments.base import Frames
-from proxsps.sweep.result import METRICS
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import METRICS, RunSpec
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests of claims share `judging`
 

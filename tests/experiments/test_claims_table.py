@@ -22,8 +22,7 @@ import pytest
 
 from proxsps.experiments import EXPERIMENTS
 from proxsps.experiments.base import FAILS, HOLDS, IN_PART, Frames
-from proxsps.sweep.result import METRICS
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import METRICS, RunSpec
 
 Made = Callable[..., Frames]
 Metrics = dict[str, Any]

@@ -15,8 +15,7 @@ from proxsps.experiments import EXPERIMENTS, find
 from proxsps.experiments.base import Frames, last_medians, over_seeds
 from proxsps.problems import matrix_fac1
 from proxsps.sweep.engines import Batched
-from proxsps.sweep.result import METRICS
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import METRICS, RunSpec
 from proxsps.sweep.store import Store
 
 MATRIX = [name for name in EXPERIMENTS if name.startswith("matrix-fac")]

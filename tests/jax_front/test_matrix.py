@@ -12,8 +12,7 @@ import optax
 from proxsps.jax import prox_sps
 from proxsps.problems import matrix_fac1
 from proxsps.sweep.batched import run_batched
-from proxsps.sweep.result import batches
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import RunSpec, batches
 
 EPOCHS = 4
 

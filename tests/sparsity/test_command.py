@@ -16,7 +16,7 @@ from proxsps.problems.resnet import ResNet
 from proxsps.sparsity import StrengthPath, load_shrunk, load_sparse, shrinking
 from proxsps.sparsity.measure import costs
 from proxsps.sparsity.points import Point
-from proxsps.training.tasks import Digits, accuracy, digits, task_named
+from proxsps.training.tasks import accuracy, digits, digits_task, task_named
 
 TINY = ["--width=2", "--size=8", "--images=80", "--validation-images=30", "--batch-size=16", "--device=cpu"]
 NETWORK = "synthetic-resnet8"
@@ -60,13 +60,13 @@ def test_digits_become_small_and_the_files_hold_it(call, tmp_path):
     }
     assert found["bytes"]["dense"] == 4 * found["before"]["parameters"]
     folder = tmp_path / found["folder"]
-    small = load_shrunk(Digits().network(7), torch.load(folder / "small.pt", weights_only=True))
+    small = load_shrunk(digits_task().network(7), torch.load(folder / "small.pt", weights_only=True))
     # Chosen by one part of the data, scored by another.
-    assert accuracy(small, Digits().validation()) == pytest.approx(best["accuracy"])
-    assert accuracy(small, Digits().test()) == pytest.approx(found["test_accuracy"]["small"])
-    dense = Digits().network(0)
+    assert accuracy(small, digits_task().validation()) == pytest.approx(best["accuracy"])
+    assert accuracy(small, digits_task().test()) == pytest.approx(found["test_accuracy"]["small"])
+    dense = digits_task().network(0)
     dense.load_state_dict(torch.load(folder / "point-000.pt", weights_only=True)["model"])
-    assert accuracy(dense, Digits().test()) == pytest.approx(found["test_accuracy"]["dense"])
+    assert accuracy(dense, digits_task().test()) == pytest.approx(found["test_accuracy"]["dense"])
     assert json.loads((folder / "path.json").read_text()) == found["points"]
     state = load_sparse(folder / "small.safetensors")
     assert all(torch.equal(state[name], tensor) for name, tensor in small.state_dict().items())

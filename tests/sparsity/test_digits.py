@@ -9,12 +9,12 @@ import pytest
 
 from proxsps import ProxSPSAdam
 from proxsps.sparsity import shrink, strength_path
-from proxsps.training.tasks import Digits, accuracy, fit
+from proxsps.training.tasks import accuracy, digits_task, fit
 
 
 def test_the_default_path_removes_nine_of_ten_weights_and_half_of_the_units():
     pytest.importorskip("sklearn")
-    task, epochs, seed = Digits(), 20, 1  # with seed 0, a single validation digit decides, and so does rounding
+    task, epochs, seed = digits_task(), 20, 1  # with seed 0, a single validation digit decides, and so does rounding
     model = task.network(seed)
     scores = []
 

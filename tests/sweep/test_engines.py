@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import pandas as pd
 import pytest
 import torch
 
-from proxsps.sweep import batched, engines
+from proxsps.sweep import batched, engines, pool
 from proxsps.sweep.engines import ENGINES, Batched, Engine, Processes, Single
-from proxsps.sweep.result import RunResult
-from proxsps.sweep.spec import RunSpec, grid
+from proxsps.sweep.spec import RunResult, RunSpec, grid
 from proxsps.sweep.store import Store
 
 SAME = pd.testing.assert_frame_equal
@@ -116,12 +115,11 @@ def test_batches_do_not_depend_on_what_is_done(kit: Any, monkeypatch: pytest.Mon
     specs = small_grid(kit.tiny())
     seen: list[list[RunSpec]] = []
 
-    def record(batch: list[RunSpec], saved: None) -> Generator[int, None, list[RunResult]]:
+    def record(batch: list[RunSpec], advance: Callable[[int], None], saved: None) -> list[RunResult]:
         seen.append(list(batch))
-        yield len(batch)
         return [RunResult(spec, np.ones((2, 5)), np.ones((2, 3))) for spec in batch]
 
-    monkeypatch.setattr(engines, "batched_epochs", record)
+    monkeypatch.setattr(engines, "run_batched", record)
     whole = list(Batched(10).batches(specs))
     done = {spec.id for spec in [*whole[0], *whole[2][:4]]}
     results = everything(Batched(10), specs, done)
@@ -185,7 +183,7 @@ def test_own_problems_stay_in_this_process(
     """Their loss may be a lambda, which cannot be sent; and a script may lack what a new process needs."""
     problem = kit.network()
     problem._loss = lambda outputs, targets: (outputs - targets).square().mean()
-    monkeypatch.setattr(engines, "run_tasks", None)
+    monkeypatch.setattr(pool, "_Worker", None)
     assert len(everything(Batched(processes=True), small_grid(problem, seeds=1))) == 8
     assert len(everything(Batched(), two_long_batches)) == 8, "unless asked for, no process is started"
 

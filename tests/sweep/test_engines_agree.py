@@ -16,8 +16,7 @@ from proxsps.optim import ScheduleFreeSPS
 from proxsps.problems import from_module, matrix_fac1
 from proxsps.sweep.batched import run_batched
 from proxsps.sweep.loop import run_single
-from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches
-from proxsps.sweep.spec import METHODS, SCHEDULES, RunSpec
+from proxsps.sweep.spec import METHODS, METRICS, SCHEDULES, RunResult, RunSpec, alpha_of_epoch, batches
 
 ADAPTIVE = ("prox-sps", "sps", "dec-sps")  # methods with a zeta
 F64 = 1e-12  # nine steps multiply rounding errors of 1e-16 by a few hundred at most

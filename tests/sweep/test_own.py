@@ -19,10 +19,9 @@ from proxsps.methods import Method
 from proxsps.optim import SPS
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, Regularizer
 from proxsps.sweep import Batched, Processes, RunSpec, Single, grid, run_sweep
-from proxsps.sweep.batched import run_batched
+from proxsps.sweep.batched import SavedBatch, run_batched
 from proxsps.sweep.engines import EngineError, is_batched
 from proxsps.sweep.loop import run_single
-from proxsps.sweep.saved import SavedBatch
 
 
 class Sign(Optimizer):

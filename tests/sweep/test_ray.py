@@ -31,8 +31,7 @@ from proxsps.regularizers import L1
 from proxsps.sweep import ray as ray_engine
 from proxsps.sweep.engines import Batched, Engine, EngineError
 from proxsps.sweep.ray import Ray
-from proxsps.sweep.result import RunResult
-from proxsps.sweep.spec import RunSpec, grid
+from proxsps.sweep.spec import RunResult, RunSpec, grid
 
 
 def quiet(runs: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 from proxsps.sweep import store as module
 from proxsps.sweep import tables
 from proxsps.sweep.batched import run_batched
-from proxsps.sweep.result import METRICS, RunResult
+from proxsps.sweep.spec import METRICS, RunResult
 from proxsps.sweep.store import Store, StoreError
 
 SAME = pd.testing.assert_frame_equal
@@ -239,6 +239,23 @@ def test_a_store_can_be_read_while_it_is_written(results: list[RunResult], tmp_p
     writer.join()
     assert counts == sorted(counts)
     assert len(Store(tmp_path, "tiny").done) == 40
+
+
+def test_a_run_that_is_added_between_two_reads_is_not_taken_for_damage(
+    results: list[RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads steps first and runs later finds a run without steps."""
+    Store(tmp_path, "tiny").add(results[:1])
+    read, writer = tables.read_table, Store(tmp_path, "tiny")
+
+    def read_slowly(path: Path) -> pd.DataFrame:
+        table = read(path)
+        monkeypatch.undo()
+        writer.add([results[2]])
+        return table
+
+    monkeypatch.setattr(tables, "read_table", read_slowly)
+    assert Store(tmp_path, "tiny").done == {results[0].spec.id}
 
 
 # Stores that cannot be used

@@ -19,8 +19,7 @@ from proxsps.cli import app
 from proxsps.experiments import EXPERIMENTS
 from proxsps.sweep import tables
 from proxsps.sweep import tables as module
-from proxsps.sweep.result import METRICS, RunResult
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import METRICS, RunResult, RunSpec
 from proxsps.sweep.store import Store, StoreError
 
 NAME = "matrix-fac1"
@@ -62,7 +61,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from proxsps.problems import matrix_fac1
-from proxsps.sweep.result import METRICS, RunResult
+from proxsps.sweep.spec import METRICS, RunResult
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store
 

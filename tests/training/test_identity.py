@@ -18,7 +18,7 @@ from proxsps.experiments import EXPERIMENTS, deep
 from proxsps.problems.vision import ImageClassification
 from proxsps.sweep.store import Store
 from proxsps.training import CheckpointError, train
-from proxsps.training.identity import identify
+from proxsps.training.loop import identify
 from proxsps.training.ranks import TrainingRanks
 
 CPU = TrainingRanks(torch.device("cpu"))

@@ -17,13 +17,11 @@ from proxsps.problems import matrix_fac1
 from proxsps.problems.vision import normalize
 from proxsps.regularizers import L1
 from proxsps.sweep.loop import run_single
-from proxsps.sweep.result import METRICS, alpha_of_epoch
-from proxsps.sweep.spec import METHODS, RunSpec
+from proxsps.sweep.spec import METHODS, METRICS, RunSpec, alpha_of_epoch
 from proxsps.sweep.store import Store
 from proxsps.training import Watch, train
-from proxsps.training.loader import epoch_batches, plain_batches
 from proxsps.training.loop import ImageRun
-from proxsps.training.ranks import TrainingRanks
+from proxsps.training.ranks import TrainingRanks, epoch_batches, plain_batches
 
 CPU = TrainingRanks(torch.device("cpu"))
 

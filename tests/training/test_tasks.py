@@ -9,14 +9,13 @@ import torch
 
 from proxsps import ProxSPS
 from proxsps.problems.datasets import DataError
-from proxsps.training.loader import prepared
-from proxsps.training.ranks import TrainingRanks
-from proxsps.training.tasks import Digits, Images, accuracy, digits, fit, task_named
+from proxsps.training.ranks import prepared
+from proxsps.training.tasks import accuracy, digits, digits_task, fit, images_task, task_named
 
 
 def test_digits_are_shuffled_by_seed_and_epoch():
     pytest.importorskip("sklearn")
-    task = Digits(batch_size=100)
+    task = digits_task(batch_size=100)
     first, same, later = (list(task.batches(0, epoch)) for epoch in (0, 0, 1))
     assert len(first) == 10
     assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, same, strict=True))
@@ -35,7 +34,7 @@ def test_no_digit_is_in_two_parts():
 
 def test_images_to_choose_by_and_to_score_by(kit):
     problem = kit.tiny()
-    task = Images(problem, TrainingRanks(torch.device("cpu")))
+    task = images_task(problem)
     every = prepared(problem.validation_data(0)[0])
     chosen, scored = (torch.cat([x for x, _ in part]) for part in (task.validation(), task.test()))
     assert torch.equal(chosen, every[::2])
@@ -48,21 +47,21 @@ def test_digits_need_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     digits.cache_clear()
     with pytest.raises(DataError, match=r"scikit-learn: pip install '\.\[experiments\]'"):
-        Digits().example_inputs()
+        digits_task().example_inputs()
     digits.cache_clear()
 
 
 def test_networks_by_seed(kit):
     problem = kit.tiny()
-    task = Images(problem, TrainingRanks(torch.device("cpu")))
+    task = images_task(problem)
     start = problem.network().state_dict()
     assert all(torch.equal(tensor, start[name]) for name, tensor in task.network(0).state_dict().items())
     assert not torch.equal(task.network(1).conv.weight, start["conv.weight"])
-    assert task.settings()["width"] == 2
+    assert task.settings["width"] == 2
 
 
 def test_the_cap_falls_and_is_put_back(kit):
-    task = Images(kit.tiny(), TrainingRanks(torch.device("cpu")))
+    task = images_task(kit.tiny())
     model = task.network(0)
     opt = ProxSPS(model.parameters(), lr=0.5)
     caps, seen = [], []
@@ -76,7 +75,7 @@ def test_the_cap_falls_and_is_put_back(kit):
 
 
 def test_training_depends_on_seed_and_epochs_alone(kit):
-    task = Images(kit.tiny(), TrainingRanks(torch.device("cpu")))
+    task = images_task(kit.tiny())
     ends = []
     for first in (0, 0, 1):
         model = task.network(0)
@@ -92,7 +91,7 @@ def test_unknown_names():
 
 
 def test_an_optimizer_with_two_kinds_of_weights_leaves_those_for_use(kit):
-    task = Images(kit.tiny(), TrainingRanks(torch.device("cpu")))
+    task = images_task(kit.tiny())
     model = task.network(0)
     optimizer = pytest.importorskip("schedulefree").AdamWScheduleFree(model.parameters(), lr=0.01)
     fit(task, model, optimizer, 1, seed=0)

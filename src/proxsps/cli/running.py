@@ -13,8 +13,7 @@ from proxsps.cli.console import duration, printable, progress, say
 from proxsps.experiments.base import Experiment
 from proxsps.experiments.catalogue import CORES
 from proxsps.problems.datasets import DataError
-from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine, Processes
-from proxsps.sweep.run import fill
+from proxsps.sweep.engines import BATCH, ENGINES, Batched, Engine, Processes, fill
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import StoreError, TableStore
 from proxsps.sweep.trials import Trial, run_trial

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from dataclasses import asdict
 from itertools import islice
@@ -24,6 +23,7 @@ from proxsps.sparsity.export import load_safetensors
 from proxsps.sparsity.graph import load_torch_pruning
 from proxsps.sparsity.path import Point, StrengthPath
 from proxsps.sweep.loop import RENEWED, take_steps
+from proxsps.sweep.spec import digest
 from proxsps.training.ranks import joined
 from proxsps.training.tasks import Task, accuracy, fit, task_named
 
@@ -36,7 +36,7 @@ def run(wanted: Wanted) -> None:
         if ranks.size > 1:
             raise ValueError("proxsps sparsify runs in one process; start it without torchrun.")
         task = task_named(wanted.name, ranks.device, **wanted.options)
-        settings = {**task.settings(), "optimizer": "ProxSPSAdam", "epochs": epochs, "lr": lr, "seed": seed}
+        settings = {**task.settings, "optimizer": "ProxSPSAdam", "epochs": epochs, "lr": lr, "seed": seed}
         place = wanted.folder / "sparsify" / wanted.name / _digest(settings, wanted.kind, wanted.chosen)
         check_folder(place)
         model = task.network(seed)
@@ -142,5 +142,4 @@ def _check_installed() -> None:
 
 def _digest(settings: dict[str, Any], kind: str, strengths: list[float] | None) -> str:
     """A short name for everything that the points of a path depend on."""
-    content = json.dumps([settings, kind, strengths], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:10]
+    return digest([settings, kind, strengths])[:10]

@@ -23,7 +23,7 @@ from proxsps.sweep.loop import Watch
 from proxsps.sweep.spec import RunSpec
 from proxsps.sweep.store import Store
 from proxsps.training.checkpoint import checkpoint_file
-from proxsps.training.identity import identify
+from proxsps.training.loop import identify
 from proxsps.training.loop import train as train_run
 from proxsps.training.ranks import joined
 

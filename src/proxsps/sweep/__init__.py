@@ -10,9 +10,8 @@ from proxsps._lazy import attach as _attach
 from proxsps.methods import Method
 
 if TYPE_CHECKING:
-    from proxsps.sweep.engines import Batched, Processes, Single
+    from proxsps.sweep.engines import Batched, Processes, Single, Tables, run_sweep
     from proxsps.sweep.ray import Ray
-    from proxsps.sweep.run import Tables, run_sweep
     from proxsps.sweep.spec import RunSpec, grid
     from proxsps.sweep.store import Store
 
@@ -20,13 +19,6 @@ _require("proxsps.sweep", "experiments", "filelock", "pandas", "pyarrow")
 
 __all__ = ["Batched", "Method", "Processes", "Ray", "RunSpec", "Single", "Store", "Tables", "grid", "run_sweep"]
 
-__getattr__, __dir__ = _attach(
-    __name__,
-    {
-        **dict.fromkeys(("Batched", "Processes", "Single"), "engines"),
-        "Ray": "ray",
-        **dict.fromkeys(("Tables", "run_sweep"), "run"),
-        **dict.fromkeys(("RunSpec", "grid"), "spec"),
-        "Store": "store",
-    },
-)
+_OF_ENGINES = dict.fromkeys(("Batched", "Processes", "Single", "Tables", "run_sweep"), "engines")
+_OTHERS = {"Ray": "ray", "RunSpec": "spec", "Store": "store", "grid": "spec"}
+__getattr__, __dir__ = _attach(__name__, _OF_ENGINES | _OTHERS)

@@ -1,4 +1,4 @@
-"""Ways to run a list of specs, behind one interface: batched in this process, one by one, or in a pool of processes.
+"""A sweep in one call, and ways to run a list of specs: batched in this process, one by one, or in a pool of processes.
 
 An engine yields results as they are finished, and skips the runs in `done`. The runs of a batch are chosen from the
 whole list, not from what is missing: so an interrupted sweep gives bitwise the results of an uninterrupted one.
@@ -12,24 +12,24 @@ import os
 import pickle
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import pandas as pd
 import torch
 
-from proxsps.sweep.batched import batched_epochs, is_large
-from proxsps.sweep.loop import finished, run_single, single_epochs
-from proxsps.sweep.penalties import is_uniform
+from proxsps.regularizers import Regularizer
+from proxsps.regularizers.structure import Entries, Quadratic, Scalar
+from proxsps.sweep.batched import EVERY, SavedBatch, is_large, run_batched
+from proxsps.sweep.loop import run_single
+from proxsps.sweep.pool import Advance, first_line, run_tasks
 from proxsps.sweep.pool import EngineError as EngineError  # part of this module's interface
-from proxsps.sweep.pool import Tell, first_line, run_tasks
-from proxsps.sweep.result import RunResult
-from proxsps.sweep.saved import EVERY, SavedBatch
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import RunResult, RunSpec
+from proxsps.sweep.store import Store, TableStore
 
 # Lists of `RunResult`, or of rows of trials, as they are finished; closing it ends its processes.
 Results = Generator[list[Any], None, None]
-Advance = Callable[[int], None]  # called with the number of epochs of single runs that were finished
 
 BATCH = 300  # runs; larger batches are hardly faster
 LONG = 5_000  # steps of a large batch from which a separate process saves time
@@ -43,6 +43,7 @@ class Engine(Protocol):
         """Results of the specs whose id is not in `done`, as they are finished."""
 
 
+@dataclass(frozen=True)
 class Batched:
     """Hundreds of runs as one tensor program. Runs that cannot be batched are run one by one, after the others.
 
@@ -57,42 +58,33 @@ class Batched:
             process imports the main module again, so a script needs `if __name__ == "__main__"`.
     """
 
-    def __init__(
-        self, size: int = BATCH, folder: Path | None = None, every: float | None = None, processes: bool = False
-    ) -> None:
-        self.size, self.folder, self.every, self.processes = size, folder, EVERY if every is None else every, processes
+    size: int = BATCH
+    folder: Path | None = None
+    every: float = EVERY
+    processes: bool = False
 
     def saving(self, folder: Path) -> Batched:
         """The same engine, which saves the state of running batches beside the store in `folder`."""
-        return Batched(self.size, folder / "batches", self.every, self.processes)
+        return replace(self, folder=folder / "batches")
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """One batch after the other, except those that run in processes."""
-        batches = list(self.batches(specs))
-        cores, long = torch.get_num_threads(), [batch for batch in batches if _is_long(batch)]
+        batches, cores = list(self.batches(specs)), torch.get_num_threads()
         # Chosen from the whole list, not from what is missing: rounding depends on the number of threads.
+        long = [batch for batch in batches if _is_long(batch)]
         if self.processes and cores > 1 and len(long) > 1:
-            yield from self._side_by_side(long, cores, done, advance)
+            yield from self._run(long, cores, done, advance)
             batches = [batch for batch in batches if not _is_long(batch)]
-        for batch in batches:
-            saved = self._saved(batch)
-            if is_missing(batch, done):
-                yield [result for result in _run_batch((batch, saved), advance) if result.spec.id not in done]
-            if saved:
-                saved.remove()  # the consumer has kept the results by now
+        yield from self._run(batches, 0, done, advance)
 
-    def _side_by_side(
-        self, batches: Sequence[list[RunSpec]], cores: int, done: Collection[str], advance: Advance
-    ) -> Results:
-        missing = [batch for batch in batches if is_missing(batch, done)]
+    def _run(self, batches: Sequence[list[RunSpec]], workers: int, done: Collection[str], advance: Advance) -> Results:
+        missing = [batch for batch in batches if any(spec.id not in done for spec in batch)]
         tasks = [((batch, self._saved(batch)), f"a batch of {len(batch)} runs") for batch in missing]
-        work = partial(_with_one_thread, _run_batch)
-        with closing(run_tasks(work, tasks, min(cores, len(tasks)), advance)) as batches_done:
-            for results in batches_done:
+        with closing(run_tasks(run_batch, tasks, workers, advance)) as finished:
+            for results in finished:
                 yield [result for result in results if result.spec.id not in done]
-        for saved in map(self._saved, batches):
-            if saved:
-                saved.remove()
+        for saved in filter(None, map(self._saved, batches)):
+            saved.remove()  # the consumer has kept the results by now
 
     def _saved(self, batch: Sequence[RunSpec]) -> SavedBatch | None:
         return SavedBatch(self.folder, batch, self.every) if self.folder and is_batched(batch[0]) else None
@@ -118,31 +110,26 @@ def is_batched(spec: RunSpec) -> bool:
     return spec.regularizer is None or (spec.lr > 0 and is_uniform(spec.phi))
 
 
-def batch_epochs(batch: Sequence[RunSpec], saved: SavedBatch | None = None) -> Generator[int, None, list[RunResult]]:
-    """Run a batch, which is one run or one tensor program; yields the number of epochs that were finished."""
-    if is_batched(batch[0]):
-        return (yield from batched_epochs(batch, saved))
-    return [(yield from single_epochs(batch[0]))]
+def is_uniform(phi: Regularizer) -> bool:
+    """Whether a regulariser treats every entry in the same way, in any tensor: not so if it needs their shapes."""
+    structure = phi.structure((1,))
+    if phi.joint or not isinstance(structure, Entries | Quadratic):
+        return False
+    if isinstance(structure, Quadratic):
+        return structure.center is None and isinstance(structure.lam, int | float)
+    return isinstance(structure.psi, Scalar) and all(isinstance(value, int | float) for value in structure.psi)
 
 
-def _run_batch(task: tuple[Sequence[RunSpec], SavedBatch | None], advance: Advance) -> list[RunResult]:
-    return finished(batch_epochs(*task), advance)
+def run_batch(task: tuple[Sequence[RunSpec], SavedBatch | None], advance: Advance) -> list[RunResult]:
+    """Run a batch, which is one tensor program or one run; its state is saved if there is a place for it."""
+    batch, saved = task
+    return run_batched(batch, advance, saved) if is_batched(batch[0]) else [run_single(batch[0], advance)]
 
 
 def _footprint(spec: RunSpec) -> int:
     """Bytes that one run holds: parameters, gradients and moments, and its validation data."""
     params = sum(x.nbytes for x in spec.problem.start().values())
     return 8 * params + sum(array.nbytes for array in spec.problem.validation_data(spec.seed)) + 1
-
-
-class Single:
-    """One run after the other, through the optimizers."""
-
-    def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
-        """One run after the other."""
-        for spec in specs:
-            if spec.id not in done:
-                yield [run_single(spec, advance)]
 
 
 class Processes:
@@ -153,28 +140,26 @@ class Processes:
         work: what to do with a spec, or a trial: a function of it and of a function that counts finished epochs.
     """
 
-    def __init__(self, workers: int | None = None, work: Callable[[Any, Tell], Any] = run_single) -> None:
-        self.workers, self.work = workers or os.cpu_count() or 1, work
+    def __init__(self, workers: int | None = None, work: Callable[[Any, Advance], Any] = run_single) -> None:
+        self.workers, self.work = os.cpu_count() or 1 if workers is None else workers, work
 
     def run(self, specs: Sequence[Any], done: Collection[str], advance: Advance) -> Results:
         """Runs in the order in which they finish; an interrupt keeps finished runs."""
         missing = [spec for spec in specs if spec.id not in done]
-        check_sendable([spec for spec in missing if isinstance(spec, RunSpec)])
+        if self.workers:
+            check_sendable([spec for spec in missing if isinstance(spec, RunSpec)])
         tasks = [(spec, spec.describe()) for spec in missing]
         # Leaving the block, by an error or an interrupt too, ends the processes at once.
-        with closing(run_tasks(partial(_with_one_thread, self.work), tasks, self.workers, advance)) as results:
+        with closing(run_tasks(self.work, tasks, self.workers, advance)) as results:
             for result in results:
                 yield [result]
 
 
-def _with_one_thread(work: Callable[[Any, Tell], Any], task: Any, tell: Tell) -> Any:
-    torch.set_num_threads(1)
-    return work(task, tell)
+class Single(Processes):
+    """One run after the other in this process, through the optimizers."""
 
-
-def is_missing(batch: Sequence[RunSpec], done: Collection[str]) -> bool:
-    """Whether a batch is not done as a whole."""
-    return any(spec.id not in done for spec in batch)
+    def __init__(self) -> None:
+        super().__init__(workers=0)
 
 
 def _is_long(batch: Sequence[RunSpec]) -> bool:
@@ -188,11 +173,9 @@ def check_sendable(specs: Sequence[RunSpec]) -> None:
     """Raise an error that names what cannot be sent to a process: functions inside functions, for instance."""
     parts: dict[int, tuple[str, object]] = {}
     for spec in specs:
-        parts[id(spec.problem)] = (f"problem {spec.problem.name!r}", spec.problem)
-        if spec.own is not None:
-            parts[id(spec.own)] = (f"method {spec.method!r}", spec.own)
-        if spec.regularizer is not None:
-            parts[id(spec.regularizer)] = (f"regularizer of the runs of {spec.method!r}", spec.regularizer)
+        parts[id(spec.problem)] = f"problem {spec.problem.name!r}", spec.problem
+        parts[id(spec.own)] = f"method {spec.method!r}", spec.own
+        parts[id(spec.regularizer)] = f"regularizer of the runs of {spec.method!r}", spec.regularizer
     for name, part in parts.values():
         try:
             pickle.dumps(part)
@@ -204,8 +187,42 @@ def check_sendable(specs: Sequence[RunSpec]) -> None:
             ) from None
 
 
-ENGINES: dict[str, type[Batched] | type[Single] | type[Processes]] = {
-    "batched": Batched,
-    "single": Single,
-    "processes": Processes,
-}
+ENGINES: dict[str, type[Engine]] = {"batched": Batched, "single": Single, "processes": Processes}
+
+
+class Tables(NamedTuple):
+    """The results of a sweep, with the columns that `proxsps.sweep.store` documents."""
+
+    runs: pd.DataFrame  # one row for each run and epoch
+    steps: pd.DataFrame  # one row for each iteration of the runs with seed 0
+
+
+def run_sweep(
+    specs: Sequence[RunSpec],
+    folder: str | Path,
+    engine: Engine | None = None,
+    advance: Advance = lambda epochs: None,
+) -> Tables:
+    """Run what is missing of a sweep, and return the results of all its runs.
+
+    Args:
+        specs: the runs, as returned by `grid`.
+        folder: folder of the store. Runs in it are not run again, and an interrupted sweep continues where it stopped.
+            Its last part is the name of the sweep.
+        engine: how to run; default: `Batched`.
+        advance: called with the number of epochs that were finished.
+    """
+    place = Path(folder)
+    store = Store(place, place.resolve().name)
+    chosen = Batched() if engine is None else engine
+    fill(store, specs, chosen.saving(place) if isinstance(chosen, Batched) else chosen, advance)
+    ids = {spec.id for spec in specs}
+    return Tables(*(table[table["run"].isin(ids)].reset_index(drop=True) for table in (store.runs, store.steps)))
+
+
+def fill(store: TableStore, specs: Sequence[Any], engine: Engine, advance: Advance) -> None:
+    """Run what a store lacks, and store each part as soon as it is finished."""
+    store.lacking(specs)  # raises an error if a stored run does not fit its spec
+    with closing(engine.run(specs, store.done, advance)) as finished:  # processes end with the sweep
+        for results in finished:
+            store.add(results)

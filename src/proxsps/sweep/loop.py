@@ -10,8 +10,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -19,23 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proxsps.methods import load
+from proxsps.methods import Method, load
 from proxsps.optim import ProxSGD
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.base import BASE_SEED, seeded
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.base import subgradient_all, value_all
-from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch, batches, median_zeta
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.spec import METRICS, RunResult, RunSpec, alpha_of_epoch, batches, median_zeta
 
 if TYPE_CHECKING:
     from proxsps.sweep.trials import Trial
 
 RENEWED = 20  # batches for new running statistics
 
-Result = TypeVar("Result")
 Batch = TypeVar("Batch")
-Closure = Callable[[], Tensor]  # computes gradients, and returns the loss
 
 
 class Watch:
@@ -51,27 +47,28 @@ class Watch:
         """An epoch was finished and measured."""
 
 
-def make_optimizer(settings: RunSpec | Trial, model: nn.Module, layers: nn.Module | None = None) -> Optimizer:
+def make_optimizer(
+    method: Method, settings: RunSpec | Trial, model: nn.Module, layers: nn.Module | None = None
+) -> Optimizer:
     """The optimizer of a run or trial; those of this package take the regulariser.
 
     `layers` is a network with parameters of the same names, if the model itself is not made of layers.
     """
-    method, (lr, weight_decay, regularizer, lower_bound) = settings.definition, settings.constants
+    lr, weight_decay, regularizer, lower_bound = settings.constants
     params: list[Any] = list(model.parameters())
     if method.groups:
         params = load(method.groups)(layers or model)
         params = params if layers is None else _with_parameters_of(model, layers, params)
-    optimizer: Optimizer
     if method.make is not None:
         optimizer = method.make(params, settings)
-        if not isinstance(optimizer, Optimizer):
-            raise ValueError(f"make of the method {method.name!r} must return a torch optimizer, got {optimizer!r}.")
-        return optimizer
-    kind, options = load(method.optimizer), dict(method.options)
-    if issubclass(kind, PolyakOptimizer):
-        options |= {"lower_bound": lower_bound} if method.bounded else {}
-        options |= {} if regularizer is None else {"regularizer": regularizer}
-    optimizer = kind(params, lr, weight_decay=weight_decay, **options)
+    else:
+        kind, options = load(method.optimizer), dict(method.options)
+        if issubclass(kind, PolyakOptimizer):
+            options |= {"lower_bound": lower_bound} if method.bounded else {}
+            options |= {} if regularizer is None else {"regularizer": regularizer}
+        optimizer = kind(params, lr, weight_decay=weight_decay, **options)
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"make of the method {method.name!r} must return a torch optimizer, got {optimizer!r}.")
     return optimizer
 
 
@@ -104,15 +101,13 @@ def take_steps(
     loss: Callable[[Batch], Tensor],
     after: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> Iterator[Tensor]:
-    """One step per batch; yields the loss before it, detached.
+    """One step per batch with any torch optimizer; yields the mean `loss` of the batch before the step, detached.
 
-    Args:
-        optimizer: any torch optimizer. `step(loss=loss)` is called if it takes a loss, else `step(closure)`.
-        batches: the batches.
-        loss: the mean loss of a batch.
-        after: called with the loss after the backward pass; may change gradients, and returns the loss for the step.
+    `step(loss=loss)` is called if the optimizer takes a loss, else `step(closure)`. `after` is called with the loss
+    after the backward pass: it may change gradients, and returns the loss for the step.
     """
-    step_by = _stepping(optimizer)
+    step: Callable[..., Any] = optimizer.step
+    known = inspect.signature(step).parameters
     for batch in batches:
         seen: list[Tensor] = []
 
@@ -123,7 +118,13 @@ def take_steps(
             seen.append(value.detach())
             return after(value)
 
-        step_by(closure)
+        if "loss" in known:
+            step(loss=closure())
+        elif "closure" in known:
+            _call(optimizer, closure)
+        else:
+            closure()
+            step()
         yield seen[0]
 
 
@@ -142,34 +143,18 @@ def coupling(phi: Regularizer | None, params: Sequence[Tensor]) -> Callable[[Ten
     return couple
 
 
-def _stepping(optimizer: Optimizer) -> Callable[[Closure], Any]:
-    """How an optimizer is stepped: by the parameters of its `step`."""
-    step: Callable[..., Any] = optimizer.step
-    known = inspect.signature(step).parameters
-    if "loss" in known:
-        return lambda closure: step(loss=closure())
-    if "closure" in known:
-        return functools.partial(_call, type(optimizer).__name__, step)
-
-    def plain(closure: Closure) -> None:
-        closure()
-        step()
-
-    return plain
-
-
-def _call(name: str, step: Callable[..., Any], closure: Closure) -> None:
+def _call(optimizer: Optimizer, closure: Callable[[], Any]) -> None:
     """A step that has to call its closure, which computes the gradients."""
     called = False
 
-    def counted() -> Tensor:
+    def counted() -> Any:
         nonlocal called
         called = True
         return closure()
 
     cause = None
     try:
-        step(counted)
+        optimizer.step(counted)
     except Exception as error:
         if called:
             raise
@@ -177,9 +162,9 @@ def _call(name: str, step: Callable[..., Any], closure: Closure) -> None:
     if not called:
         end = f" (It raised {type(cause).__name__}: {cause}.)" if cause else ""
         raise ValueError(
-            f"{name}.step(closure) did not call its closure, which computes the loss and the gradients. Call it at "
-            "the start of step, as `with torch.enable_grad(): loss = closure()`, or define step(self) without a "
-            f"closure: the gradients are then there before.{end}"
+            f"{type(optimizer).__name__}.step(closure) did not call its closure, which computes the loss and the "
+            "gradients. Call it at the start of step, as `with torch.enable_grad(): loss = closure()`, or define "
+            f"step(self) without a closure: the gradients are then there before.{end}"
         ) from cause
 
 
@@ -193,7 +178,8 @@ class Run:
         self.spec, self.problem = spec, spec.problem
         self.model = self.problem.module() if model is None else model
         self.params = list(self.model.parameters())
-        self.optimizer = make_optimizer(spec, self.model, self.problem.layers() if model is None else None)
+        layers = self.problem.layers() if model is None else None
+        self.optimizer = make_optimizer(spec.definition, spec, self.model, layers)
         self.columns = (*METRICS, *self.extra, *(() if spec.regularizer is None else ("nonzeros",)))
         self.rows = np.full((spec.epochs, len(self.columns)), np.nan)
         self.zetas = np.full((spec.epochs, self.problem.steps_per_epoch), np.nan, dtype=np.float32)
@@ -204,23 +190,36 @@ class Run:
         """Whether the last objective was not finite."""
         return self.done > 0 and not math.isfinite(self.rows[self.done - 1, 0])
 
-    @property
-    def ended(self) -> bool:
-        """Whether there is nothing left to do."""
-        return self.done == self.spec.epochs or self.diverged
+    def finish(self, watch: Watch | None = None, advance: Callable[[int], None] = lambda epochs: None) -> RunResult:
+        """Train to the end. `advance` is called with numbers of epochs; those after a divergence count as finished."""
+        watch = watch or Watch()
+        watch.start(self.done, self.zetas.shape[1])
+        if self.done:
+            advance(self.done)
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a run that diverges is a result
+            while self.done < self.spec.epochs and not self.diverged:
+                self.epoch(watch)
+                watch.epoch(self.row())
+                self.save()
+                advance(self.spec.epochs - self.done + 1 if self.diverged else 1)
+        return self.result()
 
-    def epoch(self, watch: Watch | None = None) -> None:
+    def save(self) -> None:
+        """Called after every epoch; runs with a checkpoint write it."""
+
+    def epoch(self, watch: Watch) -> None:
         """Train for one epoch, and measure."""
-        alpha, watch = alpha_of_epoch(self.spec, self.done, self.zetas), watch or Watch()
+        alpha = alpha_of_epoch(self.spec, self.done, self.zetas)
         for group in self.optimizer.param_groups:
             group["lr"] = alpha
         set_mode(self.model, self.optimizer, training=True)
         # On the device: a step must not wait for a number that is only read later.
         zetas = torch.full(self.zetas.shape[1:], math.nan, device=self.device)
+        optimizer: Any = self.optimizer
+        adaptive = isinstance(optimizer, PolyakOptimizer) and not isinstance(optimizer, ProxSGD)
         for step, loss in enumerate(self.steps(self.batches())):
-            zeta = self._last_zeta()
-            if zeta is not None:
-                zetas[step] = zeta
+            if adaptive and (last := optimizer.last_step) is not None:
+                zetas[step] = last.zeta[0]
             watch.step(self.done, loss, self.optimizer)
         self.zetas[self.done] = zetas.cpu().numpy()
         set_mode(self.model, self.optimizer, training=False)
@@ -235,13 +234,6 @@ class Run:
     def steps(self, batches: Iterable[Any]) -> Iterator[Tensor]:
         """Steps on these batches; yields their losses."""
         return take_steps(self.optimizer, batches, self.loss, coupling(self.spec.outside, self.params))
-
-    def _last_zeta(self) -> Any:
-        """The adaptive step of the last step, for methods that have one."""
-        if not isinstance(self.optimizer, PolyakOptimizer) or isinstance(self.optimizer, ProxSGD):
-            return None
-        last = self.optimizer.last_step
-        return None if last is None else last.zeta[0]
 
     def batches(self) -> Iterator[Any]:
         """The batches of the next epoch."""
@@ -281,37 +273,7 @@ class Run:
         return RunResult(self.spec, metrics, self.zetas, dict(zip(self.columns[len(METRICS) :], extra.T, strict=True)))
 
 
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Without warnings about numbers: a run that diverges is a result."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
-
-
-def run_single(spec: RunSpec, advance: Callable[[int], None] = lambda runs: None) -> RunResult:
+def run_single(spec: RunSpec, advance: Callable[[int], None] = lambda epochs: None) -> RunResult:
     """Run one spec; `advance` is called with the number of epochs that were finished."""
-    return finished(single_epochs(spec), advance)
-
-
-def single_epochs(spec: RunSpec) -> Generator[int, None, RunResult]:
-    """The same, epoch by epoch: yields the number of epochs that were finished, and returns the result."""
-    with seeded(BASE_SEED + spec.seed), quietly():  # a seed for optimizers that draw random numbers
-        run = Run(spec)
-        while not run.ended:
-            run.epoch()
-            yield spec.epochs - run.done + 1 if run.diverged else 1
-    return run.result()
-
-
-def finished(epochs: Generator[int, None, Result], advance: Callable[[int], None]) -> Result:
-    """The return value of a generator of epochs; `advance` is called with what it yields."""
-
-    def outcome() -> Generator[int, None, None]:
-        found.append((yield from epochs))
-
-    found: list[Result] = []
-    with closing(outcome()) as counts:
-        for count in counts:
-            advance(count)
-    return found[0]
+    with seeded(BASE_SEED + spec.seed):  # for optimizers that draw random numbers
+        return Run(spec).finish(advance=advance)

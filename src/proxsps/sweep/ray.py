@@ -13,24 +13,23 @@ import pickle
 import socket
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from proxsps._install import extra
 from proxsps.problems.base import Problem
 from proxsps.problems.fingerprint import is_installed
 from proxsps.sweep.batched import is_large
-from proxsps.sweep.engines import BATCH, Advance, Batched, EngineError, Results, batch_epochs, is_missing
-from proxsps.sweep.pool import first_line
-from proxsps.sweep.result import RunResult
-from proxsps.sweep.spec import RunSpec
+from proxsps.sweep.engines import BATCH, Batched, Results, run_batch
+from proxsps.sweep.pool import Advance, EngineError, first_line
+from proxsps.sweep.spec import RunResult, RunSpec
 
 RETRIES = 3  # of a batch whose worker was lost
 # Our own cluster listens only on the loopback interface, which is Ray's default except on Linux, and sends no usage
@@ -54,10 +53,10 @@ class Ray:
 
     def run(self, specs: Sequence[RunSpec], done: Collection[str], advance: Advance) -> Results:
         """Batches in the order in which they finish; a lost worker costs only the time of its batch."""
-        batches = [batch for batch in self.batched.batches(specs) if is_missing(batch, done)]
+        batches = [batch for batch in self.batched.batches(specs) if any(spec.id not in done for spec in batch)]
         if not batches:
             return
-        carried = _carry(batches)
+        carried = {problem: _with_data(problem, specs) for problem in {batch[0].problem for batch in batches}}
         with _cluster(self.address) as ray:
             with _sent_whole(ray, specs):
                 problems = {problem: ray.put(data) for problem, data in carried.items()}
@@ -80,48 +79,29 @@ class Ray:
 # What a worker receives and returns
 
 
-class _Carried(Problem):
-    """A problem together with its data, so that a worker does not need the files."""
-
-    def __init__(self, problem: Problem, seeds: Collection[int]) -> None:
-        self.problem = problem
-        facts = ("name", "batch_size", "lower_bound", "drop_last", "reentrant", "pace")
-        vars(self).update({fact: getattr(problem, fact) for fact in facts})
-        self._start, self._train = problem.start(), problem.train_data()
-        self._validation = {seed: problem.validation_data(seed) for seed in seeds}
-
-    def start(self) -> dict[str, Tensor]:
-        return {name: value.clone() for name, value in self._start.items()}
-
-    def layers(self) -> nn.Module | None:
-        return self.problem.layers()
-
-    def train_data(self) -> tuple[Tensor, ...]:
-        return self._train
-
-    def validation_data(self, seed: int) -> tuple[Tensor, ...]:
-        return self._validation[seed]
-
-    def loss(self, params: dict[str, Tensor], *batch: Tensor) -> Tensor:
-        return self.problem.loss(params, *batch)
-
-    def validation_error(self, params: dict[str, Tensor], *data: Tensor) -> Tensor:
-        return self.problem.validation_error(params, *data)
-
-
-def _carry(batches: list[list[RunSpec]]) -> dict[Problem, _Carried]:
-    seeds: defaultdict[Problem, set[int]] = defaultdict(set)
-    for batch in batches:
-        seeds[batch[0].problem].update(spec.seed for spec in batch)
-    return {problem: _Carried(problem, wanted) for problem, wanted in seeds.items()}
+def _with_data(problem: Problem, specs: Sequence[RunSpec]) -> Problem:
+    """A copy of a problem together with its data, so that a worker does not need the files."""
+    start, train = problem.start(), problem.train_data()
+    validation = {spec.seed: problem.validation_data(spec.seed) for spec in specs if spec.problem == problem}
+    carried = copy.copy(problem)
+    vars(carried).update(  # in place of its methods
+        start=lambda: {name: value.clone() for name, value in start.items()},
+        train_data=lambda: train,
+        validation_data=lambda seed: validation[seed],
+    )
+    return carried
 
 
 def _work(problem: Problem, options: list[dict[str, Any]], threads: int) -> Generator[int | Found, None, None]:
     """The task: yields the number of runs after each epoch, and finally the results."""
-    torch.set_num_threads(threads)
     specs = [RunSpec(problem, **fields) for fields in options]
-    results = yield from batch_epochs(specs)
-    yield [(result.metrics, result.zetas, dict(result.extra)) for result in results]
+    told: SimpleQueue[int | None] = SimpleQueue()
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as runner:
+        results = runner.submit(run_batch, (specs, None), told.put)
+        results.add_done_callback(lambda _: told.put(None))
+        while (epochs := told.get()) is not None:
+            yield epochs
+    yield [(result.metrics, result.zetas, dict(result.extra)) for result in results.result()]
 
 
 def _submit(ray: ModuleType, problem: Any, batch: list[RunSpec]) -> Any:

@@ -1,4 +1,7 @@
-"""The description of a run: frozen, with its hash as its name. Grids are lists of descriptions."""
+"""The description of a run: frozen, with its hash as its name; its step sizes, its batches, and what it leaves behind.
+
+Grids are lists of descriptions.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from proxsps import methods
+from proxsps.core import schedules as rates
 from proxsps.methods import Method
 
 if TYPE_CHECKING:
@@ -19,7 +25,9 @@ if TYPE_CHECKING:
     from proxsps.regularizers import Regularizer
 
 METHODS = methods.RUNNABLE
+METRICS = ("objective", "train_loss", "val_error", "model_norm", "zeta_median")
 SCHEDULES = ("constant", "sqrt", "adaptive")
+SETTING = ["method", "schedule", "lr", "weight_decay", "seed"]  # what distinguishes runs of one experiment
 Named = TypeVar("Named", bound=str | Method)  # of one kind, or of both
 
 
@@ -157,26 +165,18 @@ class RunSpec:
 
     def columns(self) -> dict[str, Any]:
         """The constants of the run, as columns of a table; the regulariser only if it is not the squared l2 norm."""
-        named = {} if self.regularizer is None else {"regularizer": type(self.phi).__name__}
-        return {
-            "method": self.method,
-            "schedule": self.schedule,
-            "lr": float(self.lr),
-            "weight_decay": float(self.weight_decay),
-            "seed": self.seed,
-            **named,
-        }
+        found = {name: getattr(self, name) for name in SETTING}
+        found |= {"lr": float(self.lr), "weight_decay": float(self.weight_decay)}
+        return found if self.regularizer is None else {**found, "regularizer": type(self.phi).__name__}
 
     def describe(self) -> str:
         """The run in words, for messages."""
-        return (
-            f"run {self.id} ({self.method}, {self.schedule}, lr {self.lr:g}, weight decay {self.weight_decay:g}, "
-            f"seed {self.seed})"
-        )
+        constants = f"lr {self.lr:g}, weight decay {self.weight_decay:g}, seed {self.seed}"
+        return f"run {self.id} ({self.method}, {self.schedule}, {constants})"
 
     def options(self) -> dict[str, Any]:
         """All fields except the problem, for a copy with another problem."""
-        return {field.name: getattr(self, field.name) for field in fields(RunSpec) if field.name != "problem"}
+        return {part.name: getattr(self, part.name) for part in fields(RunSpec) if part.name != "problem"}
 
 
 def _definition(method: str | Method, own: Method | None) -> Method:
@@ -200,24 +200,19 @@ def method_digest(method: Method) -> str:
     """Sixteen digits for all that a run gets from a method: its fields except its looks, and your own code."""
     from proxsps.problems.fingerprint import fingerprint, own_code
 
-    decisive = {field.name: getattr(method, field.name) for field in fields(method) if field.name not in methods.LOOKS}
+    decisive = {part.name: getattr(method, part.name) for part in fields(method) if part.name not in methods.LOOKS}
     named = [own_code(part) for part in (method.rule, method.optimizer, method.groups) if isinstance(part, str)]
     return fingerprint(decisive, named)
 
 
 def describe(problem: Problem) -> dict[str, Any]:
     """Name and options of a problem, as plain data."""
-    if is_dataclass(problem):
-        options = {field.name: _typed(problem, field.name, field.type) for field in fields(problem)}
-    else:
-        options = {key: getattr(problem, key) for key in ("batch_size", "lower_bound", "drop_last")}
+    if not is_dataclass(problem):
+        return {name: getattr(problem, name) for name in ("name", "batch_size", "lower_bound", "drop_last")}
+    options = {part.name: getattr(problem, part.name) for part in fields(problem)}
+    # By the declared type: 1 and 1.0 make equal problems, and equal problems have one description.
+    options |= {part.name: float(options[part.name]) for part in fields(problem) if part.type in (float, "float")}
     return {"name": problem.name, **options}
-
-
-def _typed(problem: Problem, name: str, kind: Any) -> Any:
-    """An option by its declared type: 1 and 1.0 make equal problems, and equal problems have one description."""
-    value = getattr(problem, name)
-    return float(value) if kind in (float, "float") else value
 
 
 def grid(
@@ -244,13 +239,57 @@ def grid(
     for method in lrs:
         if isinstance(method, Method) and method.name not in methods.OWN_TABLE:
             methods.add(method)
-    own = {method: method if isinstance(method, Method) else None for method in lrs}
-    names = {method: method.name if isinstance(method, Method) else method for method in lrs}
     specs = [
-        RunSpec(problem, names[method], schedule, lr, decay, seed, epochs, regularizer, own[method])
+        RunSpec(problem, method, schedule, lr, decay, seed, epochs, regularizer)  # type: ignore[arg-type]
         for schedule, decay, (method, values) in itertools.product(schedules, weight_decays, lrs.items())
         for lr, seed in itertools.product(values, range(seeds))
     ]
     if not specs:
         raise ValueError("The grid is empty: pass at least one method, step size, schedule, strength and seed.")
     return specs
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Metrics after each epoch, (epochs, metrics) in the order of METRICS; NaN from the epoch of divergence on."""
+
+    spec: RunSpec
+    metrics: np.ndarray
+    zetas: np.ndarray  # (epochs, steps per epoch): the adaptive step at every iteration
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # (epochs,) each: what only some runs measure
+
+    @property
+    def diverged_at(self) -> int | None:
+        """First epoch, counted from 1, whose objective is not finite."""
+        bad = np.flatnonzero(~np.isfinite(self.metrics[:, 0]))
+        return int(bad[0]) + 1 if len(bad) else None
+
+
+def alpha_of_epoch(spec: RunSpec, epoch: int, zetas: Iterable[np.ndarray] = ()) -> float:
+    """alpha_k throughout an epoch, counted from 0; the adaptive schedule uses the zetas of earlier epochs."""
+    match spec.schedule:
+        case "constant":
+            return rates.constant(epoch, spec.lr)
+        case "sqrt":
+            return rates.sqrt_decay(epoch * spec.problem.pace, spec.lr)
+    alpha = spec.lr
+    for last in itertools.islice(zetas, epoch):
+        alpha = min(spec.lr, rates.adaptive(last[~np.isnan(last)].tolist(), alpha))
+    return alpha
+
+
+def batches(problem: Problem, seed: int, epoch: int) -> list[np.ndarray]:
+    """Indices of the samples of every step of an epoch: the same for all methods and engines."""
+    return shuffled(len(problem.train_data()[0]), problem.batch_size, seed, epoch, problem.steps_per_epoch)
+
+
+def shuffled(count: int, size: int, seed: int, epoch: int, steps: int | None = None) -> list[np.ndarray]:
+    """Indices of the batches of an epoch; by default an incomplete last one is dropped."""
+    order = np.random.default_rng((seed, epoch)).permutation(count)
+    return [order[step * size : (step + 1) * size] for step in range(count // size if steps is None else steps)]
+
+
+def median_zeta(zetas: np.ndarray) -> np.ndarray:
+    """Median over the steps of an epoch, the first axis; steps that were left out (NaN) do not count."""
+    middle: np.ndarray = np.ma.filled(np.ma.median(np.ma.masked_invalid(zetas), axis=0), np.nan)
+    return middle

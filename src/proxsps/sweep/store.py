@@ -28,32 +28,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from proxsps.sweep.checks import (
-    DEFAULT,
-    check_against,
-    check_experiment,
-    check_runs,
-    check_settings,
-    check_steps,
-    check_whole,
-    unusable,
-)
-from proxsps.sweep.result import METRICS, RunResult, alpha_of_epoch
-from proxsps.sweep.spec import RunSpec
-from proxsps.sweep.tables import StoreError as StoreError  # part of this module's interface
-from proxsps.sweep.tables import locked, read_table, write_table
+from proxsps.sweep import tables
+from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
+from proxsps.sweep.spec import METRICS, SETTING, RunResult, RunSpec, alpha_of_epoch
 
 if TYPE_CHECKING:
     from proxsps.sweep.trials import Trial
-
-OF_TRIALS = ["task", "method", "lr", "seed", "ending"]  # what distinguishes them
-TRIALS = ["trial", "experiment", *OF_TRIALS, "title", "metric", "steps", "value", "status"]
 
 
 class TableStore:
@@ -61,11 +48,11 @@ class TableStore:
 
     names: ClassVar[tuple[str, ...]]  # of the tables; the last one is written last, and lists what is done
     key: ClassVar[str]  # its column of ids
+    tables: dict[str, pd.DataFrame]
+    _stamp: tuple[int, ...] | None  # of the files that the tables were read from
 
     def __init__(self, folder: Path, experiment: str) -> None:
         self.folder, self.experiment = folder, experiment
-        self.tables: dict[str, pd.DataFrame] = {}
-        self._stamps: list[tuple[int, ...] | None] = []
         self._read()
 
     @property
@@ -85,27 +72,20 @@ class TableStore:
 
     def add(self, results: Iterable[Any]) -> None:
         """Add finished runs to what other commands may have added in the meantime."""
-        results = {self._id(result): result for result in results}
-        if not results:
+        parts = [_rows(result, self.experiment) for result in results]
+        if not parts:
             return
-        with locked(self.folder):
-            if self._stamps != self._look():
+        with tables.locked(self.folder):
+            if self._stamp != self._look():
                 self._read()
-            done = self.done
-            fresh = [result for name, result in results.items() if name not in done]
+            known, by_id = self.done, {part[self.names[-1]][self.key][0]: part for part in parts}
+            fresh = [part for name, part in by_id.items() if name not in known]
             if not fresh:
                 return
-            tables = {name: _joined(self.tables[name], self._rows(name, fresh)) for name in self.names}
+            new = {name: _joined(self.tables[name], [part[name] for part in fresh]) for name in self.names}
             for name in self.names:
-                write_table(self._path(name), tables[name])
-            self.tables, self._stamps = tables, self._look()
-
-    def _id(self, result: Any) -> str:
-        raise NotImplementedError
-
-    def _rows(self, name: str, results: list[Any]) -> list[pd.DataFrame]:
-        """Rows of results for one of the tables."""
-        raise NotImplementedError
+                tables.write_table(self._path(name), new[name])
+            self.tables, self._stamp = new, self._look()
 
     def _check(self) -> None:
         """Raise an error if the tables cannot be used."""
@@ -119,20 +99,17 @@ class TableStore:
         return self.folder / f"{name}.parquet"
 
     def _read(self) -> None:
-        self._stamps = self._look()
-        self.tables = {name: read_table(self._path(name)) for name in self.names}
+        self._stamp = self._look()
+        # The last one first: another command may be writing, and what is listed in it is in the others by now.
+        self.tables = {name: tables.read_table(self._path(name)) for name in reversed(self.names)}
         self._check()
 
-    def _look(self) -> list[tuple[int, ...] | None]:
-        """Shows whether another command has replaced a file."""
-        stamps: list[tuple[int, ...] | None] = []
-        for name in self.names:
-            try:
-                found = os.stat(self._path(name))
-                stamps.append((found.st_ino, found.st_size, found.st_mtime_ns))
-            except OSError:
-                stamps.append(None)
-        return stamps
+    def _look(self) -> tuple[int, ...] | None:
+        """Shows whether another command has replaced the files."""
+        with suppress(OSError):
+            found = os.stat(self._path(self.names[-1]))
+            return found.st_ino, found.st_size, found.st_mtime_ns
+        return None
 
 
 class Store(TableStore):
@@ -154,35 +131,33 @@ class Store(TableStore):
     def lacking(self, runs: Sequence[RunSpec]) -> list[RunSpec]:
         """The specs without a stored run; an error if a stored run does not fit its spec."""
         if self.done:
-            check_against(self.runs, runs, self.folder)
+            tables.check_against(self.runs, runs, self.folder)
         return super().lacking(runs)
 
     def require(self, specs: Sequence[RunSpec], command: str, by_id: bool = True) -> None:
-        """Raise an error unless exactly the runs of these specs are stored.
+        """Raise an error that names `command` unless exactly the runs of these specs, a whole sweep, are stored.
 
-        Args:
-            specs: the specs of a whole sweep.
-            command: the command that would run it, for messages.
-            by_id: whether to compare ids, or only settings (if ids need large data).
+        Without `by_id` only settings are compared, because ids need large data.
         """
-        check_whole(self.runs, specs, self.folder, command, by_id)
-
-    def _id(self, result: RunResult) -> str:
-        return result.spec.id
-
-    def _rows(self, name: str, results: list[RunResult]) -> list[pd.DataFrame]:
-        if name == "steps":
-            return [_step_rows(result) for result in results if result.spec.seed == 0]
-        return [_epoch_rows(result, self.experiment) for result in results]
+        names = [name for name in (*SETTING, "regularizer") if name in self.runs.columns]
+        wanted = {tuple(spec.columns().get(name, tables.DEFAULT) for name in names) for spec in specs}
+        settings = self.runs.drop_duplicates("run")[names]
+        found = set(tables.check_settings(settings, wanted, self.folder, command))
+        if others := len(found - wanted):
+            which = f"{others} runs with settings that the experiment does not have"
+            raise tables.other_runs(self.folder, which, command)
+        if by_id and (others := len(self.done - {spec.id for spec in specs})):
+            which = f"{others} runs that were shortened, or made by another version"
+            raise tables.other_runs(self.folder, which, command)
 
     def _check(self) -> None:
         if len(self.runs):
-            check_runs(self.runs, self._path("runs"), self.experiment)
+            tables.check_runs(self.runs, self._path("runs"), self.experiment)
         # runs.parquet is written last: steps of a run that is not in it are from an interrupted write.
-        steps = self.steps
-        self.tables["steps"] = steps[steps["run"].isin(self.done)] if "run" in steps.columns else steps
+        if "run" in self.steps.columns:
+            self.tables["steps"] = self.steps[self.steps["run"].isin(self.done)]
         if len(self.runs):
-            check_steps(self.steps, self.runs, self._path("steps"))
+            tables.check_steps(self.steps, self.runs, self._path("steps"))
 
 
 class TrialStore(TableStore):
@@ -194,9 +169,7 @@ class TrialStore(TableStore):
     | experiment, task, title, metric, method, lr, seed, ending | what was run; lr is NaN if it was not set |
     | steps | number of steps; fewer than the task has if the loss was no longer finite |
     | value | the task's number at the end: an accuracy, a loss, or a gap; NaN if it is not finite |
-    | share_polyak, share_distance, share_lr | share of the sampled steps in which this cap was active; NaN if unknown |
     | status | "ok" or "diverged" |
-    | cpu_seconds | CPU time of the trial |
     """
 
     names = ("trials",)
@@ -208,72 +181,38 @@ class TrialStore(TableStore):
         return self._last
 
     def require(self, trials: Sequence[Trial], optional: frozenset[str], command: str) -> pd.DataFrame:
-        """The rows of all trials of a whole experiment; an error if some are missing.
-
-        Args:
-            trials: the trials of the whole experiment.
-            optional: names of tasks that may be missing, if their data is missing.
-            command: the command that would run the experiment, for messages.
-        """
+        """The rows of these trials; an error that names `command` if some are missing, except tasks in `optional`."""
         left_out = optional - set(self.rows["task"])
         wanted = {trial.setting() for trial in trials if trial.task.name not in left_out}
-        found = check_settings(self.rows[OF_TRIALS], wanted, self.folder, command)
+        found = tables.check_settings(self.rows[tables.OF_TRIALS], wanted, self.folder, command)
         return self.rows[[setting in wanted for setting in found]].reset_index(drop=True)
 
-    def _id(self, result: dict[str, Any]) -> str:
-        return str(result["trial"])
-
-    def _rows(self, name: str, results: list[dict[str, Any]]) -> list[pd.DataFrame]:
-        return [pd.DataFrame([{"experiment": self.experiment, **row} for row in results])]
-
     def _check(self) -> None:
-        if not len(self.rows):
-            return
-        path = self._path("trials")
-        if lacking := [name for name in TRIALS if name not in self.rows.columns]:
-            raise unusable(path, f"it has no column {', '.join(lacking)}")
-        check_experiment(self.rows, path, self.experiment)
-        if self.rows["trial"].duplicated().any():
-            raise unusable(path, "a trial is there twice")
+        if len(self.rows):
+            tables.check_trials(self.rows, self._path("trials"), self.experiment)
 
 
 def _joined(old: pd.DataFrame, parts: list[pd.DataFrame]) -> pd.DataFrame:
-    if not parts:
-        return old
-    table = pd.concat([part for part in (old, *parts) if len(part)], ignore_index=True)
+    filled = [part for part in (old, *parts) if len(part)]
+    table = pd.concat(filled, ignore_index=True) if filled else old
     if "regularizer" in table.columns:
-        table["regularizer"] = table["regularizer"].fillna(DEFAULT)
+        table["regularizer"] = table["regularizer"].fillna(tables.DEFAULT)
     return table
 
 
-def _epoch_rows(result: RunResult, experiment: str) -> pd.DataFrame:
-    spec, epochs = result.spec, np.arange(1, result.spec.epochs + 1)
-    diverged = result.diverged_at or spec.epochs + 1
-    return pd.DataFrame(
-        {
-            "run": spec.id,
-            "experiment": experiment,
-            **spec.columns(),
-            "epoch": epochs,
-            **dict(zip(METRICS, result.metrics.T, strict=True)),
-            **result.extra,
-            "alpha": [alpha_of_epoch(spec, int(epoch) - 1, result.zetas) for epoch in epochs],
-            "status": np.where(epochs < diverged, "ok", "diverged"),
-        }
-    )
-
-
-def _step_rows(result: RunResult) -> pd.DataFrame:
-    spec = result.spec
-    epochs, steps = result.zetas.shape
-    epoch = np.repeat(np.arange(1, epochs + 1), steps)
-    return pd.DataFrame(
-        {
-            "run": spec.id,
-            **spec.columns(),
-            "step": np.arange(epochs * steps),
-            "epoch": epoch,
-            "zeta": result.zetas.ravel(),
-            "alpha": np.repeat([alpha_of_epoch(spec, e, result.zetas) for e in range(epochs)], steps),
-        }
-    )
+def _rows(result: RunResult | dict[str, Any], experiment: str) -> dict[str, pd.DataFrame]:
+    """The rows of a run or of a trial, for each table of its store."""
+    if not isinstance(result, RunResult):
+        return {"trials": pd.DataFrame([{"experiment": experiment, **result}])}
+    spec, (epochs, steps) = result.spec, result.zetas.shape
+    alphas = [alpha_of_epoch(spec, epoch, result.zetas) for epoch in range(epochs)]
+    epoch = np.arange(1, epochs + 1)
+    facts = {"run": spec.id, "experiment": experiment, **spec.columns(), "epoch": epoch}
+    metrics = dict(zip(METRICS, result.metrics.T, strict=True))
+    status = np.where(epoch < (result.diverged_at or epochs + 1), "ok", "diverged")
+    runs = pd.DataFrame({**facts, **metrics, **result.extra, "alpha": alphas, "status": status})
+    if spec.seed != 0:
+        return {"runs": runs, "steps": pd.DataFrame()}
+    facts = {"run": spec.id, **spec.columns(), "step": np.arange(epochs * steps), "epoch": np.repeat(epoch, steps)}
+    zetas = {"zeta": result.zetas.ravel(), "alpha": np.repeat(alphas, steps)}
+    return {"runs": runs, "steps": pd.DataFrame({**facts, **zetas})}

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from proxsps._files import PARTIAL, replace_file
-from proxsps.sweep.files import MAKE_ROOM
-from proxsps.sweep.files import StoreError as StoreError  # part of this module's interface
+from proxsps.sweep.files import MAKE_ROOM, StoreError
+from proxsps.sweep.pool import first_line
+from proxsps.sweep.spec import METRICS, SETTING, RunSpec
 
 VERSION = b"2"
 READABLE = (b"1", VERSION)  # the first version had no digest
@@ -31,6 +34,14 @@ MARK = b"sha256:"
 BLANK = b"0" * 64
 PATIENCE = 60.0  # seconds to wait for another command that is writing
 PLACE = re.compile(MARK + rb"([0-9a-f]{64})")
+
+OF_TRIALS = ["task", "method", "lr", "seed", "ending"]  # what distinguishes them
+DEFAULT = "L2"  # the regulariser of runs that name none
+TEXTS = {"run", "trial", "experiment", "method", "schedule", "status", "task", "ending", "title", "metric"}
+WHOLE = {"seed", "epoch", "step", "steps"}
+RUNS = ["run", "experiment", *SETTING, "epoch", *METRICS, "alpha", "status"]
+STEPS = ["run", *SETTING, "step", "epoch", "zeta", "alpha"]
+TRIALS = ["trial", "experiment", *OF_TRIALS, "title", "metric", "steps", "value", "status"]
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -49,7 +60,7 @@ def read_table(path: Path) -> pd.DataFrame:
         version = (table.schema.metadata or {}).get(KEY)
         frame = table.to_pandas()
     except Exception as error:  # of many kinds: the reader fails in many ways on damaged bytes
-        raise _damaged(path, (str(error).splitlines() or [type(error).__name__])[0]) from None
+        raise _damaged(path, first_line(error)) from None
     if version not in READABLE:
         found = "no version" if version is None else f"version {version.decode(errors='replace')}"
         raise StoreError(
@@ -78,14 +89,11 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
 
 def _digest(content: bytes, place: int) -> bytes:
     """The digest of all bytes, with zeros in place of the digest itself."""
-    parts = hashlib.sha256(content[:place])
-    parts.update(BLANK)
-    parts.update(content[place + len(BLANK) :])
-    return parts.hexdigest().encode()
+    return hashlib.sha256(content[:place] + BLANK + content[place + len(BLANK) :]).hexdigest().encode()
 
 
 def _damaged(path: Path, reason: str) -> StoreError:
-    return StoreError(f"{path} is damaged ({reason.rstrip('.')}). Restore it, or move it away to start again.")
+    return StoreError(f"{path} is damaged ({reason}). Restore it, or move it away to start again.")
 
 
 @contextmanager
@@ -110,3 +118,98 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+# Checks: the form of tables, and whether they hold a whole sweep. Each error is one line.
+
+
+def check_runs(runs: pd.DataFrame, path: Path, experiment: str) -> None:
+    """Check columns, types, that there is one experiment, and that each run has all epochs once and in order."""
+    _check_columns(runs, RUNS, path, experiment)
+    _check_rows(runs, "epoch", 1, path)
+    ok = runs["status"] == "ok"
+    if not (ok | (runs["status"] == "diverged")).all() or (ok & ~np.isfinite(runs["objective"])).any():
+        raise _unusable(path, "a status is unknown, or does not fit the objective")
+
+
+def check_steps(steps: pd.DataFrame, runs: pd.DataFrame, path: Path) -> None:
+    """Check columns and types, and that runs with seed 0 have all steps once and in order."""
+    if len(steps):
+        _check_columns(steps, STEPS, path)
+        _check_rows(steps, "step", 0, path)
+    epochs = runs[runs["seed"] == 0].groupby("run")["epoch"].max()
+    found = steps.groupby("run")["epoch"].max() if len(steps) else pd.Series(dtype="int64")
+    if lacking := int((found.reindex(epochs.index) != epochs).sum()):
+        raise _unusable(path, f"it lacks steps of {lacking} of the {len(epochs)} runs with seed 0")
+
+
+def check_trials(trials: pd.DataFrame, path: Path, experiment: str) -> None:
+    """Check columns, types, that there is one experiment, and that each trial is there once."""
+    _check_columns(trials, TRIALS, path, experiment)
+    if trials["trial"].duplicated().any():
+        raise _unusable(path, "a trial is there twice")
+
+
+def check_against(runs: pd.DataFrame, specs: Sequence[RunSpec], folder: Path) -> None:
+    """Check that runs stored under the id of a spec have its constants and its number of epochs."""
+    known = {spec.id: spec for spec in specs}
+    here = runs[runs["run"].isin(known)]
+    for row in here.groupby("run", sort=False).last().reset_index().to_dict("records"):
+        spec, fault = known[row["run"]], ""
+        if row["epoch"] != spec.epochs:
+            fault = f"{row['epoch']} of the {spec.epochs} epochs of run {spec.id}: rows were lost"
+        elif any(row[name] != value for name, value in spec.columns().items()):
+            fault = f"run {spec.id} with wrong constants"
+        if fault:
+            raise StoreError(f"{folder} holds {fault}. Restore runs.parquet, or move the folder away to start again.")
+
+
+def check_settings(
+    settings: pd.DataFrame, wanted: set[tuple[Any, ...]], folder: Path, command: str
+) -> list[tuple[Any, ...]]:
+    """The settings of all runs, one row each; an error if there is one twice, or if a wanted one is missing."""
+    if twice := int(settings.duplicated().sum()):
+        raise other_runs(folder, f"more than one run of {twice} settings, of other data or of another version", command)
+    # NaN, which is not equal to itself, becomes None.
+    found = [tuple(None if v != v else v for v in row) for row in settings.itertuples(index=False, name=None)]
+    if missing := len(wanted - set(found)):
+        raise StoreError(f"{missing} of {len(wanted)} runs are missing in {folder}: run `{command}`.")
+    return found
+
+
+def _check_columns(table: pd.DataFrame, wanted: Sequence[str], path: Path, experiment: str | None = None) -> None:
+    if lacking := [name for name in wanted if name not in table.columns]:
+        raise _unusable(path, f"it has no column {', '.join(lacking)}")
+    for name in wanted:
+        kinds = "OUT" if name in TEXTS else "iu" if name in WHOLE else "f"
+        kind = "T" if isinstance(table[name].dtype, pd.StringDtype) else table[name].dtype.kind
+        if kind not in kinds:
+            raise _unusable(path, f"the column {name} has the wrong type, {table[name].dtype}")
+    if table[[name for name in wanted if name in TEXTS]].isna().any(axis=None):
+        raise _unusable(path, "constants of runs are missing")
+    if experiment is not None and (foreign := set(table["experiment"]) - {experiment}):
+        raise StoreError(
+            f"{path} holds rows of another experiment ({', '.join(sorted(foreign))}), not only of {experiment}. "
+            "Move them away, or choose another folder with --out."
+        )
+
+
+def _check_rows(table: pd.DataFrame, counter: str, first: int, path: Path) -> None:
+    """Check that the rows of a run have the same constants, and count from `first` on without a gap, in order."""
+    if table[SETTING].isna().any(axis=None):
+        raise _unusable(path, "constants of runs are missing")
+    if not np.array_equal(table[counter], table.groupby("run", sort=False).cumcount() + first):
+        raise _unusable(path, f"a run has a {counter} twice, out of order or not at all")
+    if len(table[["run", *SETTING]].drop_duplicates()) != table["run"].nunique():
+        raise _unusable(path, "rows of one run have different constants")
+
+
+def _unusable(path: Path, reason: str) -> StoreError:
+    return StoreError(f"{path} cannot be used: {reason}. Restore it, or move the folder away to start again.")
+
+
+def other_runs(folder: Path, which: str, command: str) -> StoreError:
+    """The error for a store that does not hold exactly the runs of a sweep."""
+    return StoreError(
+        f"{folder} holds {which}. Move the folder away and run `{command}`, or choose another with --out."
+    )

@@ -8,7 +8,7 @@ and a result is one row.
 from __future__ import annotations
 
 import math
-import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -27,12 +27,11 @@ from proxsps.optim import CoolDown, polynomial_multi_avg_fn, renew_statistics
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.problems.fingerprint import fingerprint
 from proxsps.regularizers import Regularizer
-from proxsps.sweep.loop import RENEWED, coupling, make_optimizer, quietly, set_mode, take_steps
+from proxsps.sweep.loop import RENEWED, coupling, make_optimizer, set_mode, take_steps
 from proxsps.sweep.spec import Constants, digest, method_digest
+from proxsps.sweep.tables import OF_TRIALS
 
 ENDINGS = ("none", "cool-down", "average", "cosine")
-METRICS = ("accuracy", "loss", "gap")  # "gap": an objective over its smallest value, minus 1
-LOOKS = 10  # steps between two readings of the active cap
 WARM_UP = 0.05  # share of the steps, before the cosine
 
 Batch = tuple[Tensor, ...]
@@ -47,7 +46,7 @@ class TrialTask(ABC):
 
     name: str  # unique in an experiment
     title: str  # in words, for figures
-    metric: ClassVar[str] = "loss"  # one of METRICS
+    metric: ClassVar[str] = "loss"  # or accuracy, or gap: an objective over its smallest value, minus 1
     lower_bound: ClassVar[float] = 0.0
     steps: int
     weight_decay: float = 0.0
@@ -76,10 +75,6 @@ class TrialTask(ABC):
         """A digest of data that is not among the options."""
         return ""
 
-    def settings(self) -> dict[str, Any]:
-        """Everything that a result depends on, as plain data."""
-        return {"kind": type(self).__name__, **asdict(self), "data": self.data_digest()}  # type: ignore[call-overload]
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -106,11 +101,6 @@ class Trial:
         return digest([_settings(self.task), *self.setting(), method_digest(self.method)])
 
     @property
-    def definition(self) -> Method:
-        """The method."""
-        return self.method
-
-    @property
     def constants(self) -> Constants:
         """What the optimizer is made with."""
         return Constants(self.lr, self.task.weight_decay, self.task.regularizer(), self.task.lower_bound)
@@ -134,22 +124,21 @@ class Trial:
 
 @lru_cache(maxsize=64)
 def _settings(task: TrialTask) -> dict[str, Any]:
-    """The settings of a task, for which its data is read, and its code if it is your own."""
-    return {**task.settings(), "code": fingerprint(type(task))}
+    """Everything that a result depends on, as plain data: options, data, which is read, and code if it is your own."""
+    options: dict[str, Any] = asdict(task)  # type: ignore[call-overload]
+    return {"kind": type(task).__name__, **options, "data": task.data_digest(), "code": fingerprint(type(task))}
 
 
 def run_trial(trial: Trial, advance: Callable[[int], None] = lambda trials: None) -> dict[str, Any]:
     """Train and measure; one row of the store. A loss that is not finite ends the run: it has diverged."""
-    began = time.process_time()
     task = trial.task
     model = task.model(trial.seed)
-    optimizer, params = make_optimizer(trial, model), list(model.parameters())
+    optimizer, params = make_optimizer(trial.method, trial, model), list(model.parameters())
     scheduler = _scheduler(optimizer, trial)
     averaged = AveragedModel(model, multi_avg_fn=polynomial_multi_avg_fn()) if trial.ending == "average" else None
-    caps: list[str] = []
     set_mode(model, optimizer, training=True)
     done, batches = 0, islice(task.batches(trial.seed), task.steps)
-    with quietly():
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a trial that diverges is a result
         for loss in take_steps(optimizer, batches, partial(task.loss, model), coupling(trial.outside, params)):
             if not math.isfinite(loss):
                 break
@@ -158,26 +147,12 @@ def run_trial(trial: Trial, advance: Callable[[int], None] = lambda trials: None
                 scheduler.step()
             if averaged is not None:
                 averaged.update_parameters(model)
-            if done % LOOKS == 0 and isinstance(optimizer, PolyakOptimizer) and optimizer.last_step is not None:
-                caps.append(optimizer.last_step.cap_name)
     value = _measured(trial, averaged or model, optimizer) if done == task.steps else math.nan
     advance(1)
-    shares = {f"share_{cap}": caps.count(cap) / len(caps) if caps else math.nan for cap in ("polyak", "distance", "lr")}
-    return {
-        "trial": trial.id,
-        "task": task.name,
-        "title": task.title,
-        "metric": task.metric,
-        "method": trial.method.name,
-        "lr": math.nan if trial.lr is None else float(trial.lr),
-        "seed": trial.seed,
-        "ending": trial.ending,
-        "steps": done,
-        "value": value,
-        **shares,
-        "status": "ok" if math.isfinite(value) else "diverged",
-        "cpu_seconds": time.process_time() - began,
-    }
+    setting = dict(zip(OF_TRIALS, trial.setting(), strict=True))
+    setting["lr"] = math.nan if trial.lr is None else float(trial.lr)
+    facts = {"trial": trial.id, **setting, "title": task.title, "metric": task.metric, "steps": done, "value": value}
+    return {**facts, "status": "ok" if math.isfinite(value) else "diverged"}
 
 
 def _scheduler(optimizer: Optimizer, trial: Trial) -> LRScheduler | None:

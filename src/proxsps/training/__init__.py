@@ -6,7 +6,6 @@ _require("proxsps.training", "experiments", "filelock", "pandas", "pyarrow")
 
 from proxsps.sweep.loop import Watch  # noqa: E402
 from proxsps.training.checkpoint import CheckpointError  # noqa: E402
-from proxsps.training.engine import Training  # noqa: E402
-from proxsps.training.loop import train  # noqa: E402
+from proxsps.training.loop import Training, train  # noqa: E402
 
 __all__ = ["CheckpointError", "Training", "Watch", "train"]

@@ -7,16 +7,18 @@ leaves the last complete file. Files have a digest, see `proxsps._sealed`.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from proxsps import _sealed
 from proxsps._files import replace_file
-from proxsps.training.identity import TrainingSpec
+
+if TYPE_CHECKING:
+    from proxsps.training.loop import TrainingSpec
 
 FORMAT = 2
 
@@ -30,8 +32,8 @@ def checkpoint_file(folder: Path, spec: TrainingSpec) -> Path:
     return folder / "checkpoints" / f"{spec.id}.pt"
 
 
-def prepare(path: Path) -> None:
-    """Create the folder of a checkpoint and write a file there, so that a run fails at once if this is not possible."""
+def prepare(path: Path) -> bool:
+    """Whether there is a checkpoint. A test file is written beside it, so that a run fails at once if that fails."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.test")
     try:
         replace_file(beside, bytes(4096))
@@ -40,47 +42,21 @@ def prepare(path: Path) -> None:
         raise _unwritable(path, error) from None
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is not a checkpoint but a folder or a device. Choose another place.")
+    return path.exists()
 
 
-def save(path: Path, spec: TrainingSpec, model: nn.Module, optimizer: Optimizer, history: dict[str, Any]) -> None:
-    """Write a checkpoint; `history` is plain data and tensors."""
-    content = {
-        "format": FORMAT,
-        "run": spec.facts(),
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "history": history,
-    }
+def save(path: Path, spec: TrainingSpec, content: dict[str, Any]) -> None:
+    """Write a checkpoint of this run: plain data and tensors."""
     try:
-        _sealed.write(path, content)
+        _sealed.write(path, {"format": FORMAT, "run": spec.facts(), **content})
     except OSError as error:
         raise _unwritable(path, error) from None
 
 
 def load(path: Path, spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
     """The content of a checkpoint of this run."""
-    content = _read(path, device)
-    wanted, saved = spec.facts(), content["run"]
-    differing = [key for key in {**wanted, **saved} if wanted.get(key) != saved.get(key)]
-    if differing:
-        pairs = ", ".join(f"{key} {saved.get(key)!r} instead of {wanted.get(key)!r}" for key in differing)
-        raise CheckpointError(f"{path} belongs to another run: it has {pairs}. Use another file, or those options.")
-    done = len(content["history"]["metrics"])
-    if done > spec.epochs:
-        raise CheckpointError(f"{path} has {done} epochs already, more than {spec.epochs}. Choose more epochs.")
-    return content
-
-
-def incomplete(path: Path) -> CheckpointError:
-    """The error for a checkpoint with other parts than those of a run."""
-    return CheckpointError(
-        f"The checkpoint {path} lacks parts of a run. Delete it to start the run again, or choose another place."
-    )
-
-
-def _read(path: Path, device: torch.device) -> dict[str, Any]:
     try:
-        content = _sealed.read(path, device)
+        content: dict[str, Any] = _sealed.read(path, device)
     except OSError as error:
         raise CheckpointError(f"The checkpoint {path} cannot be read ({error.strerror}).") from None
     except _sealed.SealError as error:
@@ -88,14 +64,31 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
             f"The checkpoint {path} {error}. Delete it to start the run again, restore it from a copy, or choose "
             "another place."
         ) from None
-    if not isinstance(content, dict) or "format" not in content:
-        raise incomplete(path)
-    if content["format"] != FORMAT:
-        raise CheckpointError(f"{path} was written by another version. Delete it, or choose another place.")
-    parts = [content.get(name) for name in ("run", "model", "optimizer", "history")]
-    if not all(isinstance(part, dict) for part in parts) or "metrics" not in content["history"]:
-        raise incomplete(path)
+    with complete(path):
+        if content["format"] != FORMAT:
+            raise CheckpointError(f"{path} was written by another version. Delete it, or choose another place.")
+        wanted, saved = spec.facts(), content["run"]
+        differing = [key for key in {**wanted, **saved} if wanted.get(key) != saved.get(key)]
+        if differing:
+            pairs = ", ".join(f"{key} {saved.get(key)!r} instead of {wanted.get(key)!r}" for key in differing)
+            raise CheckpointError(f"{path} belongs to another run: it has {pairs}. Use another file, or those options.")
+        done = len(content["history"]["metrics"])
+        if done > spec.epochs:
+            raise CheckpointError(f"{path} has {done} epochs already, more than {spec.epochs}. Choose more epochs.")
     return content
+
+
+@contextmanager
+def complete(path: Path) -> Iterator[None]:
+    """Errors that come from a checkpoint with other parts than those of a run, as one that says so."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError):
+        raise CheckpointError(
+            f"The checkpoint {path} lacks parts of a run. Delete it to start the run again, or choose another place."
+        ) from None
 
 
 def _unwritable(path: Path, error: OSError) -> CheckpointError:

@@ -22,11 +22,10 @@ from proxsps.problems.resnet import ResNet
 from proxsps.problems.vision import ImageClassification
 from proxsps.regularizers import L1, Regularizer
 from proxsps.sweep.loop import take_steps
-from proxsps.sweep.result import shuffled
+from proxsps.sweep.spec import shuffled
 from proxsps.sweep.trials import Batch, TrialTask
-from proxsps.training.loader import plain_batches, prepared
-from proxsps.training.ranks import TrainingRanks
-from proxsps.training.tasks import Digits, accuracy, digits
+from proxsps.training.ranks import ALONE, placed, plain_batches, prepared
+from proxsps.training.tasks import accuracy, digits, perceptron
 
 HALF = 5  # classes of CIFAR-10 that a network is trained on before it is fine-tuned on the others
 
@@ -69,7 +68,7 @@ class DigitsTask(TrialTask):
 
     def model(self, seed: int) -> nn.Module:
         """A perceptron with two hidden layers."""
-        return Digits(hidden=(100, 50)).network(seed)
+        return perceptron(seed, hidden=(100, 50))
 
     def batches(self, seed: int) -> Iterator[Batch]:
         """All digits in a new order, epoch by epoch."""
@@ -118,8 +117,7 @@ class ImagesTask(TrialTask):
     def model(self, seed: int) -> nn.Module:
         """A fresh network, or one whose body was trained on the first half of the classes."""
         with seeded(BASE_SEED + seed):
-            fresh = ResNet(self.depth, self.width, 10, self.batch_norm)
-        model: nn.Module = fresh.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model = placed(ResNet(self.depth, self.width, 10, self.batch_norm), ALONE.device)
         if self.tuned:
             trained = _trained(replace(self, tuned=0, steps=self.tuned), seed)
             body = {name: value for name, value in trained.items() if not name.startswith("linear.")}
@@ -139,7 +137,7 @@ class ImagesTask(TrialTask):
     def measure(self, model: nn.Module) -> float:
         """The share of right answers."""
         data = _images(validation=True, second_half=bool(self.tuned))
-        return accuracy(model, plain_batches(data, TrainingRanks(torch.device("cpu"))))
+        return accuracy(model, plain_batches(data, ALONE))
 
     def data_digest(self) -> str:
         """A digest of the images."""
