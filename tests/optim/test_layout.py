@@ -255,7 +255,7 @@ common.compile_kernels([torch.float32])
 modules = [kernel for module in (averages, layout, metric_rows, rows) for kernel in vars(module).values()]
 stats = [
     [kernel.__name__, sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values())]
-    for kernel in (*modules, *entrywise.PLAIN, *entrywise.AVERAGED, *entrywise.ADAM)
+    for kernel in (*modules, *entrywise.PLAIN, *entrywise.AVERAGED, *entrywise.ADAM, *entrywise.SECOND)
     if getattr(kernel, "targetoptions", {}).get("nogil")  # those that Python calls
 ]
 print(json.dumps(stats))

@@ -9,13 +9,20 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.averages import gradient_points
+from proxsps.optim.kernels.averages import (
+    D_DOT_X,
+    D_SQ,
+    G_DOT_X,
+    MOVED_SQ,
+    P_DOT_X,
+    P_SQ,
+    X_SQ,
+    averaged_point,
+    gradient_point,
+)
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, entries, run_memory
 from proxsps.optim.kernels.sampling import moved_sq
-
-SUMS = 9  # the rows of `Table`
-D_SQ, D_DOT_X, NOISE, X_SQ, G_DOT_X, G_SQ, P_SQ, P_DOT_X, MOVED_SQ = range(SUMS)
 
 
 @compiled(fastmath=ENTRYWISE)
@@ -24,9 +31,7 @@ def blend(like, block, tensor, origin, length, d_at, g_at, new_at, mu, first, la
     old, new = like.dtype.type(mu), like.dtype.type(1 - mu)
     for i in range(first, last):
         j, low, n = tensor[i], origin[i], length[i]
-        d = entries(like, d_at, j, low, n)
-        g = entries(like, g_at, j, low, n)
-        out = entries(like, new_at, j, low, n)
+        g, d, out = entries(like, g_at, j, low, n), entries(like, d_at, j, low, n), entries(like, new_at, j, low, n)
         for k in range(n):
             out[k] = old * d[k] + new * g[k]
 
@@ -64,11 +69,8 @@ def reduce(
     old, new, mix, zero, places = of(mu), of(1 - mu), of(b), of(0), numba.carray(run_memory(np.uint32), RUN)
     for i in range(first, last):
         j, low, n, out = tensor[i], origin[i], length[i], partial[i]
-        z = entries(like, z_at, j, low, n)
-        g = entries(like, g_at, j, low, n)
-        y = entries(like, y_at, j, low, n)
-        d = entries(like, d_at, j, low, n)
-        p = entries(like, p_at, j, low, n)
+        z, y, p = entries(like, z_at, j, low, n), entries(like, y_at, j, low, n), entries(like, p_at, j, low, n)
+        g, d = entries(like, g_at, j, low, n), entries(like, d_at, j, low, n)
         scale = of(scales[j])
         out[:] = 0
         for at in range(0, n, RUN):
@@ -92,20 +94,14 @@ def write(
 ):
     """d <- d', z <- keep z + move p, and the next y."""
     of = like.dtype.type
-    old, new, mix, part, least, most = of(mu), of(1 - mu), of(b), of(share), of(-np.inf), of(np.inf)
-    fresh = np.empty(RUN, like.dtype)
+    old, new, mix, part = of(mu), of(1 - mu), of(b), of(share)
     for i in range(first, last):
         j, low, n = tensor[i], origin[i], length[i]
-        z = entries(like, z_at, j, low, n)
-        g = entries(like, g_at, j, low, n)
-        y = entries(like, y_at, j, low, n)
-        d = entries(like, d_at, j, low, n)
-        p = entries(like, p_at, j, low, n)
+        z, y, p = entries(like, z_at, j, low, n), entries(like, y_at, j, low, n), entries(like, p_at, j, low, n)
+        g, d = entries(like, g_at, j, low, n), entries(like, d_at, j, low, n)
         kept, moved = of(keep[block[i]]), of(move[block[i]] * scales[j])
-        for at in range(0, n, RUN):
-            end = min(at + RUN, n)
-            for k in range(at, end):
-                d[k] = old * d[k] + new * g[k]
-                fresh[k - at] = z[k] + (y[k] - z[k]) / mix
-                z[k] = kept * z[k] + moved * p[k]
-            gradient_points(fresh[: end - at], z[at:end], mix, part, least, most, y[at:end])
+        for k in range(n):
+            d[k] = old * d[k] + new * g[k]
+            mean = averaged_point(y[k], z[k], mix)
+            z[k] = kept * z[k] + moved * p[k]
+            y[k] = gradient_point(mean, z[k], mix, part)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from proxsps.core.schedule_free import counted
+from proxsps.optim.kernels.averages import G_SQ, P_SQ, SUMS
 from proxsps.optim.kernels.layout import addresses, fold, layout, run
 from proxsps.optim.kernels.sampling import NO_START, start_of
-from proxsps.optim.kernels.spectral import G_SQ, P_SQ, SUMS, blend, reduce, write
+from proxsps.optim.kernels.spectral import blend, reduce, write
 from proxsps.optim.rule import Heights
 from proxsps.optim.spectral import SpectralPart, orthogonal
 
@@ -31,7 +32,8 @@ class CompiledSpectralPart(SpectralPart):
 
     def fits(self, starts: Sequence[Tensor]) -> bool:
         """Whether the kernels apply; `starts` are the sampled entries of x_0."""
-        zs, ys, grads = ([t for block in self._blocks for t in ts(block)] for ts in (_zs, _ys, _grads))
+        names = "params", "slopes", "ys"
+        zs, grads, ys = ([t for block in self._blocks for t in getattr(block, name)] for name in names)
         averages = [t for ts in self._averages for t in ts]
         found = addresses(zs, grads, ys, averages)
         if found is None or not all([t.is_contiguous() for t in (*zs, *grads, *ys, *averages)]):
@@ -78,7 +80,7 @@ class CompiledSpectralPart(SpectralPart):
             reduce, chunks, self._like, *chunks.columns, *self._points, *self._start, self._mix[0], moving, partial,
             weight=2.0,
         )  # fmt: skip
-        rows = fold(partial, self._layout, SUMS).tolist()
+        rows = fold(partial.T, chunks.columns[0], self._layout.count).tolist()
         rows[G_SQ] = [counted(p_sq / squares, n) for p_sq, n in zip(rows[P_SQ], self._entries, strict=True)]
         return rows, Heights([], [])
 
@@ -93,18 +95,6 @@ class CompiledSpectralPart(SpectralPart):
 def _rows_at(stacked: Tensor) -> Any:
     """The addresses of the tensors of a stack."""
     return stacked.data_ptr() + np.arange(len(stacked)) * (stacked[0].numel() * stacked.element_size())
-
-
-def _zs(block: Any) -> list[Tensor]:
-    return block.params  # type: ignore[no-any-return]
-
-
-def _ys(block: Any) -> list[Tensor]:
-    return block.ys  # type: ignore[no-any-return]
-
-
-def _grads(block: Any) -> list[Tensor]:
-    return block.slopes  # type: ignore[no-any-return]
 
 
 def make_spectral(plan: Any, opt: Any, places: Sequence[int]) -> CompiledSpectralPart | None:
