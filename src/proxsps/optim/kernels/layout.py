@@ -148,23 +148,6 @@ def fold(numbers: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
     return out
 
 
-@compiled()
-def _fold_heights(partial, block, caps, first, out):
-    points = len(out) // 2
-    for i in range(len(partial)):
-        for p in range(points):
-            out[p] -= partial[i, first + p]
-            out[points + p] -= caps[0, block[i]] * partial[i, first + points + p]
-
-
-def fold_heights(partial: np.ndarray, layout: Layout, caps: np.ndarray, first: int, points: int) -> np.ndarray:
-    """Heights over all blocks at some points, then their slopes, from columns of the chunks from `first` on."""
-    out = np.zeros(2 * points)
-    kernel: Callable[..., None] = _fold_heights
-    kernel(partial, layout.chunks.columns[0], caps, first, out)
-    return out
-
-
 @lru_cache(maxsize=32)
 def layout(sizes: tuple[tuple[int, ...], ...], threads: int) -> Layout:
     """The layout of tensors of the given sizes, one tuple per block."""

@@ -111,16 +111,12 @@ def _row_groups(kind: str, blocks: Sequence[Block], like: np.ndarray) -> RowGrou
     memory = row_layout.memory([block.params for block in blocks], like, [block.rows[0].dims for block in blocks])
     if memory is None or (kind == PROXES and not (memory.layout.whole.all() and memory.layout.in_order)):
         return None  # in a metric each row lies in memory as one piece that fits into a chunk
+    of_tensors = [rows.psi for block in blocks for rows in block.rows]
     columns: list[list[np.ndarray]] = [[np.empty(0)] for _ in Psi._fields]
-    owners = []
-    for i, block in enumerate(blocks):
-        for x, rows in zip(block.params, block.rows, strict=True):
-            normed = range(x.dim()) if rows.dims is None else {d % x.dim() for d in rows.dims}
-            count = math.prod(x.shape[d] for d in range(x.dim()) if d not in normed)  # of empty rows too
-            owners.append(np.full(count, i, np.int64))
-            for column, constant in zip(columns, rows.psi, strict=True):
-                column.append(np.broadcast_to(np.float64(constant), (count,)))
-    return RowGroups(memory, Psi(*map(np.concatenate, columns)), np.concatenate(owners))
+    for psi, count in zip(of_tensors, memory.layout.counts, strict=True):
+        for column, constant in zip(columns, psi, strict=True):
+            column.append(np.full(count, constant, np.float64))
+    return RowGroups(memory, Psi(*map(np.concatenate, columns)), memory.layout.block)
 
 
 def _units(block: Block, like: np.ndarray) -> RowGroups | None:

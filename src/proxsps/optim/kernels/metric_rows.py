@@ -81,18 +81,11 @@ def _point(z, t, radius):
 
 @inlined(fastmath=REORDER)
 def _height(x, d, y):
-    total = 0.0
-    for k in range(len(x)):
-        total += np.float64(d[k]) * np.float64(y[k] - x[k])
-    return total
-
-
-@inlined(fastmath=REORDER)
-def _move_sq(x, y):
+    """<d, y - x>, or ||y - x||^2 without d."""
     total = 0.0
     for k in range(len(x)):
         move = np.float64(y[k] - x[k])
-        total += move * move
+        total += (move if d is None else np.float64(d[k])) * move
     return total
 
 
@@ -137,7 +130,7 @@ def reduce(
                 new_averages(g[low:high], d[low:high], v[low:high], own, ds, None, rs)
             for p in range(len(u)):
                 y = _new_row(xs, ds, rs, of(u[p] * caps[p, at]), of(caps[p, at] * l1[at]), norms, at, z, t)
-                out[SUMS + p] += _move_sq(xs, y) if moves else _height(xs, ds, y)
+                out[SUMS + p] += _height(xs, None, y) if moves else _height(xs, ds, y)
 
 
 @compiled()

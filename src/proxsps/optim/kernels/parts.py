@@ -19,7 +19,7 @@ from proxsps.optim.kernels.averages import SUMS
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.entrywise import Sources
 from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT
-from proxsps.optim.kernels.layout import Layout, fold, fold_heights, pointer, run, sampled, turns
+from proxsps.optim.kernels.layout import Layout, fold, pointer, run, sampled, turns
 from proxsps.optim.kernels.row_layout import RowMemory
 from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.kernels.scalar import Psi
@@ -124,14 +124,14 @@ class EntryPart(Averaging):
         self._room = np.empty((len(layout.chunks.sizes), SUMS))  # of a pass without points
         own = (like, *layout.chunks.columns, *at, self._kinds)
         self._sum_args = (*own, self._psi, self._caps, np.empty(0), True, False, self._room)
-        self._line_args = (*own, self._keep, self._move, self._psi, self._caps[0], 1.0, 1.0)
+        self._write_args = (*own, self._keep, self._move, self._psi, self._caps[0])
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         u = u if self.curved else ()
         partial = self._pass(self._layout, [alpha], u, summing=True, moving=moving)
         found = fold(partial[:, :SUMS].T, self._layout.chunks.columns[0], self._layout.count).tolist()
-        return found, self._heights(partial, self._layout, len(u)) if u else Heights([], [])
+        return found, _at_points(partial) if u else Heights([], [])
 
     # Where all blocks are affine
 
@@ -150,7 +150,7 @@ class EntryPart(Averaging):
         """x <- keep x + move p, with this share of the new point in the average of the schedule-free form."""
         if self.mixes:
             self.set_share(share)
-        run(self._write, self._layout.chunks, *self._line_args, weight=2.0, backwards=next(self._turns))
+        self._write_all(1.0, 1.0)
         if len(self._counts_at):
             self.count()
 
@@ -158,7 +158,7 @@ class EntryPart(Averaging):
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """Heights at the points u."""
-        return self._heights(self._pass(self._curves, [alpha], u, every), self._curves, len(u))
+        return _at_points(self._pass(self._curves, [alpha], u, every))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """Heights where step and prox have the size s times `share`."""
@@ -171,10 +171,6 @@ class EntryPart(Averaging):
         partial = self._pass(self._layout, [[1.0] * len(self._kinds)], (), every, True)
         found: list[list[float]] = fold(partial.T, self._layout.chunks.columns[0], self._layout.count).tolist()
         return found
-
-    def _heights(self, partial: np.ndarray, layout: Layout, points: int) -> Heights:
-        found = fold_heights(partial, layout, self._caps, SUMS, points).tolist()
-        return Heights(found[:points], found[points:])
 
     def _pass(
         self, layout: Layout, caps: Any, u: Floats, every: int = 1, summing: bool = False, moving: bool = False
@@ -204,10 +200,19 @@ class EntryPart(Averaging):
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """x <- keep x + move p for affine blocks, x + relax (y(u) - x) for the others; stores new averages."""
-        chunks, caps = self._layout.chunks, self._caps[0]
-        self._keep[:], self._move[:], caps[:] = keep, move, alpha
-        args = (*self.at, self._kinds, self._keep, self._move, self._psi, caps, u, relax)
-        run(self._write, chunks, self._like, *chunks.columns, *args, weight=2.0, backwards=next(self._turns))
+        self._keep[:], self._move[:], self._caps[0] = keep, move, alpha
+        self._write_all(u, relax)
+
+    def _write_all(self, u: float, relax: float) -> None:
+        chunks, args = self._layout.chunks, self._write_args
+        run(self._write, chunks, *args, u, relax, weight=2.0, backwards=next(self._turns))
+
+
+def _at_points(partial: np.ndarray) -> Heights:
+    """Heights and slopes at all points, from one row per chunk."""
+    found = (-partial[:, SUMS:].sum(axis=0)).tolist()
+    points = len(found) // 2
+    return Heights(found[:points], found[points:])
 
 
 def _kind(psi: Scalar | None) -> int:
