@@ -45,16 +45,20 @@ def inverse_metric(square, own):
 
 
 @inlined(fastmath=ENTRYWISE)
-def new_averages(g, d, v, own, slopes, squares, inverse):
-    """d', v' and r of a run, in memory that may be that of d and v; v' only where there is memory for it."""
+def new_averages(g, d, v, own, slopes, inverse):
+    """d' and r of a run, in memory; without memory for slopes d' and v' are stored."""
     for k in range(len(g)):
         if d is not None:
-            slopes[k] = new_slope(g[k], d[k], own)
+            slope = new_slope(g[k], d[k], own)
+            if slopes is None:
+                d[k] = slope
+            else:
+                slopes[k] = slope
         if v is not None:
             square = new_square(g[k], v[k], own)
             inverse[k] = inverse_metric(square, own)
-            if squares is not None:
-                squares[k] = square
+            if slopes is None:
+                v[k] = square
 
 
 @inlined(fastmath=REORDER)

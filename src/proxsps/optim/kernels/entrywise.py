@@ -179,7 +179,7 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
                 if summing:
                     add_sums(xs, gs, old, squares, ys, own, fresh, inverse, curved, out)
                 else:
-                    new_averages(gs, old, squares, own, fresh, None, inverse)
+                    new_averages(gs, old, squares, own, fresh, inverse)
                 ds = fresh[: len(xs)] if average else gs
                 if summing and moving:
                     _add_lengths(xs, ds, inverse, of(0), of(1), out)

@@ -58,7 +58,7 @@ def typed_psi(like, psi, b, alpha):
 
 
 def _heights(change: Any) -> Any:
-    """A function that adds -h and its slope at several steps, for a run of entries; three at a time are cheap."""
+    """A function that adds h and its slope at several steps, for a run of entries; three at a time are cheap."""
 
     @inlined(fastmath=REORDER)
     def added(h, slope, x, d, r, s, psi):
@@ -88,13 +88,13 @@ def _heights(change: Any) -> Any:
         while p + 3 <= len(steps):
             found = three(x, d, r, steps[p], steps[p + 1], steps[p + 2], psi)
             for q in range(3):
-                heights[p + q] += found[q]
-                slopes[p + q] += cap * found[3 + q]
+                heights[p + q] -= found[q]
+                slopes[p + q] -= cap * found[3 + q]
             p += 3
         while p < len(steps):
             h, slope = one(x, d, r, steps[p], psi)
-            heights[p] += h
-            slopes[p] += cap * slope
+            heights[p] -= h
+            slopes[p] -= cap * slope
             p += 1
 
     return add
@@ -105,7 +105,7 @@ _add_soft, _add_box, _add_general = (_heights(change) for change in (_soft_chang
 
 @inlined()
 def add_heights(like, x, d, r, kind, psi, caps, b, u, steps, out):
-    """Add -h at the points u and its slopes, for each set of caps, of a run of a block that is not affine."""
+    """Add h at the points u and its slopes, for each set of caps, of a run of a block that is not affine."""
     points = len(u)
     for c in range(len(caps)):
         heights, bends = out[2 * c * points : (2 * c + 1) * points], out[(2 * c + 1) * points : 2 * (c + 1) * points]

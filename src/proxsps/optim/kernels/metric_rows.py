@@ -127,7 +127,7 @@ def reduce(
                 if len(start_at):
                     out[MOVED_SQ] += start_scale[j] * moved_sq(like, start_at, j, xs, start[i] + low, places)
             else:
-                new_averages(g[low:high], d[low:high], v[low:high], own, ds, None, rs)
+                new_averages(g[low:high], d[low:high], v[low:high], own, ds, rs)
             for p in range(len(u)):
                 y = _new_row(xs, ds, rs, of(u[p] * caps[p, at]), of(caps[p, at] * l1[at]), norms, at, z, t)
                 out[SUMS + p] += _height(xs, None, y) if moves else _height(xs, ds, y)
@@ -148,8 +148,8 @@ def write(
         own, rs = typed_weights(like, weights, eps, least, j), inverse[:n]
         for row in range(count[i]):
             low, high, at = row * n, row * n + n, slot[i] + row
-            xs, ds, vs = x[low:high], d[low:high], v[low:high]
-            new_averages(g[low:high], ds, vs, own, ds, vs, rs)
+            xs, ds = x[low:high], d[low:high]
+            new_averages(g[low:high], ds, v[low:high], own, None, rs)
             y = _new_row(xs, ds, rs, of(u * caps[at]), of(caps[at] * l1[at]), norms, at, z, t)
             if relax == 1:
                 xs[:] = y

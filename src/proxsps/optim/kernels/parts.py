@@ -150,7 +150,7 @@ class EntryPart(Averaging):
         """x <- keep x + move p, with this share of the new point in the average of the schedule-free form."""
         if self.mixes:
             self.set_share(share)
-        self._write_all(1.0, 1.0)
+        run(self._write, self._layout.chunks, *self._write_args, 1.0, 1.0, weight=2.0, backwards=next(self._turns))
         if len(self._counts_at):
             self.count()
 
@@ -163,7 +163,7 @@ class EntryPart(Averaging):
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """Heights where step and prox have the size s times `share`."""
         partial = self._pass(self._curves, [[v * w for w in share] for v in s], (1.0,), every)
-        heights: list[float] = (-partial[:, SUMS::2].sum(axis=0)).tolist()
+        heights: list[float] = partial[:, SUMS::2].sum(axis=0).tolist()
         return heights
 
     def sampled_sums(self, every: int) -> list[list[float]]:
@@ -201,18 +201,13 @@ class EntryPart(Averaging):
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """x <- keep x + move p for affine blocks, x + relax (y(u) - x) for the others; stores new averages."""
         self._keep[:], self._move[:], self._caps[0] = keep, move, alpha
-        self._write_all(u, relax)
-
-    def _write_all(self, u: float, relax: float) -> None:
-        chunks, args = self._layout.chunks, self._write_args
-        run(self._write, chunks, *args, u, relax, weight=2.0, backwards=next(self._turns))
+        run(self._write, self._layout.chunks, *self._write_args, u, relax, weight=2.0, backwards=next(self._turns))
 
 
 def _at_points(partial: np.ndarray) -> Heights:
     """Heights and slopes at all points, from one row per chunk."""
-    found = (-partial[:, SUMS:].sum(axis=0)).tolist()
-    points = len(found) // 2
-    return Heights(found[:points], found[points:])
+    heights, slopes = fold(partial[:, SUMS:].T, np.zeros(len(partial), np.int64), 1).reshape(2, -1).tolist()
+    return Heights(heights, slopes)
 
 
 def _kind(psi: Scalar | None) -> int:

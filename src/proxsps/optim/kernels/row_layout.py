@@ -16,7 +16,7 @@ from torch import Tensor
 from proxsps.optim.kernels.entrywise import NOWHERE
 from proxsps.optim.kernels.layout import CHUNK, Chunks, turns
 
-WIDTH = 512  # columns of a chunk at most, so that their sums stay in the cache
+WIDTH = 512  # columns of a chunk at most, so that their sums stay in the cache; no more than `RUN`
 TALL = 4 * CHUNK  # entries of a chunk of columns, which leaves one set of sums behind for each of its columns
 
 Dims = tuple[int, ...] | None

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numba
 import numpy as np
 
 from proxsps.optim.kernels.averages import new_averages, typed_weights
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, entries, fold, run
-from proxsps.optim.kernels.row_layout import RowMemory, memory
+from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, entries, fold, run, run_memory
+from proxsps.optim.kernels.row_layout import WIDTH, RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
 
 # ||z||^2 from the three sums must be at least this part of ||x||^2 + ||s d||^2, or it has lost too many digits.
@@ -103,7 +104,7 @@ def _sums(
             low, high = k * apart, k * apart + length
             xs, ds = x[low:high], d[low:high]
             if averages:
-                new_averages(g[low:high], ds, None, own, fresh, None, None)
+                new_averages(g[low:high], ds, None, own, fresh, None)
                 ds = fresh[:length]
                 _add_further(xs, g[low:high], further[i])
             if stride[i] == 1:
@@ -137,7 +138,7 @@ def _write(
 
     New averages are stored.
     """
-    of, averages, scales = like.dtype.type, len(g_at) > 0, np.empty(CHUNK, like.dtype)
+    of, averages, scales = like.dtype.type, len(g_at) > 0, numba.carray(run_memory(like), WIDTH)
     for i in range(first, last):
         j, n, at = tensor[i], count[i], slot[i]
         lines, length, apart = _lines(n, height[i], stride[i])
@@ -151,7 +152,7 @@ def _write(
             low, high, g = k * apart, k * apart + length, group[at + k if stride[i] == 1 else at]
             xs, ds, s = x[low:high], d[low:high], of(u * alpha[g])
             if averages:
-                new_averages(fresh[low:high], ds, None, own, ds, None, None)
+                new_averages(fresh[low:high], ds, None, own, None, None)
             if stride[i] != 1:
                 _scale_columns(xs, ds, s, scales, of(relax), of(0))
             elif whole[i]:
