@@ -250,12 +250,12 @@ def test_the_kernels_load_where_processes_cannot_fork():
 
 SCRIPT = """
 import json, torch, common
-from proxsps.optim.kernels import averages, entrywise, layout, metric_rows, rows
+from proxsps.optim.kernels import entrywise, layout, metric_rows, parts, rows
 common.compile_kernels([torch.float32])
-modules = [kernel for module in (averages, layout, metric_rows, rows) for kernel in vars(module).values()]
+modules = [kernel for module in (layout, metric_rows, parts, rows) for kernel in vars(module).values()]
 stats = [
     [kernel.__name__, sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values())]
-    for kernel in (*modules, *entrywise.PLAIN, *entrywise.AVERAGED, *entrywise.ADAM)
+    for kernel in (*modules, *entrywise.PLAIN, *entrywise.AVERAGED, *entrywise.ADAM, *entrywise.SECOND)
     if getattr(kernel, "targetoptions", {}).get("nogil")  # those that Python calls
 ]
 print(json.dumps(stats))

@@ -150,7 +150,7 @@ class Plan(HeldState):
         """The part of spectral blocks: by kernels where they apply, else by torch."""
         compiled = opt.param_groups[0]["fused"] is not False and not self.exact and load_kernels() is not None
         if compiled:
-            from proxsps.optim.kernels.spectral_part import make_spectral
+            from proxsps.optim.kernels.spectral import make_spectral
 
             found = make_spectral(self, opt, places)
             if found is not None:

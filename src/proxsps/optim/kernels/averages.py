@@ -1,8 +1,10 @@
-"""New averages of gradients, run by run.
+"""New averages of gradients, and the sums of a step, run by run.
 
     d' = old d + new g,    v' = old_v v + new_v g^2,    r = 1 / max{sqrt(v') + eps, least}
 
-Passes that only read compute them into memory that stays in the first cache; the write stores them.
+Passes that only read compute them into memory that stays in the first cache; the write stores them. Arguments that are
+None stand for what a kind of slopes does not have: the averages d, the averages of squares v with r, and the points y
+of the schedule-free form. numba drops the branches for them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,10 @@ import numpy as np
 
 from proxsps.optim.kernels.caching import inlined
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER
+
+# The sums of a first pass, in the order of its columns. Heights follow, then their slopes.
+D_SQ, D_DOT_X, NOISE, X_SQ, G_DOT_X, G_SQ, P_SQ, P_DOT_X, MOVED_SQ = range(9)
+SUMS = 9
 
 
 @inlined()
@@ -21,150 +27,95 @@ def typed_weights(like, weights, eps, least, j):
 
 
 @inlined(fastmath=ENTRYWISE)
-def _square(old, v, new, g):
-    return old * v + (new * g) * g  # in this order a weight of 0 wins over a square that overflows
+def new_slope(g, d, own):
+    """d' of an entry."""
+    return own[0] * d + own[1] * g
 
 
 @inlined(fastmath=ENTRYWISE)
-def new_slopes(g, d, own, out):
-    """d' of a run, in memory for at least as many entries."""
-    old, new, _, _, _, _, _ = own
-    for k in range(len(g)):
-        out[k] = old * d[k] + new * g[k]
-    return out[: len(g)]
+def new_square(g, v, own):
+    """v' of an entry; in this order a weight of 0 wins over a square that overflows."""
+    return own[2] * v + (own[3] * g) * g
 
 
 @inlined(fastmath=ENTRYWISE, error_model="numpy")
-def new_metric(g, v, own, out):
-    """r of a run."""
-    _, _, old_v, new_v, eps, least, one = own
-    for k in range(len(g)):
-        out[k] = one / max(np.sqrt(_square(old_v, v[k], new_v, g[k])) + eps, least)
-    return out[: len(g)]
+def inverse_metric(square, own):
+    """r of an entry with this v'."""
+    return own[6] / max(np.sqrt(square) + own[4], own[5])
 
 
 @inlined(fastmath=ENTRYWISE)
-def store_slopes(g, d, own):
-    """d <- d'."""
-    old, new, _, _, _, _, _ = own
+def new_averages(g, d, v, own, slopes, inverse):
+    """d' and r of a run, in memory; without memory for slopes d' and v' are stored."""
     for k in range(len(g)):
-        d[k] = old * d[k] + new * g[k]
+        if d is not None:
+            slope = new_slope(g[k], d[k], own)
+            if slopes is None:
+                d[k] = slope
+            else:
+                slopes[k] = slope
+        if v is not None:
+            square = new_square(g[k], v[k], own)
+            inverse[k] = inverse_metric(square, own)
+            if slopes is None:
+                v[k] = square
 
 
-@inlined(fastmath=ENTRYWISE, error_model="numpy")
-def store_metric(g, v, own, out):
-    """v <- v', and r."""
-    _, _, old_v, new_v, eps, least, one = own
-    for k in range(len(g)):
-        v[k] = _square(old_v, v[k], new_v, g[k])
-        out[k] = one / max(np.sqrt(v[k]) + eps, least)
-    return out[: len(g)]
-
-
-@inlined(fastmath=REORDER, error_model="numpy")
-def metric_sums(x, g, d, v, own):
-    """<d', r d'>, <d', x>, <g, x>, ||r g||^2, ||g||^2 and the sum of (d' x)^2 of a run, without memory in between.
+@inlined(fastmath=REORDER)
+def _sums(x, g, d, v, y, own, slopes, inverse):
+    """<d', r d'>, <d', x>, the sum of (d' x)^2, <g, x> or <g, x - y>, ||r g||^2 and ||g||^2 of a run.
 
     <d', x> is made of two sums: it is bitwise <g, x> where d' is g.
     """
-    old, new, old_v, new_v, eps, least, one = own
-    dp, dx, gx, gg, size, noise = one - one, one - one, one - one, one - one, one - one, one - one
+    one, zero = own[6], own[6] - own[6]
+    dp, dx, noise, gx, gg, size = zero, zero, zero, zero, zero, zero
     for k in range(len(x)):
-        slope = old * d[k] + new * g[k]
-        r = one / max(np.sqrt(_square(old_v, v[k], new_v, g[k])) + eps, least)
+        slope, r = g[k], one
+        if d is not None:
+            slope = new_slope(g[k], d[k], own)
+            slopes[k] = slope
+        if v is not None:
+            r = inverse_metric(new_square(g[k], v[k], own), own)
+            inverse[k] = r
         scaled, along = r * g[k], slope * x[k]
         dp += slope * (r * slope)
-        dx += d[k] * x[k]
-        gx += g[k] * x[k]
-        gg += scaled * scaled
-        size += g[k] * g[k]
+        dx += (g[k] if d is None else d[k]) * x[k]
         noise += along * along
-    return dp, old * dx + new * gx, gx, gg, size, noise
-
-
-@inlined(fastmath=ENTRYWISE, error_model="numpy")
-def write_in_metric(x, g, d, v, own, keep, move):
-    """d <- d', v <- v', x <- keep x + move r d', in one loop."""
-    old, new, old_v, new_v, eps, least, one = own
-    for k in range(len(x)):
-        slope, square = old * d[k] + new * g[k], _square(old_v, v[k], new_v, g[k])
-        d[k], v[k] = slope, square
-        x[k] = keep * x[k] + move * (one / max(np.sqrt(square) + eps, least) * slope)
-
-
-@inlined()
-def typed_mix(like, weights, j):
-    """b and the share of the new point in the average, in the type of the entries."""
-    of = like.dtype.type
-    return of(weights[j, 4]), of(weights[j, 5])
-
-
-@inlined(fastmath=REORDER, error_model="numpy")
-def second_sums(z, g, y, r, one):
-    """<g, r g>, <g, z>, <g, z - y>, ||r g||^2 and ||g||^2 of a run of the schedule-free form."""
-    dp, dx, gx, gg, size = one - one, one - one, one - one, one - one, one - one
-    for k in range(len(z)):
-        scaled = r[k] * g[k]
-        dp += g[k] * scaled
-        dx += g[k] * z[k]
-        gx += g[k] * (z[k] - y[k])
+        gx += g[k] * (x[k] if y is None else x[k] - y[k])
         gg += scaled * scaled
         size += g[k] * g[k]
-    return dp, dx, gx, gg, size
-
-
-@inlined(fastmath=REORDER, error_model="numpy")
-def second_metric_sums(z, g, y, v, own):
-    """The same and the sum of (g z)^2, without memory in between."""
-    _, _, old_v, new_v, eps, least, one = own
-    dp, dx, gx, gg, size, noise = one - one, one - one, one - one, one - one, one - one, one - one
-    for k in range(len(z)):
-        scaled = g[k] / max(np.sqrt(_square(old_v, v[k], new_v, g[k])) + eps, least)
-        dp += g[k] * scaled
-        along = g[k] * z[k]
-        dx += along
-        gx += g[k] * (z[k] - y[k])
-        gg += scaled * scaled
-        size += g[k] * g[k]
-        noise += along * along
-    return dp, dx, gx, gg, size, noise
-
-
-# No operation of these two may be fused with another one: torch computes the same numbers when modes are switched.
-
-
-@inlined(error_model="numpy")
-def averaged_points(y, z, b, out):
-    """x of a run (`proxsps.core.schedule_free.average`)."""
-    for k in range(len(y)):
-        out[k] = z[k] + (y[k] - z[k]) / b
-    return out[: len(y)]
+    return dp, dx if d is None else own[0] * dx + own[1] * gx, noise, gx, gg, size
 
 
 @inlined()
-def gradient_points(x, z, b, share, lower, upper, y):
-    """y <- the next point of gradients, from the last x and the new z; x stays between its bounds, also in rounding."""
-    for k in range(len(x)):
-        mean = min(max(x[k], lower), upper)
-        mean = mean + share * (z[k] - mean)
-        y[k] = min(max(z[k] + (mean - z[k]) * b, lower), upper)
+def add_sums(x, g, d, v, y, own, slopes, inverse, curved, out):
+    """Add the sums of a run, with d' and r in memory; NaN if the square of a gradient overflows in a metric.
+
+    Where the square of an entry leaves the range of its type, v may too, and infinity does not show in sums.
+    """
+    dp, dx, noise, gx, gg, size = _sums(x, g, d, v, y, own, slopes, inverse)
+    out[D_SQ] += dp
+    out[D_DOT_X] += dx
+    out[NOISE] += noise if curved else 0.0
+    if d is not None or y is not None:
+        out[G_DOT_X] += gx
+        out[G_SQ] += gg
+    if v is not None and not np.isfinite(size) and not np.isfinite(g * g).all():
+        out[D_SQ] = np.nan
 
 
-@inlined(error_model="numpy")
-def write_second_in_metric(z, g, y, v, own, keep, move, b, share):
-    """v <- v', z <- keep z + move r g, and the next y, in one loop."""
-    _, _, old_v, new_v, eps, least, _ = own
-    for k in range(len(z)):
-        square = _square(old_v, v[k], new_v, g[k])
-        v[k] = square
-        mean = z[k] + (y[k] - z[k]) / b
-        new = keep * z[k] + move * (g[k] / max(np.sqrt(square) + eps, least))
-        mean = mean + share * (new - mean)
-        z[k] = new
-        y[k] = new + (mean - new) * b
+# No operation of these two may be fused with another one: torch computes the same numbers when modes are switched. A
+# function without its own `fastmath` would have that of the function that calls it.
 
 
-@inlined()
-def overflows(g):
-    """Whether the square of an entry leaves the range of its type: v may too, and infinity does not show in sums."""
-    return not np.isfinite(g * g).all()
+@inlined(fastmath=False, error_model="numpy")
+def averaged_point(y, z, b):
+    """x of an entry of the schedule-free form (`proxsps.core.schedule_free.average`)."""
+    return z + (y - z) / b
+
+
+@inlined(fastmath=False)
+def gradient_point(x, z, b, share):
+    """The next point of gradients, from the last x and the new z."""
+    mean = x + share * (z - x)
+    return z + (mean - z) * b

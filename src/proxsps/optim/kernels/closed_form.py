@@ -21,8 +21,8 @@ from proxsps.core import plain
 from proxsps.core.affine_step import INEXACT, SKIPPED, TAKEN, Blocks, Loss, Method, Numbers, Room, Step, affine_step
 from proxsps.core.rules import Decision
 from proxsps.optim.distance import TRAVEL
+from proxsps.optim.kernels.averages import D_DOT_X, D_SQ, G_DOT_X, G_SQ, MOVED_SQ, SUMS
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.entrywise import D_DOT_X, D_SQ, G_DOT_X, G_SQ, MOVED_SQ, SUMS
 from proxsps.optim.last_step import Chosen, L2Step, Taken
 
 FIRST = TRAVEL.index("first_reach")

@@ -28,20 +28,19 @@ import numba
 import numpy as np
 
 from proxsps.optim.kernels.averages import (
-    averaged_points,
-    gradient_points,
-    metric_sums,
-    new_metric,
-    new_slopes,
-    overflows,
-    second_metric_sums,
-    second_sums,
-    store_metric,
-    store_slopes,
-    typed_mix,
+    MOVED_SQ,
+    P_DOT_X,
+    P_SQ,
+    SUMS,
+    X_SQ,
+    add_sums,
+    averaged_point,
+    gradient_point,
+    inverse_metric,
+    new_averages,
+    new_slope,
+    new_square,
     typed_weights,
-    write_in_metric,
-    write_second_in_metric,
 )
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.heights import LINE, add_heights, general_change, typed_psi
@@ -49,9 +48,6 @@ from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, entries, run_m
 from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.kernels.scalar import prox
 
-# The sums of a first pass, in the order of its columns. Heights follow, then their slopes.
-D_SQ, D_DOT_X, NOISE, X_SQ, G_DOT_X, G_SQ, P_SQ, P_DOT_X, MOVED_SQ = range(9)
-SUMS = 9
 NOWHERE = np.empty(0, np.int64)
 
 
@@ -81,31 +77,6 @@ def _coupled_slopes(x, g, lam, fresh):
 
 
 @inlined(fastmath=REORDER)
-def _sums(x, g, d, r, zero, one):
-    """<d, p>, <d, x>, and for averages <g, x>, ||r g||^2 and in a metric ||g||^2."""
-    dp, dx, gx, gg, size = zero, zero, zero, zero, zero
-    for k in range(len(x)):
-        dp += d[k] * ((one if r is None else r[k]) * d[k])
-        dx += d[k] * x[k]
-        if g is not None:
-            scaled = (one if r is None else r[k]) * g[k]
-            gx += g[k] * x[k]
-            gg += scaled * scaled
-            if r is not None:
-                size += g[k] * g[k]
-    return dp, dx, gx, gg, size
-
-
-@inlined(fastmath=REORDER)
-def _noise(x, d, zero):
-    total = zero
-    for k in range(len(x)):
-        product = d[k] * x[k]
-        total += product * product
-    return total
-
-
-@inlined(fastmath=REORDER)
 def _add_lengths(x, d, r, zero, one, out):
     """Add ||x||^2, ||p||^2 and <p, x> of a run."""
     xx, pp, px = zero, zero, zero
@@ -128,36 +99,52 @@ def _change_sq(x, d, r, s, psi):
     return total
 
 
-@inlined(fastmath=ENTRYWISE)
-def _write_line(x, d, r, keep, move, one):
-    for k in range(len(x)):
-        x[k] = keep * x[k] + move * ((one if r is None else r[k]) * d[k])
-
-
 @inlined(fastmath=ENTRYWISE, error_model="numpy")
-def _write_prox(x, d, r, s, psi, relax):
+def _new_point(x, p, r, s, psi, relax):
+    """x + relax (y - x) of an entry, with y itself where relax is 1."""
     threshold, _, curvature, lower, upper, one, _ = psi
+    shrink = one if curvature == 0 else one / (one + r * curvature)
+    y = prox(x - s * p, r * threshold, shrink, lower, upper)
+    return y if relax == one else x + relax * (y - x)
+
+
+@inlined(fastmath=False)
+def _on_line(x, p, keep, move):
+    """keep x + move p, without fused operations: all kinds of slopes round alike, also at the end of a tensor."""
+    return keep * x + move * p
+
+
+@inlined(fastmath=ENTRYWISE)
+def _write(x, g, d, v, y, own, line, curve, mix):
+    """Store new averages, and move x: by the numbers of a prox if there are any, else of a line; then the next y.
+
+    The average of the schedule-free form stays between the bounds of its prox, also in rounding.
+    """
     for k in range(len(x)):
-        scale = one if r is None else r[k]
-        shrink = one if curvature == 0 else one / (one + scale * curvature)
-        y = prox(x[k] - s * (scale * d[k]), scale * threshold, shrink, lower, upper)
-        x[k] = y if relax == one else x[k] + relax * (y - x[k])
+        slope, r = g[k], own[6]
+        if d is not None:
+            slope = new_slope(g[k], d[k], own)
+            d[k] = slope
+        if v is not None:
+            square = new_square(g[k], v[k], own)
+            v[k], r = square, inverse_metric(square, own)
+        if curve is None:
+            new = _on_line(x[k], r * slope, line[0], line[1])
+        else:
+            new = _new_point(x[k], r * slope, r, curve[0], curve[1], curve[2])
+        if y is not None:
+            mean = averaged_point(y[k], x[k], mix[0])
+            if curve is None:
+                y[k] = gradient_point(mean, new, mix[0], mix[1])
+            else:
+                lower, upper = curve[1][3], curve[1][4]
+                mean = min(max(mean, lower), upper)
+                y[k] = min(max(gradient_point(mean, new, mix[0], mix[1]), lower), upper)
+        x[k] = new
 
 
-@inlined()
-def _add_sums(found, noise, g, metric, out):
-    """Add the sums of a run; NaN if the square of a gradient overflows in a metric."""
-    out[D_SQ] += found[0]
-    out[D_DOT_X] += found[1]
-    out[G_DOT_X] += found[2]
-    out[G_SQ] += found[3]
-    out[NOISE] += noise
-    if metric and not np.isfinite(found[4]) and overflows(g):
-        out[D_SQ] = np.nan
-
-
-# The constants of these three are all that a kernel closes over: the cache on disk is keyed by them, and functions
-# would have a new key in every process. Slopes are gradients, averages, averages in Adam's metric, or gradients at y.
+# The constants of these two are all that a kernel closes over: the cache on disk is keyed by them, and functions would
+# have a new key in every process. Slopes are gradients, averages, averages in Adam's metric, or gradients at y.
 
 
 def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
@@ -166,8 +153,11 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
         least, kinds, psi, caps, u, summing, moving, partial, first, last,
     ):  # fmt: skip
-        """Sums of each chunk if `summing`, lengths of its move if `moving`; h and its slope at u, per row of caps."""
-        zero, one, steps = like.dtype.type(0), like.dtype.type(1), numba.carray(run_memory(like), len(u))
+        """Sums of each chunk if `summing`, with lengths if `moving`; h and its slope at u, per row of caps.
+
+        With `moving` alone ||y - x||^2 at the only point.
+        """
+        of, steps = like.dtype.type, numba.carray(run_memory(like), len(u))
         fresh, places = numba.carray(run_memory(like), RUN), numba.carray(run_memory(np.uint32), RUN)
         inverse = numba.carray(run_memory(like), RUN) if metric else None
         for i in range(first, last):
@@ -175,66 +165,34 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
             x, g = entries(like, x_at, j, low, n), entries(like, g_at, j, low, n)
             d = entries(like, d_at, j, low, n) if average or second else g
             v = entries(like, v_at, j, low, n) if metric else g
-            own, mix = typed_weights(like, weights, eps, least, j), typed_mix(like, weights, j)
+            own, mix = typed_weights(like, weights, eps, least, j), of(weights[j, 4]) if second else None
             curved = kinds[b] != LINE
             out[:] = 0
             for at in range(0, n, RUN):
                 end = at + RUN
-                xs, gs, ds, vs = x[at:end], g[at:end], d[at:end], v[at:end]
+                xs, gs, ys = x[at:end], g[at:end], d[at:end] if second else None
+                old, squares = d[at:end] if average else None, v[at:end] if metric else None
                 if summing and len(start_at):
-                    out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at, places, ds if second else None, mix[0])
-                if metric and not moving and not (curved and len(u)):  # nothing but sums is wanted
-                    found = second_metric_sums(xs, gs, ds, vs, own) if second else metric_sums(xs, gs, ds, vs, own)
-                    _add_sums(found, found[5] if curved else zero, gs, metric, out)
-                    continue
-                ys, ds = ds, gs if second else ds
-                if average:
-                    ds = new_slopes(gs, ds, own, fresh)
-                elif not second:
-                    ds = _coupled_slopes(xs, gs, like.dtype.type(coupling[b]), fresh)
-                if metric:
-                    new_metric(gs, vs, own, inverse)
+                    out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at, places, ys, mix)
+                if not average and not second:
+                    gs = _coupled_slopes(xs, gs, of(coupling[b]), fresh)
                 if summing:
-                    if second:
-                        found = second_sums(xs, gs, ys, inverse, one)
-                    else:
-                        found = _sums(xs, gs if average else None, ds, inverse, zero, one)
-                    _add_sums(found, _noise(xs, ds, zero) if curved else zero, gs, metric, out)
-                if moving:
-                    _add_lengths(xs, ds, inverse, zero, one, out)
+                    add_sums(xs, gs, old, squares, ys, own, fresh, inverse, curved, out)
+                else:
+                    new_averages(gs, old, squares, own, fresh, inverse)
+                ds = fresh[: len(xs)] if average else gs
+                if summing and moving:
+                    _add_lengths(xs, ds, inverse, of(0), of(1), out)
                 if curved and len(u):
-                    add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, out[SUMS:])
+                    if moving and not summing:
+                        typed = typed_psi(like, psi, b, caps[0, b])
+                        out[SUMS] += _change_sq(xs, ds, inverse, of(u[0] * caps[0, b]), typed)
+                    else:
+                        add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, out[SUMS:])
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
 
     return reduce
-
-
-def _move_kernel(average: bool, metric: bool, second: bool) -> Any:
-    @compiled()
-    def move_sq(
-        like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, psi, caps, u, partial, first, last,
-    ):  # fmt: skip
-        """||y - x||^2 of each chunk."""
-        fresh = numba.carray(run_memory(like), RUN)
-        inverse = numba.carray(run_memory(like), RUN) if metric else None
-        for i in range(first, last):
-            j, low, n, b = tensor[i], origin[i], length[i], block[i]
-            x, g = entries(like, x_at, j, low, n), entries(like, g_at, j, low, n)
-            d = entries(like, d_at, j, low, n) if average else g
-            v = entries(like, v_at, j, low, n) if metric else g
-            own, typed = typed_weights(like, weights, eps, least, j), typed_psi(like, psi, b, caps[b])
-            partial[i, 0] = 0
-            for at in range(0, n, RUN):
-                end = at + RUN
-                xs, gs = x[at:end], g[at:end]
-                ds = new_slopes(gs, d[at:end], own, fresh) if average else gs
-                if metric:
-                    new_metric(gs, v[at:end], own, inverse)
-                partial[i, 0] += _change_sq(xs, ds, inverse, like.dtype.type(u * caps[b]), typed)
-
-    return move_sq
 
 
 def _write_kernel(average: bool, metric: bool, second: bool) -> Any:
@@ -244,45 +202,27 @@ def _write_kernel(average: bool, metric: bool, second: bool) -> Any:
         least, kinds, keep, move, psi, caps, u, relax, first, last,
     ):  # fmt: skip
         """Store new averages, and x <- keep x + move p, or x + relax (y - x) with y itself where relax is 1."""
-        of, fresh = like.dtype.type, numba.carray(run_memory(like), RUN)
-        inverse = numba.carray(run_memory(like), RUN) if metric else None
+        of = like.dtype.type
         for i in range(first, last):
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
             x, g = entries(like, x_at, j, low, n), entries(like, g_at, j, low, n)
-            d = entries(like, d_at, j, low, n) if average or second else g
-            v = entries(like, v_at, j, low, n) if metric else g
-            own, typed = typed_weights(like, weights, eps, least, j), typed_psi(like, psi, b, caps[b])
-            mix, share = typed_mix(like, weights, j)
-            kept, moved, size = of(keep[b]), of(move[b]), of(u * caps[b])
-            for at in range(0, n, RUN):
-                end = at + RUN
-                xs, gs, ds, vs = x[at:end], g[at:end], d[at:end], v[at:end]
-                if second and kinds[b] == LINE:
-                    write_second_in_metric(xs, gs, ds, vs, own, kept, moved, mix, share)
-                elif second:
-                    averaged_points(ds, xs, mix, fresh)
-                    store_metric(gs, vs, own, inverse)
-                    _write_prox(xs, gs, inverse, size, typed, of(relax))
-                    gradient_points(fresh[: len(xs)], xs, mix, share, typed[3], typed[4], ds)
-                elif metric and kinds[b] == LINE:
-                    write_in_metric(xs, gs, ds, vs, own, kept, moved)
-                else:
-                    if metric:
-                        store_metric(gs, vs, own, inverse)
-                    if average:
-                        store_slopes(gs, ds, own)
-                    if kinds[b] == LINE:
-                        _write_line(xs, ds, inverse, kept, moved, of(1))
-                    else:
-                        _write_prox(xs, ds, inverse, size, typed, of(relax))
+            d = entries(like, d_at, j, low, n) if average else None
+            v = entries(like, v_at, j, low, n) if metric else None
+            y = entries(like, d_at, j, low, n) if second else None
+            own = typed_weights(like, weights, eps, least, j)
+            mix = (of(weights[j, 4]), of(weights[j, 5])) if second else None
+            line, curve = (of(keep[b]), of(move[b])), (of(u * caps[b]), typed_psi(like, psi, b, caps[b]), of(relax))
+            if kinds[b] == LINE:
+                _write(x, g, d, v, y, own, line, None, mix)
+            else:
+                _write(x, g, d, v, y, own, line, curve, mix)
 
     return write
 
 
-def _kernels(average: bool, metric: bool, second: bool = False) -> tuple[Any, Any, Any]:
-    """The three passes for one kind of slopes."""
-    kind = average, metric, second
-    return _reduce_kernel(*kind), _move_kernel(*kind), _write_kernel(*kind)
+def _kernels(average: bool, metric: bool, second: bool = False) -> tuple[Any, Any]:
+    """The two passes for one kind of slopes."""
+    return _reduce_kernel(average, metric, second), _write_kernel(average, metric, second)
 
 
 PLAIN, AVERAGED, ADAM, SECOND = (

@@ -61,12 +61,15 @@ def _heights(change: Any) -> Any:
     """A function that adds h and its slope at several steps, for a run of entries; three at a time are cheap."""
 
     @inlined(fastmath=REORDER)
+    def added(h, slope, x, d, r, s, psi):
+        move, inside = change(x, d, r, s, psi)
+        return h + d * move, slope + d * inside
+
+    @inlined(fastmath=REORDER)
     def one(x, d, r, s, psi):
         h, slope = psi[-1], psi[-1]
         for k in range(len(x)):
-            move, inside = change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
-            h += d[k] * move
-            slope += d[k] * inside
+            h, slope = added(h, slope, x[k], d[k], psi[-2] if r is None else r[k], s, psi)
         return h, slope
 
     @inlined(fastmath=REORDER)
@@ -74,30 +77,24 @@ def _heights(change: Any) -> Any:
         h_s, h_t, h_v, slope_s, slope_t, slope_v = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
         for k in range(len(x)):
             scale = psi[-2] if r is None else r[k]
-            move, inside = change(x[k], d[k], scale, s, psi)
-            h_s += d[k] * move
-            slope_s += d[k] * inside
-            move, inside = change(x[k], d[k], scale, t, psi)
-            h_t += d[k] * move
-            slope_t += d[k] * inside
-            move, inside = change(x[k], d[k], scale, v, psi)
-            h_v += d[k] * move
-            slope_v += d[k] * inside
+            h_s, slope_s = added(h_s, slope_s, x[k], d[k], scale, s, psi)
+            h_t, slope_t = added(h_t, slope_t, x[k], d[k], scale, t, psi)
+            h_v, slope_v = added(h_v, slope_v, x[k], d[k], scale, v, psi)
         return h_s, h_t, h_v, slope_s, slope_t, slope_v
 
     @inlined()
-    def add(x, d, r, steps, psi, heights, slopes):
+    def add(x, d, r, steps, psi, cap, heights, slopes):
         p = 0
         while p + 3 <= len(steps):
             found = three(x, d, r, steps[p], steps[p + 1], steps[p + 2], psi)
             for q in range(3):
-                heights[p + q] += found[q]
-                slopes[p + q] += found[3 + q]
+                heights[p + q] -= found[q]
+                slopes[p + q] -= cap * found[3 + q]
             p += 3
         while p < len(steps):
             h, slope = one(x, d, r, steps[p], psi)
-            heights[p] += h
-            slopes[p] += slope
+            heights[p] -= h
+            slopes[p] -= cap * slope
             p += 1
 
     return add
@@ -116,8 +113,8 @@ def add_heights(like, x, d, r, kind, psi, caps, b, u, steps, out):
         for p in range(points):
             steps[p] = like.dtype.type(caps[c, b] * u[p])
         if kind == SOFT:
-            _add_soft(x, d, r, steps, typed, heights, bends)
+            _add_soft(x, d, r, steps, typed, caps[c, b], heights, bends)
         elif kind == BOX:
-            _add_box(x, d, r, steps, typed, heights, bends)
+            _add_box(x, d, r, steps, typed, caps[c, b], heights, bends)
         else:
-            _add_general(x, d, r, steps, typed, heights, bends)
+            _add_general(x, d, r, steps, typed, caps[c, b], heights, bends)

@@ -134,34 +134,17 @@ class Layout:
 
 
 @compiled()
-def _fold(partial, block, out):
-    for i in range(len(partial)):
+def _fold(numbers, owners, out):
+    for i in range(len(owners)):
         for row in range(len(out)):
-            out[row, block[i]] += partial[i, row]
+            out[row, owners[i]] += numbers[row, i]
 
 
-def fold(partial: np.ndarray, layout: Layout, rows: int) -> np.ndarray:
-    """The first sums over the chunks of each block as rows, from one row per chunk; always in the same order."""
-    out = np.zeros((rows, layout.count))
+def fold(numbers: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
+    """Rows of numbers added up over those with the same owner; always in the same order."""
+    out = np.zeros((len(numbers), count))
     kernel: Callable[..., None] = _fold  # numba's own type of it takes no arguments
-    kernel(partial, layout.chunks.columns[0], out)
-    return out
-
-
-@compiled()
-def _fold_heights(partial, block, caps, first, out):
-    points = len(out) // 2
-    for i in range(len(partial)):
-        for p in range(points):
-            out[p] -= partial[i, first + p]
-            out[points + p] -= caps[0, block[i]] * partial[i, first + points + p]
-
-
-def fold_heights(partial: np.ndarray, layout: Layout, caps: np.ndarray, first: int, points: int) -> np.ndarray:
-    """Heights over all blocks at some points, then their slopes, from columns of the chunks from `first` on."""
-    out = np.zeros(2 * points)
-    kernel: Callable[..., None] = _fold_heights
-    kernel(partial, layout.chunks.columns[0], caps, first, out)
+    kernel(np.ascontiguousarray(numbers), owners, out)
     return out
 
 

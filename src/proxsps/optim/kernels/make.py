@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, UNITS, Block
-from proxsps.optim.kernels import metric_rows, row_layout
+from proxsps.optim.blocks import ENTRIES, LINES, PROXES, UNITS, Block
+from proxsps.optim.kernels import row_layout
 from proxsps.optim.kernels.entrywise import NOWHERE, Sources
 from proxsps.optim.kernels.layout import Addresses, addresses, layout
-from proxsps.optim.kernels.parts import EntryPart, MetricRowPart, RowPart
+from proxsps.optim.kernels.parts import EntryPart, MetricRowPart, RowGroups, RowPart
 from proxsps.optim.kernels.sampling import NO_START, Start, start_of
 from proxsps.optim.kernels.scalar import Psi
 from proxsps.regularizers.structure import Rows, Scalar, Structure
@@ -69,10 +69,10 @@ def _look_up(plan: Any, blocks: Sequence[Block]) -> tuple[Addresses, np.ndarray]
 
 def _part(
     plan: Any, opt: Any, kind: str, blocks: Sequence[Block], found: Addresses, counts_at: np.ndarray
-) -> EntryPart | RowPart | MetricRowPart | None:
+) -> EntryPart | RowPart | None:
     like, (x_at, g_at, *averages) = found
-    memory = _row_memory(kind, blocks, like)
-    if kind != ENTRIES and memory is None:
+    groups: Any = () if kind == ENTRIES else _row_groups(kind, blocks, like)
+    if groups is None:
         return None
     mixes = plan.rule.mix is not None
     start = _start(plan, opt, kind, blocks, like) if plan.rule.distance else NO_START
@@ -82,28 +82,13 @@ def _part(
     least = 0.0 if plan.rule.beta2 is None else math.sqrt(np.finfo(like.dtype).tiny)
     weights = np.zeros((len(x_at), 6))
     at = Sources(x_at, g_at, d_at, v_at, *start, np.zeros(len(blocks)), weights, float(plan.rule.eps), least)
-    tensors = np.repeat(np.arange(len(blocks)), [len(block.params) for block in blocks])
     if kind == ENTRIES:
         sizes = tuple([tuple([x.numel() for x in block.params]) for block in blocks])
         functions: list[Any] = [None if block.kind == LINES else block.entries.psi for block in blocks]
         return EntryPart(at, counts_at, like, layout(sizes, torch.get_num_threads()), functions, mixes)
-    if kind == UNITS:
-        return _units(at, memory, blocks[0], tensors)
-    psi, owners = _row_constants(blocks)
-    if kind == ROWS:
-        return RowPart(at, memory, psi, owners, tensors, len(blocks))
-    return MetricRowPart(at, counts_at, memory, psi.l1, owners, tensors, len(blocks))
-
-
-def _row_memory(kind: str, blocks: Sequence[Block], like: np.ndarray) -> Any:
-    """How rows lie in memory; None if there are none, or if the kernels do not apply."""
-    if kind == ENTRIES:
-        return None
-    params = [block.params for block in blocks]
-    if kind == UNITS:
-        return None if blocks[0].in_metric else _unit_memory(blocks[0], like)
-    memory = row_layout.memory(params, like, [block.rows[0].dims for block in blocks])
-    return memory if kind == ROWS or memory is None else metric_rows.memory(memory)
+    tensors = np.repeat(np.arange(len(blocks)), [len(block.params) for block in blocks])
+    part = MetricRowPart if kind == PROXES else RowPart
+    return part(at, counts_at, groups, tensors, len(blocks))
 
 
 def _start(plan: Any, opt: Any, kind: str, blocks: Sequence[Block], like: np.ndarray) -> Start:
@@ -119,38 +104,32 @@ def _start(plan: Any, opt: Any, kind: str, blocks: Sequence[Block], like: np.nda
     return NO_START
 
 
-def _row_constants(blocks: Sequence[Block]) -> tuple[Psi, np.ndarray]:
-    """The function of each row, and its block."""
+def _row_groups(kind: str, blocks: Sequence[Block], like: np.ndarray) -> RowGroups | None:
+    """How rows lie in memory, the function of each group of them, and its block; None if the kernels do not apply."""
+    if kind == UNITS:
+        return _units(blocks[0], like)
+    memory = row_layout.memory([block.params for block in blocks], like, [block.rows[0].dims for block in blocks])
+    if memory is None or (kind == PROXES and not (memory.layout.whole.all() and memory.layout.in_order)):
+        return None  # in a metric each row lies in memory as one piece that fits into a chunk
+    of_tensors = [rows.psi for block in blocks for rows in block.rows]
     columns: list[list[np.ndarray]] = [[np.empty(0)] for _ in Psi._fields]
-    owners = []
-    for i, block in enumerate(blocks):
-        for x, rows in zip(block.params, block.rows, strict=True):
-            normed = range(x.dim()) if rows.dims is None else {d % x.dim() for d in rows.dims}
-            count = math.prod(x.shape[d] for d in range(x.dim()) if d not in normed)  # of empty rows too
-            owners.append(np.full(count, i, np.int64))
-            for column, constant in zip(columns, rows.psi, strict=True):
-                column.append(np.broadcast_to(np.float64(constant), (count,)))
-    return Psi(*map(np.concatenate, columns)), np.concatenate(owners)
+    for psi, count in zip(of_tensors, memory.layout.counts, strict=True):
+        for column, constant in zip(columns, psi, strict=True):
+            column.append(np.full(count, constant, np.float64))
+    return RowGroups(memory, Psi(*map(np.concatenate, columns)), memory.layout.block)
 
 
-def _unit_memory(block: Block, like: np.ndarray) -> Any:
+def _units(block: Block, like: np.ndarray) -> RowGroups | None:
     """Groups of slices of several tensors; slices without a penalty are one more group."""
-    structure = block.phi.joint_structure([x.shape for x in block.params])
+    structure = None if block.in_metric else block.phi.joint_structure([x.shape for x in block.params])
     if structure is None:
         return None
-    groups = structure.groups
-    ids = np.where(groups < 0, groups.max() + 1, groups)
-    return row_layout.memory([[x] for x in block.params], like, structure.dims, ids)
-
-
-def _units(at: Sources, memory: Any, block: Block, tensors: np.ndarray) -> RowPart | None:
-    structure = block.phi.joint_structure([x.shape for x in block.params])
-    if structure is None:
-        return None
-    count, extra = int(structure.groups.max()) + 1, int((structure.groups < 0).any())
+    groups, count = structure.groups, int(structure.groups.max()) + 1
+    ids, extra = np.where(groups < 0, count, groups), int((groups < 0).any())
+    memory = row_layout.memory([[x] for x in block.params], like, structure.dims, ids)
     pairs = zip(structure.psi, Scalar(), strict=True)
     psi = Psi(*[np.append(np.broadcast_to(np.float64(c), (count,)), [b] * extra) for c, b in pairs])
-    return RowPart(at, memory, psi, np.zeros(count + extra, np.int64), tensors, 1)
+    return None if memory is None else RowGroups(memory, psi, np.zeros(count + extra, np.int64))
 
 
 __all__ = ["make_part"]

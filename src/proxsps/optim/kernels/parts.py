@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
 from proxsps.core import plain
 from proxsps.optim.kernels import entrywise, metric_rows, rows
+from proxsps.optim.kernels.averages import SUMS
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.entrywise import SUMS, Sources
+from proxsps.optim.kernels.entrywise import Sources
 from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT
-from proxsps.optim.kernels.layout import Layout, fold, fold_heights, pointer, run, sampled, turns
-from proxsps.optim.kernels.metric_rows import MetricRows
+from proxsps.optim.kernels.layout import Layout, fold, pointer, run, sampled, turns
 from proxsps.optim.kernels.row_layout import RowMemory
 from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.kernels.scalar import Psi
@@ -112,7 +112,7 @@ class EntryPart(Averaging):
         self.at, self._like, self._layout, self._turns = at, like, layout, turns()
         kind = (len(at.d_at) > 0) + (len(at.v_at) > 0)
         kernels = (entrywise.PLAIN, entrywise.AVERAGED, entrywise.ADAM)[kind]
-        self._reduce, self._move_sq, self._write = entrywise.SECOND if second else kernels
+        self._reduce, self._write = entrywise.SECOND if second else kernels
         self._kinds = np.array([_kind(one) for one in psi])
         self._psi = np.array([one or Scalar() for one in psi], np.float64).reshape(-1, 4).T.copy()
         self._weight = (1.0, 1.5, 3.0)[kind]
@@ -124,14 +124,14 @@ class EntryPart(Averaging):
         self._room = np.empty((len(layout.chunks.sizes), SUMS))  # of a pass without points
         own = (like, *layout.chunks.columns, *at, self._kinds)
         self._sum_args = (*own, self._psi, self._caps, np.empty(0), True, False, self._room)
-        self._line_args = (*own, self._keep, self._move, self._psi, self._caps[0], 1.0, 1.0)
+        self._write_args = (*own, self._keep, self._move, self._psi, self._caps[0])
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         u = u if self.curved else ()
         partial = self._pass(self._layout, [alpha], u, summing=True, moving=moving)
-        found = fold(partial, self._layout, SUMS).tolist()
-        return found, self._heights(partial, self._layout, len(u)) if u else Heights([], [])
+        found = fold(partial[:, :SUMS].T, self._layout.chunks.columns[0], self._layout.count).tolist()
+        return found, _at_points(partial) if u else Heights([], [])
 
     # Where all blocks are affine
 
@@ -150,7 +150,7 @@ class EntryPart(Averaging):
         """x <- keep x + move p, with this share of the new point in the average of the schedule-free form."""
         if self.mixes:
             self.set_share(share)
-        run(self._write, self._layout.chunks, *self._line_args, weight=2.0, backwards=next(self._turns))
+        run(self._write, self._layout.chunks, *self._write_args, 1.0, 1.0, weight=2.0, backwards=next(self._turns))
         if len(self._counts_at):
             self.count()
 
@@ -158,23 +158,19 @@ class EntryPart(Averaging):
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """Heights at the points u."""
-        return self._heights(self._pass(self._curves, [alpha], u, every), self._curves, len(u))
+        return _at_points(self._pass(self._curves, [alpha], u, every))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """Heights where step and prox have the size s times `share`."""
         partial = self._pass(self._curves, [[v * w for w in share] for v in s], (1.0,), every)
-        heights: list[float] = (-partial[:, SUMS::2].sum(axis=0)).tolist()
+        heights: list[float] = partial[:, SUMS::2].sum(axis=0).tolist()
         return heights
 
     def sampled_sums(self, every: int) -> list[list[float]]:
         """The sums of a step, estimated from a sample."""
         partial = self._pass(self._layout, [[1.0] * len(self._kinds)], (), every, True)
-        found: list[list[float]] = fold(partial, sampled(self._layout, every)[0], SUMS).tolist()
+        found: list[list[float]] = fold(partial.T, self._layout.chunks.columns[0], self._layout.count).tolist()
         return found
-
-    def _heights(self, partial: np.ndarray, layout: Layout, points: int) -> Heights:
-        found = fold_heights(partial, layout, self._caps, SUMS, points).tolist()
-        return Heights(found[:points], found[points:])
 
     def _pass(
         self, layout: Layout, caps: Any, u: Floats, every: int = 1, summing: bool = False, moving: bool = False
@@ -200,18 +196,18 @@ class EntryPart(Averaging):
 
     def move_sq(self, alpha: Floats, u: float) -> float:
         """||y(u) - x||^2 of the blocks that are not affine."""
-        chunks = self._curves.chunks
-        partial = np.empty((len(chunks.sizes), 1))
-        args = (*self.at, self._psi, np.array(alpha), u, partial)
-        run(self._move_sq, chunks, self._like, *chunks.columns, *args, weight=2.0, backwards=next(self._turns))
-        return float(partial.sum())
+        return float(self._pass(self._curves, [alpha], (u,), moving=True)[:, SUMS].sum())
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """x <- keep x + move p for affine blocks, x + relax (y(u) - x) for the others; stores new averages."""
-        chunks, caps = self._layout.chunks, self._caps[0]
-        self._keep[:], self._move[:], caps[:] = keep, move, alpha
-        args = (*self.at, self._kinds, self._keep, self._move, self._psi, caps, u, relax)
-        run(self._write, chunks, self._like, *chunks.columns, *args, weight=2.0, backwards=next(self._turns))
+        self._keep[:], self._move[:], self._caps[0] = keep, move, alpha
+        run(self._write, self._layout.chunks, *self._write_args, u, relax, weight=2.0, backwards=next(self._turns))
+
+
+def _at_points(partial: np.ndarray) -> Heights:
+    """Heights and slopes at all points, from one row per chunk."""
+    heights, slopes = fold(partial[:, SUMS:].T, np.zeros(len(partial), np.int64), 1).reshape(2, -1).tolist()
+    return Heights(heights, slopes)
 
 
 def _kind(psi: Scalar | None) -> int:
@@ -222,42 +218,47 @@ def _kind(psi: Scalar | None) -> int:
     return SOFT if psi.l2 == 0 and not psi.bounded else GENERAL
 
 
+class RowGroups(NamedTuple):
+    """Groups of entries that share a norm."""
+
+    memory: RowMemory  # how they lie in memory
+    psi: Psi  # the functions of their norms
+    owners: np.ndarray  # their blocks
+
+
 class RowPart(Averaging):
     """Rows, or groups of them, in the identity metric: three sums per group tell the heights at all points.
 
     Args:
         at: where the entries lie; its arrays are those of the current step.
-        memory: how they form rows.
-        psi: functions of the groups' norms, as arrays.
-        owners: the block of each group.
+        counts_at: where the numbers of gradients lie, in a metric.
+        groups: the rows, or groups of them.
         tensors: the block of each tensor.
         blocks: the number of blocks.
     """
 
     curved, points, entries = True, 3, 0
 
-    def __init__(
-        self, at: Sources, memory: RowMemory, psi: Psi, owners: np.ndarray, tensors: np.ndarray, blocks: int
-    ) -> None:
+    def __init__(self, at: Sources, counts_at: np.ndarray, groups: RowGroups, tensors: np.ndarray, blocks: int) -> None:
         averaged = len(at.d_at) > 0
-        self.at = at
+        self.at, self._counts_at, self._tensors, self._blocks = at, counts_at, tensors, blocks
+        memory, self._psi, self._owners = groups
         self._memory = memory._replace(
             x_at=at.x_at,
             d_at=at.d_at if averaged else at.g_at,
             g_at=at.g_at if averaged else entrywise.NOWHERE,
             weights=at.weights,
         )
-        self._psi, self._owners, self._tensors, self._blocks = psi, owners, tensors, blocks
         self._known = np.empty((3, 0))
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         self._known, further = rows.first_sums(self._memory)
-        x_sq, d_dot_x, d_sq = rows.per_block(self._known, self._owners, self._blocks)
+        x_sq, d_dot_x, d_sq = fold(self._known, self._owners, self._blocks).tolist()
         nothing = [0.0] * self._blocks
         g_dot_x = g_sq = nothing
         if len(self.at.d_at):
-            g_dot_x, g_sq = rows.per_block(further, self._tensors, self._blocks)
+            g_dot_x, g_sq = fold(further, self._tensors, self._blocks).tolist()
         found = [d_sq, d_dot_x, nothing, x_sq, g_dot_x, g_sq, d_sq, d_dot_x, nothing]
         return found, self.heights(alpha, u) if u else Heights([], [])
 
@@ -284,63 +285,48 @@ class RowPart(Averaging):
         rows.write(self._memory, self._psi, np.array(alpha)[self._owners], u, relax, self._known)
 
 
-class MetricRowPart(Averaging):
-    """Rows whose norm is penalised, in Adam's metric: every point takes a pass.
+class MetricRowPart(RowPart):
+    """Rows whose norm is penalised, in Adam's metric: every point takes a pass."""
 
-    Args:
-        at: where the entries lie; its arrays are those of the current step.
-        counts_at: where the numbers of gradients lie.
-        memory: how they form rows, and the norms of rows at the last point.
-        l1: the weights of the rows' norms.
-        owners: the block of each row.
-        tensors: the block of each tensor.
-        blocks: the number of blocks.
-    """
-
-    curved, points, entries = True, 1, 0
-
-    def __init__(
-        self,
-        at: Sources,
-        counts_at: np.ndarray,
-        memory: MetricRows,
-        l1: np.ndarray,
-        owners: np.ndarray,
-        tensors: np.ndarray,
-        blocks: int,
-    ) -> None:
-        self._counts_at = counts_at
-        self.at, self._memory, self._l1 = at, memory, l1
-        self._owners, self._tensors, self._blocks = owners, tensors, blocks
+    points = 1
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
-        found, h = self._pass(np.outer(np.ones(len(u)), alpha), u, summing=True)
-        d_sq, d_dot_x, noise, g_dot_x, g_sq, moved = (
-            np.bincount(self._tensors, row, self._blocks).tolist() for row in found
-        )
-        nothing = [0.0] * self._blocks
-        sums = [d_sq, d_dot_x, noise, nothing, g_dot_x, g_sq, nothing, nothing, moved]
-        return sums, Heights(h, [math.nan] * len(u))
+        self._norms = np.zeros(len(self._owners))  # of the new rows at the last point, where Newton's method begins
+        partial = self._pass(np.outer(np.ones(len(u)), alpha), u, summing=True)
+        of_chunks = self._tensors[self._memory.layout.chunks.columns[0]]
+        found: list[list[float]] = fold(partial[:, :SUMS].T, of_chunks, self._blocks).tolist()
+        return found, Heights(_heights(partial), [math.nan] * len(u))
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """One pass."""
-        return Heights(self._pass(np.outer(np.ones(len(u)), alpha), u)[1], [math.nan] * len(u))
+        return Heights(_heights(self._pass(np.outer(np.ones(len(u)), alpha), u)), [math.nan] * len(u))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """One pass for all points."""
-        return self._pass(np.outer(s, share), [1.0] * len(s))[1]
+        return _heights(self._pass(np.outer(s, share), [1.0] * len(s)))
 
     def move_sq(self, alpha: Floats, u: float) -> float:
         """One pass."""
-        return self._pass(np.array([alpha]), [u], moves=True)[1][0]
+        return _heights(self._pass(np.array([alpha]), [u], moves=True))[0]
 
-    def _pass(self, caps: np.ndarray, u: Floats, **options: bool) -> tuple[np.ndarray, list[float]]:
-        sums, h = metric_rows.reduce(
-            self._memory, self.at, self._l1, caps[:, self._owners], np.array(u, np.float64), **options
-        )
-        return sums, h.tolist()
+    def _pass(self, caps: np.ndarray, u: Floats, moves: bool = False, summing: bool = False) -> np.ndarray:
+        """Sums, then h at each point, or ||y - x||^2, one row per chunk; one row of caps per point."""
+        partial = np.empty((len(self._memory.layout.chunks.sizes), SUMS + len(u)))
+        args = (np.ascontiguousarray(caps[:, self._owners]), np.array(u, np.float64), moves, summing, partial)
+        self._run(metric_rows.reduce, 3.0 + 12 * len(u), *args)
+        return partial
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """One pass."""
-        metric_rows.write(self._memory, self.at, self._l1, np.array(alpha)[self._owners], u, relax)
+        self._run(metric_rows.write, 15.0, np.array(alpha)[self._owners], u, relax)
+
+    def _run(self, kernel: Any, weight: float, *args: Any) -> None:
+        memory, chunks = self._memory, self._memory.layout.chunks
+        args = (memory.like, *chunks.columns, *self.at, self._psi.l1, self._norms, *args)
+        run(kernel, chunks, *args, weight=weight, backwards=next(memory.turns))
+
+
+def _heights(partial: np.ndarray) -> list[float]:
+    found: list[float] = partial[:, SUMS:].sum(axis=0).tolist()
+    return found

@@ -16,7 +16,7 @@ from torch import Tensor
 from proxsps.optim.kernels.entrywise import NOWHERE
 from proxsps.optim.kernels.layout import CHUNK, Chunks, turns
 
-WIDTH = 512  # columns of a chunk at most, so that their sums stay in the cache
+WIDTH = 512  # columns of a chunk at most, so that their sums stay in the cache; no more than `RUN`
 TALL = 4 * CHUNK  # entries of a chunk of columns, which leaves one set of sums behind for each of its columns
 
 Dims = tuple[int, ...] | None
@@ -36,6 +36,7 @@ class RowLayout:
     cut: Chunks  # the other chunks
     cut_slots: np.ndarray  # and their slots
     owner: np.ndarray  # the row of each slot
+    counts: list[int]  # the rows of each tensor, empty ones too
     block: np.ndarray  # the block of each row
     length: np.ndarray  # the entries of each row
     in_order: bool  # whether slot i belongs to row i
@@ -131,7 +132,7 @@ def _layout(shapes: Shapes, strides: Shapes | None, dims: tuple[Dims, ...], thre
         row += outer * inner
     *columns, flags = np.array(chunks, np.int64).reshape(-1, 7).T.copy()
     owners, whole = np.concatenate(owner), flags == 1
-    sizes = columns[2] * columns[3]
+    sizes, counts = columns[2] * columns[3], [outer * inner for outer, _, inner in views]
     cut = ~whole
     return RowLayout(
         Chunks(tuple(columns), sizes, threads),
@@ -139,8 +140,9 @@ def _layout(shapes: Shapes, strides: Shapes | None, dims: tuple[Dims, ...], thre
         Chunks(tuple(column[cut] for column in columns), sizes[cut], threads),
         np.flatnonzero(np.repeat(cut, columns[2])),
         owners,
-        np.repeat(blocks, [outer * inner for outer, _, inner in views]).astype(np.int64),
-        np.repeat([n for _, n, _ in views], [outer * inner for outer, _, inner in views]).astype(np.int64),
+        counts,
+        np.repeat(blocks, counts).astype(np.int64),
+        np.repeat([n for _, n, _ in views], counts).astype(np.int64),
         len(owners) == row and bool((owners == np.arange(row)).all()),
     )
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.averages import new_slopes, store_slopes, typed_weights
+from proxsps.optim.kernels.averages import new_averages, typed_weights
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, pointer, run
-from proxsps.optim.kernels.row_layout import RowMemory, memory
+from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, entries, fold, run, run_memory
+from proxsps.optim.kernels.row_layout import WIDTH, RowMemory, memory
 from proxsps.optim.kernels.scalar import Psi, prox
 
 # ||z||^2 from the three sums must be at least this part of ||x||^2 + ||s d||^2, or it has lost too many digits.
@@ -26,39 +26,25 @@ SAFE = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 0.1}
 
 
 @inlined(fastmath=REORDER)
-def _row_sums(x, d):
-    xx, xd, dd = 0.0, 0.0, 0.0
+def _row_sums(x, d, s):
+    """||z||^2, <z, d> and ||d||^2 of a row, with z = x - s d."""
+    zz, zd, dd = 0.0, 0.0, 0.0
     for k in range(len(x)):
-        a, b = np.float64(x[k]), np.float64(d[k])
-        xx += a * a
-        xd += a * b
+        a, b = np.float64(x[k] - s * d[k]), np.float64(d[k])
+        zz += a * a
+        zd += a * b
         dd += b * b
-    return xx, xd, dd
+    return zz, zd, dd
 
 
 @inlined(fastmath=REORDER)
-def _row_norm_sq(x, d, s):
-    zz = 0.0
+def _add_sums(x, d, s, zz, zd, dd):
+    """The same of columns, entry by entry."""
     for k in range(len(x)):
-        z = np.float64(x[k] - s * d[k])
-        zz += z * z
-    return zz
-
-
-@inlined(fastmath=REORDER)
-def _add_sums(x, d, xx, xd, dd):
-    for k in range(len(x)):
-        a, b = np.float64(x[k]), np.float64(d[k])
-        xx[k] += a * a
-        xd[k] += a * b
+        a, b = np.float64(x[k] - s * d[k]), np.float64(d[k])
+        zz[k] += a * a
+        zd[k] += a * b
         dd[k] += b * b
-
-
-@inlined(fastmath=REORDER)
-def _add_norm_sq(x, d, s, zz):
-    for k in range(len(x)):
-        z = np.float64(x[k] - s * d[k])
-        zz[k] += z * z
 
 
 @inlined(fastmath=ENTRYWISE)
@@ -94,55 +80,38 @@ def _add_further(x, g, out):
     out[1] += gg
 
 
+@inlined()
+def _lines(count, height, stride):
+    """The pieces of a chunk without gaps: their number, length and distance. Columns are read line by line."""
+    return (count, height, height) if stride == 1 else (height, count, stride)
+
+
 @compiled(fastmath=REORDER)
 def _sums(
-    like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, partial, further, first, last
+    like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, group, steps, partial, further, first,
+    last,
 ):  # fmt: skip
-    """||x||^2, <x, d> and ||d||^2 of each slot; with averages <g, x> and ||g||^2 of each chunk."""
-    averages, fresh = len(g_at) > 0, np.empty(CHUNK, like.dtype)
-    for i in range(first, last):
-        j, n, m, at = tensor[i], count[i], height[i], slot[i]
-        end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
-        x = numba.carray(pointer(x_at[j], like), end)[start[i] :]
-        d = numba.carray(pointer(d_at[j], like), end)[start[i] :]
-        g = numba.carray(pointer(g_at[j], like), end)[start[i] :] if averages else x
-        own = typed_weights(like, weights, 0.0, 0.0, j)
-        lines, length, apart = (n, m, m) if stride[i] == 1 else (m, n, stride[i])
-        for k in range(lines):
-            low, high = k * apart, k * apart + length
-            xs, ds = x[low:high], d[low:high]
-            if averages:
-                ds = new_slopes(g[low:high], ds, own, fresh)
-                _add_further(xs, g[low:high], further[i])
-            if stride[i] == 1:
-                partial[0, at + k], partial[1, at + k], partial[2, at + k] = _row_sums(xs, ds)
-            else:
-                _add_sums(xs, ds, partial[0, at : at + n], partial[1, at : at + n], partial[2, at : at + n])
-
-
-@compiled(fastmath=REORDER)
-def _norm_sq(
-    like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, group, steps, partial, first, last
-):
-    """||x - s d||^2 of each slot."""
+    """||z||^2, <z, d> and ||d||^2 of each slot, z = x - s d; with averages <g, x> and ||g||^2 of each chunk."""
     of, averages, fresh = like.dtype.type, len(g_at) > 0, np.empty(CHUNK, like.dtype)
     for i in range(first, last):
-        j, n, m, at = tensor[i], count[i], height[i], slot[i]
-        end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
-        x = numba.carray(pointer(x_at[j], like), end)[start[i] :]
-        d = numba.carray(pointer(d_at[j], like), end)[start[i] :]
-        g = numba.carray(pointer(g_at[j], like), end)[start[i] :] if averages else x
+        j, n, at = tensor[i], count[i], slot[i]
+        lines, length, apart = _lines(n, height[i], stride[i])
+        size = (lines - 1) * apart + length
+        x, d = entries(like, x_at, j, start[i], size), entries(like, d_at, j, start[i], size)
+        g = entries(like, g_at, j, start[i], size) if averages else x
         own = typed_weights(like, weights, 0.0, 0.0, j)
-        lines, length, apart = (n, m, m) if stride[i] == 1 else (m, n, stride[i])
         for k in range(lines):
             low, high = k * apart, k * apart + length
             xs, ds = x[low:high], d[low:high]
             if averages:
-                ds = new_slopes(g[low:high], ds, own, fresh)
+                new_averages(g[low:high], ds, None, own, fresh, None)
+                ds = fresh[:length]
+                _add_further(xs, g[low:high], further[i])
             if stride[i] == 1:
-                partial[at + k] = _row_norm_sq(xs, ds, of(steps[group[at + k]]))
+                partial[0, at + k], partial[1, at + k], partial[2, at + k] = _row_sums(xs, ds, of(steps[group[at + k]]))
             else:  # the columns of a tensor have one alpha
-                _add_norm_sq(xs, ds, of(steps[group[at]]), partial[at : at + n])
+                end = at + n
+                _add_sums(xs, ds, of(steps[group[at]]), partial[0, at:end], partial[1, at:end], partial[2, at:end])
 
 
 @inlined()
@@ -169,36 +138,28 @@ def _write(
 
     New averages are stored.
     """
-    of, averages = like.dtype.type, len(g_at) > 0
-    part, zero = of(relax), of(0)
+    of, averages, scales = like.dtype.type, len(g_at) > 0, numba.carray(run_memory(like), WIDTH)
     for i in range(first, last):
-        t, n, m, at = tensor[i], count[i], height[i], slot[i]
-        end = start[i] + (n * m if stride[i] == 1 else (m - 1) * stride[i] + n)
-        x = numba.carray(pointer(x_at[t], like), end)[start[i] :]
-        d = numba.carray(pointer(d_at[t], like), end)[start[i] :]
-        fresh = numba.carray(pointer(g_at[t], like), end)[start[i] :] if averages else x
-        own = typed_weights(like, weights, 0.0, 0.0, t)
-        if stride[i] == 1:
-            for j in range(n):
-                low, high, g = j * m, (j + 1) * m, group[at + j]
-                xs, ds, s = x[low:high], d[low:high], of(u * alpha[g])
-                if averages:
-                    store_slopes(fresh[low:high], ds, own)
-                if whole[i]:
-                    factor = _factor(_row_norm_sq(xs, ds, s), alpha[g], l1[g], l2[g], lower[g], upper[g])
-                else:
-                    factor = factors[g]
-                _scale_row(xs, ds, s, of(factor), part, zero)
-        else:
-            s = of(u * alpha[group[at]])
-            scales = np.empty(n, like.dtype)
-            for j in range(n):
-                scales[j] = of(factors[group[at + j]])
-            for k in range(m):
-                low, high = k * stride[i], k * stride[i] + n
-                if averages:
-                    store_slopes(fresh[low:high], d[low:high], own)
-                _scale_columns(x[low:high], d[low:high], s, scales, part, zero)
+        j, n, at = tensor[i], count[i], slot[i]
+        lines, length, apart = _lines(n, height[i], stride[i])
+        size = (lines - 1) * apart + length
+        x, d = entries(like, x_at, j, start[i], size), entries(like, d_at, j, start[i], size)
+        fresh = entries(like, g_at, j, start[i], size) if averages else x
+        own = typed_weights(like, weights, 0.0, 0.0, j)
+        for k in range(0 if stride[i] == 1 else n):
+            scales[k] = of(factors[group[at + k]])
+        for k in range(lines):
+            low, high, g = k * apart, k * apart + length, group[at + k if stride[i] == 1 else at]
+            xs, ds, s = x[low:high], d[low:high], of(u * alpha[g])
+            if averages:
+                new_averages(fresh[low:high], ds, None, own, None, None)
+            if stride[i] != 1:
+                _scale_columns(xs, ds, s, scales, of(relax), of(0))
+            elif whole[i]:
+                factor = _factor(_row_sums(xs, ds, s)[0], alpha[g], l1[g], l2[g], lower[g], upper[g])
+                _scale_row(xs, ds, s, of(factor), of(relax), of(0))
+            else:
+                _scale_row(xs, ds, s, of(factors[g]), of(relax), of(0))
 
 
 @compiled(error_model="numpy")
@@ -233,43 +194,26 @@ def heights(known: np.ndarray, alpha: np.ndarray, psi: Psi, steps: np.ndarray, c
     return out
 
 
+def _reduced(at: RowMemory, chunks: Chunks, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of `_sums` as rows, one column per slot, and <g, x> and ||g||^2, one column per chunk."""
+    partial, further = np.zeros((3, len(at.layout.owner))), np.zeros((len(chunks.sizes), 2))
+    args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, steps, partial, further)
+    run(_sums, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
+    return partial, further.T
+
+
 def first_sums(at: RowMemory) -> tuple[np.ndarray, np.ndarray]:
     """||x||^2, <x, d> and ||d||^2 as rows, one column per group; with averages <g, x> and ||g||^2, one per tensor."""
-    chunks, layout = at.layout.chunks, at.layout
-    partial, further = np.zeros((3, len(layout.owner))), np.zeros((len(chunks.sizes), 2))
-    args = (at.x_at, at.d_at, at.g_at, at.weights, partial, further)
-    run(_sums, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
-    of_tensors = np.empty((2, 0))
-    if len(at.g_at):
-        of_tensors = np.array([np.bincount(chunks.columns[0], row, len(at.x_at)) for row in further.T])
-    if layout.in_order and not at.joined:
-        return partial, of_tensors
-    return np.array([np.bincount(at.group, row, at.groups) for row in partial]), of_tensors
-
-
-@compiled()
-def _per_block(numbers, owners, out):
-    for g in range(len(owners)):
-        for row in range(len(out)):
-            out[row, owners[g]] += numbers[row, g]
-
-
-def per_block(numbers: np.ndarray, owners: np.ndarray, blocks: int) -> list[list[float]]:
-    """Numbers of groups, or of tensors, added up over the blocks that own them."""
-    out = np.zeros((len(numbers), blocks))
-    kernel: Callable[..., None] = _per_block
-    kernel(numbers, owners, out)
-    found: list[list[float]] = out.tolist()
-    return found
+    chunks = at.layout.chunks
+    partial, further = _reduced(at, chunks, np.zeros(at.groups))
+    of_tensors = fold(further, chunks.columns[0], len(at.x_at)) if len(at.g_at) else np.empty((2, 0))
+    return partial if at.layout.in_order and not at.joined else fold(partial, at.group, at.groups), of_tensors
 
 
 def norm_sq(at: RowMemory, steps: np.ndarray, chunks: Chunks | None = None) -> np.ndarray:
     """||x - s d||^2 of each group, with one s per group; 0 for groups outside the chunks, if these are given."""
-    chunks = at.layout.chunks if chunks is None else chunks
-    partial = np.zeros(len(at.layout.owner))
-    args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, steps, partial)
-    run(_norm_sq, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
-    return np.bincount(at.group, partial, at.groups)
+    partial, _ = _reduced(at, at.layout.chunks if chunks is None else chunks, steps)
+    return np.bincount(at.group, partial[0], at.groups)
 
 
 def write(
