@@ -2,96 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block, plain, stored
 from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.lists import LAUNCH, bundles, join, spread, widened
 
 
-class AffinePart:
-    """The part of a step that has a closed form.
+def line_sums(numbers: Numbers, block: Block, points: bool, coupled: bool) -> list[Tensor | float]:
+    """||d||^2 (in a metric <d, D^-1 d>), <d, x - center> and, for `points`, ||x - center||^2, as numbers of a step.
 
-    Args:
-        numbers: the numbers of the step.
-        blocks: the blocks.
-        places: their positions among all blocks of the step.
-        known: ||d||^2 and <d, x> of blocks, by their positions, as lists of numbers to be added up.
-        coupled: whether the slopes include the squared l2 norm, d = g + lam (x - center).
+    Slopes of f32 may be beyond the range of their squares. If they are `coupled`, d = g + lam (x - center).
     """
+    d_sq, d_dot_x, x_sq = [], [], []
+    for x, d, *e in _vectors(block, coupled):
+        norm = torch.linalg.vector_norm(d, dtype=numbers.dtype)
+        scale = scale_of(norm)
+        d_sq.append(torch.dot(d / scale, e[0]) * scale if e else norm.square())
+        d_dot_x.append(torch.dot(d / scale, x) * scale)
+        if points:
+            x_sq.append(torch.linalg.vector_norm(x, dtype=numbers.dtype).square())
+    return [numbers.total(d_sq), numbers.total(d_dot_x), numbers.total(x_sq) if points else 0.0]
 
-    def __init__(
-        self,
-        numbers: Numbers,
-        blocks: Sequence[Block],
-        places: Sequence[int],
-        known: Mapping[int, Sequence[list[Tensor]]],
-        coupled: bool,
-    ) -> None:
-        self._numbers, self._blocks, self.places = numbers, blocks, places
-        self._known, self._coupled = known, coupled
 
-    def sums(self, points: bool) -> Array:
-        """The sums."""
-        d_sq, d_dot_x, x_sq = self.rows(points)
-        return torch.stack([d_sq, d_dot_x, x_sq if points else torch.zeros_like(d_sq)])
-
-    def rows(self, points: bool) -> list[Array]:
-        """The same, row by row; ||x||^2 is the number 0 if it is not needed."""
-        columns = []
-        for place, block in zip(self.places, self._blocks, strict=True):
-            found = self._sums(block, points) if points or place not in self._known else self._known[place]
-            columns.append([self._numbers.total(part) for part in found[: 3 if points else 2]])
-        return [*map(self._numbers.vector, zip(*columns, strict=True)), *([] if points else [0.0])]
-
-    def _sums(self, block: Block, points: bool) -> Sequence[list[Tensor]]:
-        """Sums over vectors of a block, of f32 beyond the range of its squares, without reading a result."""
-        d_sq, d_dot_x, x_sq = [], [], []
-        dtype = self._numbers.dtype
-        for x, d, *e in self._vectors(block):
-            norm = torch.linalg.vector_norm(d, dtype=dtype)
-            scale = scale_of(norm)
-            d_sq.append(torch.dot(d / scale, e[0]) * scale if e else norm.square())
-            d_dot_x.append(torch.dot(d / scale, x) * scale)
-            if points:
-                x_sq.append(torch.linalg.vector_norm(x, dtype=dtype).square())
-        return d_sq, d_dot_x, x_sq
-
-    def _vectors(self, block: Block) -> Iterator[tuple[Tensor, ...]]:
-        """x - center and d as vectors; in a metric x, d and D^-1 d."""
-        columns: list[Any] = [block.params, block.slopes]
+def _vectors(block: Block, coupled: bool) -> Iterator[tuple[Tensor, ...]]:
+    """x - center and d as vectors; in a metric x, d and D^-1 d."""
+    columns: list[Any] = [block.params, block.slopes]
+    if block.directions is not None:
+        columns.append(block.directions)
+    elif block.centered:
+        columns.append(block.centers)
+    for lists in bundles(columns, LAUNCH):
+        x, d, *rest = (widened(join(tensors)) for tensors in lists)
         if block.directions is not None:
-            columns.append(block.directions)
-        elif block.centered:
-            columns.append(block.centers)
-        for lists in bundles(columns, LAUNCH):
-            x, d, *rest = (widened(join(tensors)) for tensors in lists)
-            if block.directions is not None:
-                yield x, d, *rest
-                continue
-            x = x - rest[0] if rest else x
-            yield x, torch.add(d, x, alpha=block.lam) if self._coupled and block.lam else d
+            yield x, d, *rest
+            continue
+        x = x - rest[0] if rest else x
+        yield x, torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
 
-    def move(self, update: Affine, ok: Tensor) -> None:
-        """x <- keep x + move d + pull center where `ok`."""
-        places = {i: block for i, block in zip(self.places, self._blocks, strict=True) if block.params}
-        fused = {i for i, block in places.items() if _fuses(block)}
-        if fused:
-            skipped = 1 - ok.float()
-            keep = None if isinstance(update.keep, float) else torch.where(ok, update.keep.float(), skipped)
-            move = update.move.float()
-        for i, block in places.items():
-            if i in fused:
-                _move_fused(block, None if keep is None else keep[i], move[i], skipped)
-            else:
-                keep_i, pull_i = (part if isinstance(part, float) else part[i] for part in (update.keep, update.pull))
-                _move(block, keep_i, update.move[i], pull_i, ok)
+
+def move_lines(blocks: Mapping[int, Block], update: Affine, ok: Tensor) -> None:
+    """x <- keep x + move d + pull center where `ok`; blocks are given by their places in the step."""
+    fused = {i for i, block in blocks.items() if block.params and _fuses(block)}
+    if fused:
+        skipped = 1 - ok.float()
+        keep = None if isinstance(update.keep, float) else torch.where(ok, update.keep.float(), skipped)
+        move = update.move.float()
+    for i, block in blocks.items():
+        if i in fused:
+            _move_fused(block, None if keep is None else keep[i], move[i], skipped)
+        else:
+            keep_i, pull_i = (part if isinstance(part, float) else part[i] for part in (update.keep, update.pull))
+            _move(block, keep_i, update.move[i], pull_i, ok)
 
 
 def _fuses(block: Block) -> bool:
@@ -105,11 +72,11 @@ def _move(block: Block, keep: Tensor | float, move: Tensor, pull: Tensor | float
         for xs, ds in bundles((block.params, block.along), LAUNCH):
             x, d = widened(join(xs)), widened(join(ds))
             spread(torch.where(ok, (keep * x + move * d).to(x.dtype), x).to(xs[0].dtype), xs)
-    else:
-        for x, d, c in zip(block.params, block.along, block.centers, strict=True):
-            y = keep * widened(x) + move * widened(d)
-            y = y if c is None else y + pull * widened(c)
-            x.copy_(torch.where(ok, y.to(x.dtype), x))
+        return
+    for x, d, c in zip(block.params, block.along, block.centers, strict=True):
+        y = keep * widened(x) + move * widened(d)
+        y = y if c is None else y + pull * widened(c)
+        x.copy_(torch.where(ok, y.to(x.dtype), x))
 
 
 def _move_fused(block: Block, keep: Tensor | None, move: Tensor, skipped: Tensor) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,18 +25,16 @@ from proxsps.core.step import (
     relax,
     relaxation,
 )
-from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, UNITS, Block
-from proxsps.optim.device.affine import AffinePart
+from proxsps.optim.blocks import ENTRIES, LINES, ROWS, UNITS, Block
+from proxsps.optim.device.affine import line_sums, move_lines
 from proxsps.optim.device.entries import SearchedEntries
 from proxsps.optim.device.numbers import Numbers
-from proxsps.optim.device.proxes import SearchedProxes
 from proxsps.optim.device.refine import POINTS, refine_dual
 from proxsps.optim.device.rows import SearchedRows
-from proxsps.optim.device.searched import Searched
+from proxsps.optim.device.searched import Searched, SearchedProxes
 from proxsps.optim.last_step import Chosen, L2Step
 from proxsps.optim.reduce import Ranks, Sums
 
-ORDER = (LINES, PROXES, UNITS, ROWS, ENTRIES)
 ROUNDS = {False: 4, True: 7}  # of the search for the dual variable, in single and in double precision
 MATCHED_ROUNDS = {False: 6, True: 8}  # the same for the matched step
 L2_ROUNDS = 4  # for the matched step of several blocks with weight decay; two are usual
@@ -50,7 +47,7 @@ class Parts:
         blocks: the blocks of the step.
         numbers: its numbers.
         ranks: the ranks that take the step together.
-        known: sums of affine blocks that are known (`AffinePart`).
+        known: <d, p> and <d, x> of affine blocks without a centre, if they are known.
         coupled: whether the slopes include the squared l2 norm.
         scaled: whether caps are multiplied by a number that is known after the sums.
     """
@@ -60,60 +57,62 @@ class Parts:
         blocks: Sequence[Block],
         numbers: Numbers,
         ranks: Ranks,
-        known: Mapping[int, Sequence[list[Tensor]]],
+        known: Sequence[Array],
         coupled: bool,
         scaled: bool,
     ) -> None:
-        self.blocks, self.numbers, self._ranks, self._coupled = blocks, numbers, ranks, coupled
+        self.blocks, self.numbers, self._ranks = blocks, numbers, ranks
+        self._known, self._coupled = known, coupled
         kinds = [block.kind for block in blocks]
-        self._is_affine = [kind == LINES for kind in kinds]
-        self.curved = not all(self._is_affine)  # also if this rank has no entries of blocks that are searched
-        self._sharded = any(block.sharded for block, kind in zip(blocks, kinds, strict=True) if kind != LINES)
+        self._lines = {i: block for i, block in enumerate(blocks) if kinds[i] == LINES}
+        others = {i: block for i, block in enumerate(blocks) if kinds[i] != LINES}
+        self.curved = bool(others)  # also if this rank has no entries of blocks that are searched
+        self._sharded = any(block.sharded for block in others.values())
         self._double = any(x.dtype is torch.float64 for block in blocks for x in block.params)
-        curved = {x.dtype for block, kind in zip(blocks, kinds, strict=True) if kind != LINES for x in block.params}
+        curved = {x.dtype for block in others.values() for x in block.params}
         self._eps = torch.finfo(torch.float64 if curved <= {torch.float64} else torch.float32).eps
         members: dict[tuple[str, float, int], list[int]] = defaultdict(list)
-        for i, kind in enumerate(kinds):
+        for i, block in others.items():
             # Whole tensors are on every rank, shards on one: sums over the ranks use weights.
-            share = blocks[i].share if self._sharded and kind != LINES else 1.0
-            members[kind, share, i if kind == UNITS else 0].append(i)
-        self.affine: AffinePart | None = None
-        self.searched: list[Searched] = []
-        for (kind, share, _), places in sorted(members.items(), key=lambda item: ORDER.index(item[0][0])):
+            share = block.share if self._sharded else 1.0
+            members[kinds[i], share, i if kinds[i] == UNITS else 0].append(i)
+        self._searched: list[Searched] = []
+        for (kind, share, _), places in members.items():
             own = [blocks[i] for i in places]
-            if kind == LINES:
-                self.affine = AffinePart(numbers, own, places, known, coupled)
-            elif not all(block.empty for block in own):
-                self.searched.append(_searched(kind, numbers, own, places, scaled))
-                self.searched[-1].share = share
+            if not all(block.empty for block in own):
+                self._searched.append(_searched(kind, numbers, own, places, scaled))
+                self._searched[-1].share = share
 
     def set_reach(self, reach: Array | float) -> None:
         """Multiply the caps of all blocks by one number."""
-        for part in self.searched:
+        for part in self._searched:
             part.reach = reach
 
     def sums(self, points: bool) -> Sums:
-        """The sums of all blocks, in their order; ||x||^2 only for `points`."""
-        if not self.curved and self.affine is not None:
-            return Sums(*self.affine.rows(points))
-        columns: dict[int, Array] = {}
-        parts: list[Any] = self.searched if self.affine is None else [self.affine, *self.searched]
-        for part in parts:
-            columns |= zip(part.places, part.sums(points).unbind(1), strict=True)
-        every = range(len(self.blocks))
-        return Sums(
-            *torch.stack([columns[i] if i in columns else self.numbers.vector([0.0] * 3) for i in every], dim=1)
-        )
+        """The sums of all blocks, in their order; ||x||^2 only for `points`, and of affine blocks."""
+        known = {i for i, block in self._lines.items() if self._known and not (points or block.centered)}
+        if len(known) == len(self.blocks):
+            return Sums(self._known[0], self._known[1], 0.0)
+        columns: dict[int, Sequence[Tensor | float]] = {}
+        for i, block in self._lines.items():
+            own = [row[i] for row in self._known] if i in known else None
+            columns[i] = own or line_sums(self.numbers, block, points, self._coupled)
+        for part in self._searched:
+            columns |= zip(part.places, part.sums(), strict=True)
+        every = [[*columns.get(i, (0.0, 0.0)), 0.0] for i in range(len(self.blocks))]
+        d_sq, d_dot_x, x_sq = ([column[row] for column in every] for row in range(3))
+        vector = self.numbers.vector
+        return Sums(vector(d_sq), vector(d_dot_x), vector(x_sq) if points else 0.0)
 
     @property
     def _of_affine(self) -> Tensor:
         """1 for affine blocks, 0 for the others."""
-        return self.numbers.vector([float(affine) for affine in self._is_affine])
+        return self.numbers.vector([float(i in self._lines) for i in range(len(self.blocks))])
 
     def _total(self, found: Sequence[Tensor], like: Tensor) -> Array:
         """The numbers of all searched parts, each of the shape of `like`, added up over these and over all ranks."""
         if self._sharded:
-            found = [part.share * own for part, own in zip(self.searched, found, strict=True)] or [
+            found = [part.share * own for part, own in zip(self._searched, found, strict=True)] or [
                 torch.zeros_like(like)
             ]
         total = sum(found[1:], start=found[0])
@@ -126,7 +125,7 @@ class Parts:
         if not self.curved:
             line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
             return Model(gap, sums.d_sq, alpha, line)
-        if self.affine is None:
+        if not self._lines:
             line = Line(gap, torch.zeros_like(gap))
         else:
             line = l2_line(gap, sums.d_sq, sums.d_dot_x, self._of_affine * alpha, lam)
@@ -138,12 +137,12 @@ class Parts:
 
     def _heights(self, line: Line, u: Tensor) -> Array:
         """h at the points u, with the line of the affine blocks."""
-        start = line.start if self.affine is None else line.start - line.fall * u
-        return start + self._total([part.heights(u) for part in self.searched], u)
+        start = line.start - line.fall * u if self._lines else line.start
+        return start + self._total([part.heights(u) for part in self._searched], u)
 
     def _dual(self, gap: Tensor, d_sq: Tensor, alpha: Tensor, line: Line) -> Found:
         """The dual variable. With many points in the first round, fewer rounds are enough."""
-        points = POINTS if self._sharded else min(part.points for part in self.searched)
+        points = POINTS if self._sharded else min(part.points for part in self._searched)
         rounds = ROUNDS[self._double] - (points > 4 * POINTS) - (points > 32 * POINTS)
         ratio = alpha @ d_sq / gap  # 1 over the dual variable of a step without a regulariser
         return refine_dual(lambda u: self._heights(line, u), line.start, rounds, points, ratio)
@@ -158,8 +157,8 @@ class Parts:
         d_sq, lines = over_blocks(share * sums.d_sq), self._of_affine * share
 
         def heights(s: Tensor) -> Array:
-            height = self._total([part.ray_heights(s) for part in self.searched], s)
-            if self.affine is None:
+            height = self._total([part.ray_heights(s) for part in self._searched], s)
+            if not self._lines:
                 return height
             return height + l2_ray_heights(sums.d_sq, sums.d_dot_x, lines, lam, s)[0]
 
@@ -185,14 +184,14 @@ class Parts:
         if not (isinstance(step.reach, float) and step.reach == 1):
             alpha = step.reach * alpha
         s: Array | float = 1.0
-        if self.affine is not None or max_move is not None:
+        if self._lines or max_move is not None:
             update = (coupled_coefficients if self._coupled else prox_coefficients)(step.u, alpha, lam)
         if max_move is not None:
             s = relaxation(self._move_sq(update, step.u, sums), max_move)
             update = relax(update, s)
-        if self.affine is not None:
-            self.affine.move(update, ok)
-        for part in self.searched:
+        if self._lines:
+            move_lines(self._lines, update, ok)
+        for part in self._searched:
             part.write(step.u, s, ok)
         # Autograd does not notice writes of torch's fused operations: backward through a graph of before would use the
         # new parameters.
@@ -207,7 +206,7 @@ class Parts:
         if not self.curved:
             return prox_move_sq(update, *sums)
         affine = self._of_affine
-        moves = self._total([part.move_sq(u) for part in self.searched], u)
+        moves = self._total([part.move_sq(u) for part in self._searched], u)
         return moves + prox_move_sq(update, *(affine * part for part in sums))
 
 

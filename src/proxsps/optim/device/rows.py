@@ -80,7 +80,7 @@ class SearchedRows(Searched):
         super().__init__(numbers, blocks, places)
         self._stacks = [stack for i, block in enumerate(blocks) for stack in stacks(block, i)]
 
-    def sums(self, points: bool) -> Array:
+    def sums(self) -> list[Sequence[Tensor]]:
         """Three sums per row, kept for the search, and added up over each block."""
         wide = self.numbers.dtype
         norms, dots = [], []
@@ -89,15 +89,15 @@ class SearchedRows(Searched):
             norms.append(torch.linalg.vector_norm(both, dim=2, dtype=wide))
             dots.append((x.to(wide) * d).sum(1))
         x_sq, d_sq = torch.cat(norms, dim=1).square()
-        rows = torch.stack([d_sq, torch.cat(dots), x_sq])
         self._counts = [len(part) for part in dots]
-        self._rows = RowSums(x_sq, rows[1], d_sq)
+        self._rows = RowSums(x_sq, torch.cat(dots), d_sq)
         self._constants()
         self.points = max(POINTS, min(LADDER, NUMBERS // len(d_sq)))
         lengths = [0] * len(self.blocks)
         for stack, count in zip(self._stacks, self._counts, strict=True):
             lengths[stack.block] += count
-        return torch.stack([part.sum(1) for part in rows.split(lengths, dim=1)], dim=1)
+        parts = zip(d_sq.split(lengths), self._rows.d_dot_x.split(lengths), strict=True)
+        return [[part.sum() for part in own] for own in parts]
 
     def _constants(self) -> None:
         """Caps and functions of all rows: numbers where all are equal, else one entry per row."""
