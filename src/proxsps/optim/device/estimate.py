@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from proxsps.core.estimate import (
 )
 from proxsps.optim.blocks import LINES, Block, couple
 from proxsps.optim.device.numbers import Numbers, scale_of
+from proxsps.optim.last_step import Chosen
 from proxsps.optim.lists import LAUNCH, bundles, join, join_all, spread_all, widened
 from proxsps.optim.memory import State, entries, least_metric, replace, start_averages
 from proxsps.optim.reduce import Sums, further_rows
@@ -65,15 +66,9 @@ class Estimate:
         m = coupled_value(f + extras[0].sum(), sums.x_sq, lam) if self._rule.coupled else f
         return Estimated(m, sums.d_sq, sums)
 
-    def follow(self, step: Any, alpha: Tensor, ok: Tensor) -> None:
-        """What else moves after the step: nothing, but in the schedule-free form."""
-
-    def changes(self) -> dict[str, tuple[Array, Array]]:
-        """Numbers in the groups that a step changes: their values after and before it."""
+    def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
+        """Write new averages, if the step was taken; returns numbers in the groups, after and before it."""
         return {}
-
-    def commit(self, ok: Tensor) -> None:
-        """Write the new averages if the step was taken."""
 
 
 class Vector(NamedTuple):
@@ -221,10 +216,6 @@ class Joined(Estimate):
         in_metric = self._rule.beta2 is not None and self._rule.max_move is not None
         return Sums(extras[3], extras[4], sums.x_sq) if in_metric else sums
 
-    def changes(self) -> dict[str, tuple[Array, Array]]:
-        """The numbers of the averages."""
-        return {key: (after, self._before[key]) for key, after in self._after.items()}
-
     def _write(self, own: Vector, new: Mapping[str, Tensor]) -> None:
         """Write vectors into columns of tensors; those of whole tensors are cut into shards again."""
         spread_all(list(new.values()), [own.columns[key] for key in new])
@@ -235,10 +226,11 @@ class Joined(Estimate):
                 if key in state:
                     replace(block.owner(i), state, key, own.columns[key][place], True)
 
-    def _count(self, ok: Tensor) -> None:
-        """Count one more square of all tensors if the step was taken."""
+    def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
+        """Count one more square of all tensors."""
         for steps, counts in self._counts:  # to add one tensor to all counts, torch would read it
             torch._foreach_copy_(steps, (counts + ok).unbind())
+        return {key: (after, self._before[key]) for key, after in self._after.items()}
 
 
 class Averaged(Joined):
@@ -324,9 +316,9 @@ class Averaged(Joined):
         self._after = dict(zip(KEYS, after, strict=True))
         return Estimated(averaged_value(f, after, d_dot_x), extras[1], self._moves(extras, sums))
 
-    def commit(self, ok: Tensor) -> None:
-        """Write the new averages if the step was taken, and count one more gradient for each parameter."""
+    def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
+        """Write the new averages, and count one more gradient for each parameter."""
         for own, new in zip(self._vectors, self._new, strict=True):
             pairs = zip(new.values(), own.joined(*new), strict=True)
             self._write(own, dict(zip(new, [torch.where(ok, *pair) for pair in pairs], strict=True)))
-        self._count(ok)
+        return super().finish(step, alpha, ok)

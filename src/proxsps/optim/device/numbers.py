@@ -84,14 +84,13 @@ def keep_numbers(
     found = [(group, key, *pair) for groups, changes in sets for group in groups for key, pair in changes.items()]
     if not found:
         return
-    pairs = {id(after): (after, before) for _, _, after, before in found}
-    values = dict(zip(pairs, chosen(ok, *zip(*pairs.values(), strict=True)).unbind(), strict=True))
-    held = [(group[key], values[id(after)]) for group, key, after, _ in found]
-    if all(isinstance(old, Tensor) for old, _ in held) and not torch.compiler.is_compiling():
-        torch._foreach_copy_([old for old, _ in held], [new for _, new in held])
+    values = chosen(ok, [after for *_, after, _ in found], [before for *_, before in found]).unbind()
+    held = [group[key] for group, key, *_ in found]
+    if all(isinstance(old, Tensor) for old in held) and not torch.compiler.is_compiling():
+        torch._foreach_copy_(held, values)
         return
-    for group, key, after, _ in found:
-        store(group, key, values[id(after)])
+    for (group, key, *_), value in zip(found, values, strict=True):
+        store(group, key, value)
 
 
 def store(group: dict[str, Any], key: str, value: Tensor) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array, over_blocks
+from proxsps.core.array import Array, over_blocks, times
 from proxsps.core.caps import l2_matched_step, l2_ray_heights, matched_decision
 from proxsps.core.dual import Found, fixed_loop
 from proxsps.core.rounds import refine_zero
@@ -27,11 +27,10 @@ from proxsps.core.step import (
 )
 from proxsps.optim.blocks import ENTRIES, LINES, ROWS, UNITS, Block
 from proxsps.optim.device.affine import line_sums, move_lines
-from proxsps.optim.device.entries import SearchedEntries
 from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.device.refine import POINTS, refine_dual
 from proxsps.optim.device.rows import SearchedRows
-from proxsps.optim.device.searched import Searched, SearchedProxes
+from proxsps.optim.device.searched import Searched, SearchedEntries, SearchedProxes
 from proxsps.optim.last_step import Chosen, L2Step
 from proxsps.optim.reduce import Ranks, Sums
 
@@ -83,11 +82,6 @@ class Parts:
                 self._searched.append(_searched(kind, numbers, own, places, scaled))
                 self._searched[-1].share = share
 
-    def set_reach(self, reach: Array | float) -> None:
-        """Multiply the caps of all blocks by one number."""
-        for part in self._searched:
-            part.reach = reach
-
     def sums(self, points: bool) -> Sums:
         """The sums of all blocks, in their order; ||x||^2 only for `points`, and of affine blocks."""
         known = {i for i, block in self._lines.items() if self._known and not (points or block.centered)}
@@ -120,8 +114,8 @@ class Parts:
 
     # The search
 
-    def model(self, gap: Tensor, sums: Sums, alpha: Tensor, lam: Tensor | float) -> Model:
-        """The linear model of the step."""
+    def model(self, gap: Tensor, sums: Sums, alpha: Tensor, lam: Tensor | float, reach: Tensor | float = 1.0) -> Model:
+        """The linear model of a step with the caps `alpha`, which are those of the blocks times `reach`."""
         if not self.curved:
             line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
             return Model(gap, sums.d_sq, alpha, line)
@@ -129,23 +123,22 @@ class Parts:
             line = Line(gap, torch.zeros_like(gap))
         else:
             line = l2_line(gap, sums.d_sq, sums.d_dot_x, self._of_affine * alpha, lam)
-        return Model(gap, sums.d_sq, alpha, line, partial(self._dual, gap, sums.d_sq, alpha), self._top)
 
-    def _top(self, line: Line) -> Array:
-        """h(1)."""
-        return self._heights(line, self.numbers.vector([1.0]))[0]
+        def heights(line: Line, u: Tensor) -> Array:
+            start = line.start - line.fall * u if self._lines else line.start
+            return start + self._total([part.heights(u, reach) for part in self._searched], u)
 
-    def _heights(self, line: Line, u: Tensor) -> Array:
-        """h at the points u, with the line of the affine blocks."""
-        start = line.start - line.fall * u if self._lines else line.start
-        return start + self._total([part.heights(u) for part in self._searched], u)
+        def dual(line: Line) -> Found:
+            points = POINTS if self._sharded else min(part.points for part in self._searched)
+            # With many points in the first round, fewer rounds are enough.
+            rounds = ROUNDS[self._double] - (points > 4 * POINTS) - (points > 32 * POINTS)
+            ratio = alpha @ sums.d_sq / gap  # 1 over the dual variable of a step without a regulariser
+            return refine_dual(partial(heights, line), line.start, rounds, points, ratio)
 
-    def _dual(self, gap: Tensor, d_sq: Tensor, alpha: Tensor, line: Line) -> Found:
-        """The dual variable. With many points in the first round, fewer rounds are enough."""
-        points = POINTS if self._sharded else min(part.points for part in self._searched)
-        rounds = ROUNDS[self._double] - (points > 4 * POINTS) - (points > 32 * POINTS)
-        ratio = alpha @ d_sq / gap  # 1 over the dual variable of a step without a regulariser
-        return refine_dual(lambda u: self._heights(line, u), line.start, rounds, points, ratio)
+        def top(line: Line) -> Array:
+            return heights(line, self.numbers.vector([1.0]))[0]
+
+        return Model(gap, sums.d_sq, alpha, line, dual, top)
 
     def matched(
         self, gap: Tensor, sums: Sums, share: Tensor, lam: Tensor | float, longest: Tensor
@@ -157,7 +150,8 @@ class Parts:
         d_sq, lines = over_blocks(share * sums.d_sq), self._of_affine * share
 
         def heights(s: Tensor) -> Array:
-            height = self._total([part.ray_heights(s) for part in self._searched], s)
+            ones = torch.ones_like(s)
+            height = self._total([part.heights(ones, s) for part in self._searched], s)
             if not self._lines:
                 return height
             return height + l2_ray_heights(sums.d_sq, sums.d_dot_x, lines, lam, s)[0]
@@ -180,33 +174,31 @@ class Parts:
             ok: whether the step is taken.
             max_move: limit on the length of the move, or None.
         """
-        self.set_reach(step.reach)
-        if not (isinstance(step.reach, float) and step.reach == 1):
-            alpha = step.reach * alpha
+        alpha = times(step.reach, alpha)
         s: Array | float = 1.0
         if self._lines or max_move is not None:
             update = (coupled_coefficients if self._coupled else prox_coefficients)(step.u, alpha, lam)
         if max_move is not None:
-            s = relaxation(self._move_sq(update, step.u, sums), max_move)
+            s = relaxation(self._move_sq(update, step, sums), max_move)
             update = relax(update, s)
         if self._lines:
             move_lines(self._lines, update, ok)
         for part in self._searched:
-            part.write(step.u, s, ok)
+            part.write(step.u, step.reach, s, ok)
         # Autograd does not notice writes of torch's fused operations: backward through a graph of before would use the
         # new parameters.
         for x in () if torch.compiler.is_compiling() else [x for block in self.blocks for x in block.params]:
             torch.autograd.graph.increment_version(x)
         return s
 
-    def _move_sq(self, update: Affine, u: Array, sums: Sums) -> Array:
+    def _move_sq(self, update: Affine, step: Chosen, sums: Sums) -> Array:
         """||x+ - x||^2 over all blocks."""
         if self._coupled:
             return coupled_move_sq(update, sums.d_sq)
         if not self.curved:
             return prox_move_sq(update, *sums)
         affine = self._of_affine
-        moves = self._total([part.move_sq(u) for part in self._searched], u)
+        moves = self._total([part.move_sq(step.u, step.reach) for part in self._searched], sums.d_sq[0])
         return moves + prox_move_sq(update, *(affine * part for part in sums))
 
 

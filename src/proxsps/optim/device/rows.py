@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array
+from proxsps.core.array import Array, times
 from proxsps.core.model import RowSums, row_moves_sq, row_values
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.device.refine import POINTS
-from proxsps.optim.device.searched import Searched, masked, relaxed, resting
+from proxsps.optim.device.searched import Searched, masked, per_point, relaxed, resting
 from proxsps.optim.lists import join, spread_all, widened
 from proxsps.regularizers.structure import Scalar
 
@@ -116,22 +116,20 @@ class SearchedRows(Searched):
         parts = zip(values, self._counts, strict=True)
         return torch.cat([like.new_full((n,), v) if isinstance(v, (int, float)) else v.expand(n) for v, n in parts])
 
-    def heights(self, u: Array) -> Array:
+    def heights(self, u: Array, reach: Array | float) -> Array:
         """From the sums of the rows."""
-        return row_values(self._rows, self._psi, self.scaled(self._alpha), u)
+        reach = reach[:, None] if per_point(reach) else reach
+        return row_values(self._rows, self._psi, times(reach, self._alpha), u)
 
-    def ray_heights(self, s: Array) -> Array:
+    def move_sq(self, u: Array, reach: Array | float) -> Array:
         """From the sums of the rows."""
-        return row_values(self._rows, self._psi, s[:, None] * self._alpha, torch.ones_like(s))
+        return row_moves_sq(self._rows, self._psi, times(reach, self._alpha), u)
 
-    def move_sq(self, u: Array) -> Array:
-        """From the sums of the rows."""
-        return row_moves_sq(self._rows, self._psi, self.scaled(self._alpha), u)
-
-    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+    def write(self, u: Array, reach: Array | float, s: Array | float, ok: Array) -> None:
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
         xs, zs, norms = [], [], []
-        steps = [u * -self.cap(i) for i in range(len(self.blocks))]
+        caps = [times(reach, block.alpha) for block in self.blocks]
+        steps = [u * -cap for cap in caps]
         cast: dict[tuple[int, torch.dtype], Tensor] = {}  # a block may have tensors of several dtypes
         for stack in self._stacks:
             x, d = stack.matrices()
@@ -143,10 +141,10 @@ class SearchedRows(Searched):
             zs.append(z)
             norms.append(torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype))
         norm = torch.cat(norms).clamp(torch.finfo(self.numbers.dtype).tiny)
-        factors = self._psi.prox(norm, self.scaled(self._alpha)) / norm
+        factors = self._psi.prox(norm, times(reach, self._alpha)) / norm
         columns = {dtype: factors.to(dtype).split(self._counts) for dtype in dict.fromkeys(z.dtype for z in zs)}
         vectors = []
         for i, (stack, x, z) in enumerate(zip(self._stacks, xs, zs, strict=True)):
             y = relaxed(x, z * columns[z.dtype][i][:, None], s)
-            vectors.append(stack.vector(masked(y, x, ok, self.cap(stack.block))))
+            vectors.append(stack.vector(masked(y, x, ok, caps[stack.block])))
         spread_all(vectors, [stack.params for stack in self._stacks])

@@ -49,7 +49,6 @@ class SecondPoints(Joined):
             move_points(block, partial(_point, block, opt.state))
         super().__init__(rule, blocks, numbers, opt.state, before)
         self._opt, self._mix, self._bounds = opt, rule.mix or 1.0, list(map(bounds_of, blocks))
-        self._next: list[Tensor] = []  # y after the step, vector by vector
         self._points = list(map(self._point, self._vectors))
         # By the places of vectors: averages after the step, and what blocks get.
         self._new: dict[int, Tensor] = {}
@@ -123,17 +122,21 @@ class SecondPoints(Joined):
         """f + <g, z - y>."""
         return Estimated(f + over_blocks(extras[0]), extras[1], self._moves(extras, sums))
 
-    def follow(self, step: Chosen, alpha: Tensor, ok: Tensor) -> None:
-        """Move y after z has moved, and choose the numbers of the average."""
+    def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
+        """Move y after z has moved, copy the vectors back, and choose the numbers of the average."""
         tau = times(step.u, step.reach)
         before = Averaging(self._before["total"], self._before["longest"])
         share, after = next_share(before, self._before["k"], tau)
         self._after |= after._asdict()  # the distance cap counts the steps
-        self._next = [self._next_point(point, share, ok) for point in self._points]
+        for k, point in enumerate(self._points):
+            new = torch.where(ok, self._new[k], point.old)
+            columns = {Z: point.z, Y: self._next_point(point, share, ok), point.own.keys[0]: new}
+            self._write(point.own, columns)
         for i, block in enumerate(self._blocks):
             if block.group["regularizer"] is not None:  # its zeros are those of a multiple of the last step
                 last = self._numbers.scalar(block.group["tau"])
                 store(block.group, "tau", torch.where(ok & (tau > 0), tau * alpha[i], last))
+        return super().finish(step, alpha, ok)
 
     def _next_point(self, point: Point, share: Tensor, ok: Tensor) -> Tensor:
         """The next y, where gradients are evaluated."""
@@ -148,12 +151,6 @@ class SecondPoints(Joined):
             elif not rate:
                 new[span] = y[span]
         return torch.where(ok, new, y)
-
-    def commit(self, ok: Tensor) -> None:
-        """Copy the vectors back; averages as they were if the step was not taken."""
-        for k, (own, z, _, _, _, old) in enumerate(self._points):
-            self._write(own, {Z: z, Y: self._next[k], own.keys[0]: torch.where(ok, self._new[k], old)})
-        self._count(ok)
 
 
 def _point(block: Block, state: Any, i: int, key: str) -> Tensor:
