@@ -10,7 +10,7 @@ import torch
 from proxsps import SPS, ProxSPS
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block
-from proxsps.optim.device.affine import move_lines
+from proxsps.optim.device.parts import move_lines
 from proxsps.optim.lists import bundles, join, spread
 from proxsps.regularizers import Zero
 

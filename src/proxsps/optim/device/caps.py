@@ -31,7 +31,6 @@ class Caps:
     def __init__(self, opt: Any, rule: Rule, blocks: Sequence[Block], numbers: Numbers) -> None:
         self._opt, self._rule, self._numbers = opt, rule, numbers
         self.scaled = rule.matched or rule.distance
-        self._fresh: list[tuple[Tensor, Tensor]] = []  # the start of new parameters
         self._present: set[int] = set()  # sets with parameters that had a gradient
         self._blocks, self.sets = blocks, by_set(blocks)
         if rule.distance:
@@ -57,7 +56,10 @@ class Caps:
             block.alpha = share
 
     def sums(self) -> list[Tensor]:
-        """||x - x_0||^2 of each set, then ||x||^2, on this rank, estimated from samples; nothing if not needed."""
+        """||x - x_0||^2 of each set, then ||x||^2, on this rank, estimated from samples; nothing if not needed.
+
+        Stores the start of new parameters.
+        """
         if not self._rule.distance:
             return []
         opt, dtype, sets = self._opt, self._numbers.dtype, len(self.sets.members)
@@ -68,12 +70,11 @@ class Caps:
         points, starts = [], []
         samples = measured(owners, opt, self._rule.mix)
         for found in samples:
-            own = opt.state.get(found.owner, {})
+            own = opt.state[found.owner]
             if ORIGIN not in own:
-                self._fresh.append((found.owner, found.keep()))
-            start = found.read(own[ORIGIN]) if ORIGIN in own else found.entries.clone()
+                own[ORIGIN] = found.keep()
             points.append(widened(found.entries))
-            starts.append(widened(start))
+            starts.append(widened(found.read(own[ORIGIN])))
         norms = torch.stack(torch._foreach_norm([*torch._foreach_sub(points, starts), *points], 2, dtype)).to(dtype)
         # From sums over samples to sums over all entries, and over the tensors of each set.
         places = [self.sets.of[id(p)] for p in owners]
@@ -128,10 +129,8 @@ class Caps:
     def _alone(self) -> bool:
         return len(self.sets.members) == len(self._blocks)
 
-    def finish(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
-        """Store the start of new parameters; returns numbers in the groups of each set, after and before the step."""
-        for owner, start in self._fresh:
-            self._opt.state[owner][ORIGIN] = start
+    def changes(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
+        """Numbers in the groups of each set that a step changes: their values after and before it."""
         if not self._rule.distance:
             return [{}]
         pairs = [zip(*pair, strict=True) for pair in zip(self._after, self._before, strict=True)]

@@ -31,14 +31,11 @@ class Numbers:
         """A tensor with one dim."""
         if len(values) == 1:
             return self.scalar(values[0]).reshape(1)
-        if (beside := _side_by_side(values)) is not None:
-            return beside
         plain = [value for value in values if not isinstance(value, Tensor)]
-        if len(plain) == len(values):
-            if len(set(plain)) == 1:
-                return torch.full((len(plain),), plain[0], dtype=self.dtype, device=self.device)
-            if len(plain) == 2 and all(map(math.isfinite, plain)):  # one kernel for two different numbers
-                return torch.linspace(plain[0], plain[1], 2, dtype=self.dtype, device=self.device)
+        if len(plain) == len(values) and len(set(plain)) == 1:
+            return torch.full((len(plain),), plain[0], dtype=self.dtype, device=self.device)
+        if len(plain) == len(values) == 2 and all(map(math.isfinite, plain)):  # one kernel for two different numbers
+            return torch.linspace(plain[0], plain[1], 2, dtype=self.dtype, device=self.device)
         return torch.stack([self.scalar(value) for value in values])
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
@@ -46,18 +43,6 @@ class Numbers:
         if len(parts) == 1:
             return self.scalar(parts[0])
         return torch.stack(list(parts)).sum(dtype=self.dtype) if parts else self.scalar(0.0)
-
-
-def _side_by_side(values: Sequence[Tensor | float]) -> Tensor | None:
-    """The vector whose entries are these numbers, in this order, if there is one: it takes no launch."""
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if len(tensors) < len(values) or torch.compiler.is_compiling() or tensors[0]._base is None:
-        return None
-    base, first = tensors[0]._base, tensors[0].storage_offset()
-    step = tensors[1].storage_offset() - first
-    if any(t._base is not base or t.storage_offset() != first + i * step for i, t in enumerate(tensors)) or step < 1:
-        return None
-    return base.as_strided((len(tensors),), (step,), first)
 
 
 def step_device(params: Sequence[Tensor], capturable: bool) -> torch.device | None:

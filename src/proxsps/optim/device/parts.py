@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,17 +26,18 @@ from proxsps.core.step import (
     relax,
     relaxation,
 )
-from proxsps.optim.blocks import ENTRIES, LINES, ROWS, UNITS, Block
-from proxsps.optim.device.affine import line_sums, move_lines
-from proxsps.optim.device.numbers import Numbers
+from proxsps.optim.blocks import ENTRIES, LINES, ROWS, UNITS, Block, plain, stored
+from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.device.refine import POINTS, refine_dual
 from proxsps.optim.device.rows import SearchedRows
 from proxsps.optim.device.searched import Searched, SearchedEntries, SearchedProxes
 from proxsps.optim.last_step import Chosen, L2Step
+from proxsps.optim.lists import LAUNCH, bundles, join, spread, widened
 from proxsps.optim.reduce import Ranks, Sums
 
 ROUNDS = {False: 4, True: 7}  # of the search for the dual variable, in single and in double precision
 MATCHED_ROUNDS = {False: 6, True: 8}  # the same for the matched step
+KINDS: dict[str, type[Searched]] = {ENTRIES: SearchedEntries, ROWS: SearchedRows}  # others by their prox
 L2_ROUNDS = 4  # for the matched step of several blocks with weight decay; two are usual
 
 
@@ -79,7 +81,7 @@ class Parts:
         for (kind, share, _), places in members.items():
             own = [blocks[i] for i in places]
             if not all(block.empty for block in own):
-                self._searched.append(_searched(kind, numbers, own, places, scaled))
+                self._searched.append(KINDS.get(kind, SearchedProxes)(numbers, own, places, scaled))
                 self._searched[-1].share = share
 
     def sums(self, points: bool) -> Sums:
@@ -202,8 +204,89 @@ class Parts:
         return moves + prox_move_sq(update, *(affine * part for part in sums))
 
 
-def _searched(kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> Searched:
-    """The part of blocks of this kind."""
-    if kind == ENTRIES:
-        return SearchedEntries(numbers, blocks, places, scaled)
-    return (SearchedRows if kind == ROWS else SearchedProxes)(numbers, blocks, places)
+# Blocks whose prox is affine: sums in few launches, and x <- keep x + move d + pull center
+
+
+def line_sums(numbers: Numbers, block: Block, points: bool, coupled: bool) -> list[Tensor | float]:
+    """||d||^2 (in a metric <d, D^-1 d>), <d, x - center> and, for `points`, ||x - center||^2, as numbers of a step.
+
+    Slopes of f32 may be beyond the range of their squares. If they are `coupled`, d = g + lam (x - center).
+    """
+    columns: list[Any] = [block.params, block.slopes]
+    if block.directions is not None:
+        columns.append(block.directions)
+    elif block.centered:
+        columns.append(block.centers)
+    d_sq, d_dot_x, x_sq = [], [], []
+    for lists in bundles(columns, LAUNCH):
+        x, d, *other = (widened(join(tensors)) for tensors in lists)
+        x = x - other[0] if block.centered else x
+        d = torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
+        norm = torch.linalg.vector_norm(d, dtype=numbers.dtype)
+        scale = scale_of(norm)
+        in_metric = block.directions is not None
+        d_sq.append(torch.dot(d / scale, other[0]) * scale if in_metric else norm.square())
+        d_dot_x.append(torch.dot(d / scale, x) * scale)
+        if points:
+            x_sq.append(torch.linalg.vector_norm(x, dtype=numbers.dtype).square())
+    return [numbers.total(d_sq), numbers.total(d_dot_x), numbers.total(x_sq) if points else 0.0]
+
+
+def move_lines(blocks: Mapping[int, Block], update: Affine, ok: Tensor) -> None:
+    """x <- keep x + move d + pull center where `ok`; blocks are given by their places in the step."""
+    fused = {i for i, block in blocks.items() if block.params and _fuses(block)}
+    if fused:
+        skipped = 1 - ok.float()
+        keep = None if isinstance(update.keep, float) else torch.where(ok, update.keep.float(), skipped)
+        move = update.move.float()
+    for i, block in blocks.items():
+        if i in fused:
+            _move_fused(block, None if keep is None else keep[i], move[i], skipped)
+        else:
+            keep_i, pull_i = (part if isinstance(part, float) else part[i] for part in (update.keep, update.pull))
+            _move(block, keep_i, update.move[i], pull_i, ok)
+
+
+def _fuses(block: Block) -> bool:
+    """Whether all tensors of a block can be moved in two calls."""
+    fuses = not block.centered and block.aligned and not block.double and not torch.compiler.is_compiling()
+    return fuses and stored(block.along)
+
+
+def _move(block: Block, keep: Tensor | float, move: Tensor, pull: Tensor | float, ok: Tensor) -> None:
+    if not block.centered and plain(block.params, block.along):
+        for xs, ds in bundles((block.params, block.along), LAUNCH):
+            x, d = widened(join(xs)), widened(join(ds))
+            spread(torch.where(ok, (keep * x + move * d).to(x.dtype), x).to(xs[0].dtype), xs)
+        return
+    for x, d, c in zip(block.params, block.along, block.centers, strict=True):
+        y = keep * widened(x) + move * widened(d)
+        y = y if c is None else y + pull * widened(c)
+        x.copy_(torch.where(ok, y.to(x.dtype), x))
+
+
+def _move_fused(block: Block, keep: Tensor | None, move: Tensor, skipped: Tensor) -> None:
+    """x <- keep x + move d in two calls for all tensors of an aligned f32 block.
+
+    Args:
+        block: the block.
+        keep: the first factor, 1 where the step is skipped; None if it is always 1.
+        move: the second one.
+        skipped: 1 where the step is skipped, else 0.
+    """
+    if keep is not None:
+        torch._foreach_mul_(block.params, keep)
+    torch._fused_sgd_(  # x + lr d, and nothing where `found_inf` is 1
+        block.params,
+        block.along,
+        [],
+        weight_decay=0.0,
+        momentum=0.0,
+        lr=move,
+        dampening=0.0,
+        nesterov=False,
+        maximize=True,
+        is_first_step=True,
+        grad_scale=None,
+        found_inf=skipped,
+    )

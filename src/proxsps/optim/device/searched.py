@@ -35,7 +35,8 @@ class Searched(ABC):
     share = 1.0  # weight of its sums on this rank when all ranks are added up
     points = POINTS  # of the first round of a search
 
-    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int]) -> None:
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> None:
+        """Caps are tensors if they are `scaled`: multiplied by a number that is known after the sums."""
         self.numbers, self.blocks, self.places = numbers, blocks, places
 
     @abstractmethod
@@ -130,7 +131,7 @@ class SearchedParts(Searched):
         """The parts with y(u)."""
         for k, part in enumerate(self._parts()):
             cap = times(reach, self.blocks[part.block].alpha)
-            z = torch.addcmul(part.x, part.e, (u * (self._scale * -cap)).to(part.x.dtype))
+            z = torch.addcmul(part.x, part.e, u * (self._scale * -cap))
             yield part, self._prox(k, z, cap, part)
 
     def heights(self, u: Array, reach: Array | float) -> Array:
@@ -151,14 +152,14 @@ class SearchedParts(Searched):
         """x <- y(u), or part of the way."""
         for k, (part, y) in enumerate(self._points(u, reach)):
             cap = times(reach, self.blocks[part.block].alpha)
-            self._store(k, masked(relaxed(part.x, y, s), part.x, ok, cap))
+            self._store(k, written(part.x, y, s, ok, cap))
 
 
 class SearchedProxes(SearchedParts):
     """Any regulariser, by its prox: on whole tensors, and on tensors of one shape together if that is allowed."""
 
-    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int]) -> None:
-        super().__init__(numbers, blocks, places)
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> None:
+        super().__init__(numbers, blocks, places, scaled)
         self._piles = [pile for i, block in enumerate(blocks) for pile in piles(block, i)]
         self._count = len(self._piles)
 
@@ -184,12 +185,10 @@ class SearchedEntries(SearchedParts):
     Each round of the search needs one vector of entries for each of its points, so it works on pieces of the entries
     for which there is room. If there is room for them too, joined copies of x and d are kept for all rounds; in a
     metric also of D^-1 d and D^-1.
-
-    Caps are tensors if they are `scaled`: multiplied by a number that is known after the sums.
     """
 
     def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> None:
-        super().__init__(numbers, blocks, places)
+        super().__init__(numbers, blocks, places, scaled)
         params = [x for block in blocks for x in block.params]
         entries = sum(x.numel() for x in params)
         self._dtype = torch.float64 if any(x.dtype is torch.float64 for x in params) else torch.float32
@@ -301,12 +300,7 @@ def resting(psi: Scalar, alpha: Tensor | float) -> Scalar:
     return psi._replace(lower=torch.where(moves, psi.lower, -inf), upper=torch.where(moves, psi.upper, inf))
 
 
-def relaxed(x: Tensor, y: Tensor, s: Tensor | float) -> Tensor:
-    """x + s (y - x); y itself if s is exactly 1."""
-    return y if isinstance(s, float) and s == 1 else y + (1 - s) * (x - y)
-
-
-def masked(y: Tensor, x: Tensor, ok: Tensor, alpha: Tensor | float) -> Tensor:
-    """y where `ok` and the block moves, else x; a cap that is a number is known not to be 0."""
-    moves = ok & (alpha > 0) if isinstance(alpha, Tensor) else ok
-    return torch.where(moves, y, x)
+def written(x: Tensor, y: Tensor, s: Tensor | float, ok: Tensor, cap: Tensor | float) -> Tensor:
+    """x + s (y - x), y itself if s is exactly 1, where `ok` and the block moves; else x. A cap as a number is not 0."""
+    y = y if isinstance(s, float) and s == 1 else y + (1 - s) * (x - y)
+    return torch.where(ok & (cap > 0) if isinstance(cap, Tensor) else ok, y, x)

@@ -74,7 +74,7 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     step = _choose(rule, caps, parts, known)
     s = parts.write(step, moves, caps.alpha, lam, ok, rule.max_move)
     estimated = estimate.finish(step, caps.alpha, ok)
-    by_set = zip(caps.sets.groups, caps.finish(), strict=False)
+    by_set = zip(caps.sets.groups, caps.changes(), strict=False)
     keep_numbers(ok, [(groups, estimated | changes) for groups, changes in by_set])
     for block in blocks:
         for finish in block.afterwards:
