@@ -10,8 +10,7 @@ import torch
 from proxsps import SPS, ProxSPS
 from proxsps.core.step import Affine
 from proxsps.optim.blocks import Block
-from proxsps.optim.device.affine import AffinePart
-from proxsps.optim.device.numbers import Numbers
+from proxsps.optim.device.parts import move_lines
 from proxsps.optim.lists import bundles, join, spread
 from proxsps.regularizers import Zero
 
@@ -92,8 +91,7 @@ def test_the_update_of_accelerators_moves_all_tensors_or_none(ok, value):
     params = [x.clone() for x in before]
     grads[1][0] *= value
     block = Block({}, 1.0, Zero(), params, grads, range(3))
-    part = AffinePart(Numbers(params[0].device), [block], [0], {}, coupled=False)
-    part.move(Affine(torch.tensor([0.9]), torch.tensor([-0.2]), torch.zeros(1)), torch.tensor(ok))
+    move_lines({0: block}, Affine(torch.tensor([0.9]), torch.tensor([-0.2]), torch.zeros(1)), torch.tensor(ok))
     for x, g, old in zip(params, grads, before, strict=True):
         want = (0.9 * old.double() - 0.2 * g.double()) if ok else old.double()
         torch.testing.assert_close(x.double(), want, rtol=4 * EPS, atol=4 * EPS * ok, equal_nan=True)

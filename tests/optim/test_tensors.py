@@ -10,7 +10,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from proxsps.optim import ProxSPS
 from proxsps.optim.blocks import plain
-from proxsps.optim.device import entries as device_entries
+from proxsps.optim.device import searched as device_searched
 from proxsps.optim.vectors import entries, rows
 from proxsps.regularizers import L1, Box, GroupLasso
 
@@ -190,7 +190,7 @@ LONG = {
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("order", LONG)
 def test_long_tensors_in_any_memory_order_are_stepped_on(monkeypatch, order, path, phi):
-    for module, name in ((entries, "PIECE"), (rows, "SLICE"), (device_entries, "ROOM")):
+    for module, name in ((entries, "PIECE"), (rows, "SLICE"), (device_searched, "ROOM")):
         monkeypatch.setattr(module, name, 100)  # so that these tensors are too long for one piece
     moves = []
     for in_order in (False, True):

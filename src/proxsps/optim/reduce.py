@@ -123,7 +123,7 @@ class Sums(NamedTuple):
 
 
 def further_rows(rule: Rule) -> int:
-    """The number of rows of sums besides these: see `Remembered.extras`, or values of regularisers in the loss."""
+    """The number of rows of sums besides these: see `Joined.extras`, or values of regularisers in the loss."""
     if rule.beta is None and rule.mix is None:
         return int(rule.coupled)
     return 3 if rule.max_move is None else 5

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array, over_blocks
+from proxsps.core.array import Array
 from proxsps.core.caps import shares
 from proxsps.core.distance import Travel, advance_travel, distance_cap, moving_weights, start_reach
 from proxsps.optim.blocks import Block
@@ -31,38 +31,35 @@ class Caps:
     def __init__(self, opt: Any, rule: Rule, blocks: Sequence[Block], numbers: Numbers) -> None:
         self._opt, self._rule, self._numbers = opt, rule, numbers
         self.scaled = rule.matched or rule.distance
-        self._fresh: list[tuple[Tensor, Tensor]] = []  # the start of new parameters
         self._present: set[int] = set()  # sets with parameters that had a gradient
         self._blocks, self.sets = blocks, by_set(blocks)
         if rule.distance:
             values = [groups[0][key] for key in KEYS for groups in self.sets.groups]
-            self._before = Travel(*self._per_set(values))
+            self._before = Travel(*numbers.vector(values).reshape(len(KEYS), -1))
         rates = [block.alpha for block in blocks]
-        if not self.scaled:
-            self.alpha = numbers.vector(rates)
-            return
+        self.valid: Tensor | bool = True  # whether all rates are finite numbers >= 0, if some are tensors
         if any(isinstance(rate, Tensor) for rate in rates):
-            self._largest, self.alpha = shares(numbers.vector(rates))
-            own = list(self.alpha)
-            self._even = len(own) == 1
-        else:
+            self.alpha = numbers.vector(rates)
+            self.valid = ((self.alpha >= 0) & (self.alpha < math.inf)).all()
+            if self.scaled:
+                self._largest, self.alpha = shares(self.alpha)
+            own, self._even = list(self.alpha), len(rates) == 1
+        elif self.scaled:
             self._largest = max(map(float, rates))
             own = [rate / (self._largest or 1.0) for rate in rates]
             self._even = len(set(own)) == 1
-            later = rule.distance and self._even and self._largest and len(self.sets.members) > 1
-            if not later:  # else found by `longest`
-                self.alpha = numbers.vector(own)
+            if not (rule.distance and self._even and self._largest and len(self.sets.members) > 1):
+                self.alpha = numbers.vector(own)  # else found by `longest`
+        else:
+            self.alpha, own = numbers.vector(rates), rates
         for block, share in zip(blocks, own, strict=True):
             block.alpha = share
 
-    def _per_set(self, values: Sequence[Any]) -> Sequence[Tensor]:
-        """Rows with one number per set; numbers if there is one set."""
-        if len(self.sets.members) == 1:
-            return [self._numbers.scalar(value) for value in values]
-        return self._numbers.vector(values).reshape(-1, len(self.sets.members)).unbind()
-
     def sums(self) -> list[Tensor]:
-        """||x - x_0||^2 of each set, then ||x||^2, on this rank, estimated from samples; nothing if not needed."""
+        """||x - x_0||^2 of each set, then ||x||^2, on this rank, estimated from samples; nothing if not needed.
+
+        Stores the start of new parameters.
+        """
         if not self._rule.distance:
             return []
         opt, dtype, sets = self._opt, self._numbers.dtype, len(self.sets.members)
@@ -73,12 +70,11 @@ class Caps:
         points, starts = [], []
         samples = measured(owners, opt, self._rule.mix)
         for found in samples:
-            own = opt.state.get(found.owner, {})
+            own = opt.state[found.owner]
             if ORIGIN not in own:
-                self._fresh.append((found.owner, found.keep()))
-            start = found.read(own[ORIGIN]) if ORIGIN in own else found.entries.clone()
+                own[ORIGIN] = found.keep()
             points.append(widened(found.entries))
-            starts.append(widened(start))
+            starts.append(widened(found.read(own[ORIGIN])))
         norms = torch.stack(torch._foreach_norm([*torch._foreach_sub(points, starts), *points], 2, dtype)).to(dtype)
         # From sums over samples to sums over all entries, and over the tensors of each set.
         places = [self.sets.of[id(p)] for p in owners]
@@ -95,28 +91,22 @@ class Caps:
         """
         if not self._rule.distance:
             return self._numbers.scalar(self._largest), 1.0, math.nan
-        moved, length = torch.sqrt(travelled[0]).reshape(2, -1).unbind()
-        squares = g_sq if self._even else moving_weights(self.alpha) * g_sq
+        moved, length = torch.sqrt(travelled[0]).reshape(2, -1)
+        total = self._by_set(g_sq if self._even else moving_weights(self.alpha) * g_sq, torch.sum)
         factor = self._largest if self._rule.factor else 1.0
         own_factor: Any = factor
-        if len(self.sets.members) == 1:
-            moved, length, total = moved[0], length[0], over_blocks(squares)
-            fresh = self._before.taken <= 0
-        else:
-            total = self._by_set(squares, torch.sum)
-            if self._rule.factor and not self._even:  # the factor of a set is the largest one of its blocks
-                shares = self._by_set(self.alpha, torch.amax)
-                total, own_factor = total / (shares**2 + (shares <= 0)), factor * shares
-            fresh = self._before.first <= 0
-            if len(self._present) < len(self.sets.members):  # a set may get its first gradients later than others
-                fresh = fresh & (length + total > 0)
+        several = len(self.sets.members) > 1
+        if several and self._rule.factor and not self._even:  # the factor of a set is the largest one of its blocks
+            shares = self._by_set(self.alpha, torch.amax)
+            total, own_factor = total / (shares**2 + (shares <= 0)), factor * shares
+        fresh = self._before.first <= 0
+        if len(self._present) < len(self.sets.members):  # a set may get its first gradients later than others
+            fresh = fresh & (length + total > 0)
         first = torch.where(fresh, start_reach(length), self._before.first)
         self._after = advance_travel(self._before._replace(first=first), moved, total, own_factor)
         distance = distance_cap(self._after, self._rule.scale)
         caps = distance if self._rule.factor else distance.clip(max=self._largest)
-        if len(self.sets.members) == 1:
-            return caps, factor, distance
-        longest = self._shared(caps)
+        longest = self._shared(caps) if several else caps[0]
         return longest, factor, longest if self._rule.factor else distance.max()
 
     def _by_set(self, numbers: Tensor, over: Callable[[Tensor], Tensor]) -> Tensor:
@@ -129,31 +119,19 @@ class Caps:
         """The largest cap of a set; shares of blocks are multiplied by that of their set, divided by it."""
         longest = caps.max()
         own = caps / (longest + (longest <= 0))
-        if not self._alone:
-            places = {j: i for i, members in enumerate(self.sets.members) for j in members}
-            own = torch.stack([own[places[j]] for j in range(len(self._blocks))])
+        own = own if self._alone else torch.stack([own[i] for i in self.sets.of_block])
         self.alpha = own if self._even and self._largest else self.alpha * own  # even shares are 1
-        for block, share in zip(self._blocks, self.alpha.unbind(), strict=True):
+        for block, share in zip(self._blocks, self.alpha, strict=True):
             block.alpha = share
         return longest
 
     @property
     def _alone(self) -> bool:
-        return self.sets.members == [[j] for j in range(len(self._blocks))]
+        return len(self.sets.members) == len(self._blocks)
 
     def changes(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
         """Numbers in the groups of each set that a step changes: their values after and before it."""
         if not self._rule.distance:
             return [{}]
-        if len(self.sets.members) == 1:
-            return [dict(zip(KEYS, zip(self._after, self._before, strict=True), strict=True))]
-        rows = [
-            list(zip(new.unbind(), old.unbind(), strict=True))
-            for new, old in zip(self._after, self._before, strict=True)
-        ]
-        return [dict(zip(KEYS, own, strict=True)) for own in zip(*rows, strict=True)]
-
-    def commit(self) -> None:
-        """Store the start of new parameters."""
-        for owner, start in self._fresh:
-            self._opt.state[owner][ORIGIN] = start
+        pairs = [zip(*pair, strict=True) for pair in zip(self._after, self._before, strict=True)]
+        return [dict(zip(KEYS, own, strict=True)) for own in zip(*pairs, strict=True)]

@@ -1,13 +1,15 @@
 """From loss value and gradients to the value m and the slopes d of the linear model of a step on a device.
 
-An estimate prepares new averages before the step (`proxsps.optim.device.joined`) and writes them only where the step
-is taken, so that a skipped step leaves everything as it was.
+Averages of gradients are made on tensors that are joined into long vectors, so that a step takes few launches. They are
+made before the step and written only where it is taken, so that a skipped step leaves everything as it was; in place,
+so that a captured step finds them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,16 +18,18 @@ from proxsps.core.array import Array, over_blocks
 from proxsps.core.estimate import (
     Averages,
     averaged_value,
+    corrected_weight,
     corrected_weights,
     coupled_value,
+    metric,
     momentum_weights,
     update_averages,
 )
-from proxsps.optim.blocks import Block, couple
-from proxsps.optim.device.joined import BlockAverages
-from proxsps.optim.device.numbers import Numbers
-from proxsps.optim.lists import LAUNCH, bundles, join, widened
-from proxsps.optim.memory import State, entries
+from proxsps.optim.blocks import LINES, Block, couple
+from proxsps.optim.device.numbers import Numbers, scale_of
+from proxsps.optim.last_step import Chosen
+from proxsps.optim.lists import LAUNCH, bundles, join, join_all, spread_all, widened
+from proxsps.optim.memory import State, entries, least_metric, replace, start_averages
 from proxsps.optim.reduce import Sums, further_rows
 from proxsps.optim.rule import Rule
 
@@ -46,76 +50,190 @@ class Estimate:
     Blocks get their slopes.
     """
 
+    known: Sequence[Array] = ()  # <d, p> and <d, x>, if the model has them for affine blocks without a centre
+
     def __init__(self, rule: Rule, blocks: Sequence[Block], numbers: Numbers) -> None:
-        self.known: Mapping[int, Sequence[list[Tensor]]] = {}  # sums of affine blocks (`AffinePart`)
-        self._coupled = rule.coupled
+        self._rule, self._blocks, self._numbers = rule, blocks, numbers
         if rule.coupled:
             self._penalties = numbers.vector([0.0 if value is None else value for value in map(couple, blocks)])
 
     def extras(self) -> list[Array]:
         """Further sums on this rank: rows with one number per block; a row of zeros may be the number 0."""
-        return [self._penalties] if self._coupled else []
+        return [self._penalties] if self._rule.coupled else []
 
     def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
         """The model, from the loss and sums over all ranks."""
-        m = coupled_value(f + extras[0].sum(), sums.x_sq, lam) if self._coupled else f
+        m = coupled_value(f + extras[0].sum(), sums.x_sq, lam) if self._rule.coupled else f
         return Estimated(m, sums.d_sq, sums)
 
-    def follow(self, step: Any, alpha: Tensor, ok: Tensor) -> None:
-        """What else moves after the step: nothing, but in the schedule-free form."""
-
-    def changes(self) -> dict[str, tuple[Array, Array]]:
-        """Numbers in the groups that a step changes: their values after and before it."""
+    def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
+        """Write new averages, if the step was taken; returns numbers in the groups, after and before it."""
         return {}
 
-    def commit(self, ok: Tensor) -> None:
-        """Write the new averages if the step was taken."""
+
+class Vector(NamedTuple):
+    """Tensors of one dtype that are treated alike, as one vector."""
+
+    members: list[tuple[int, int]]  # the block of each tensor, and its place there
+    sizes: list[int]
+    spans: dict[int, slice]  # the part of each block
+    keys: tuple[str, ...]  # of averages in the state
+    columns: dict[str, list[Tensor]]  # these, gradients and points
+
+    def joined(self, *names: str) -> list[Tensor]:
+        """Columns as vectors, in at least f32."""
+        return list(map(widened, join_all([self.columns[name] for name in names])))
 
 
-class Remembered(Estimate):
-    """A model that is made of averages, `own`; numbers in the groups that it changes are `before` the step."""
+class Joined(Estimate):
+    """A model that is made of averages, on joined tensors; numbers in the groups that it changes are `before` the step.
+
+    Args: those of `Estimate`, the optimizer's state, and these numbers.
+    """
 
     def __init__(
-        self, rule: Rule, blocks: Sequence[Block], numbers: Numbers, before: dict[str, Tensor], own: Sequence[Any]
+        self, rule: Rule, blocks: Sequence[Block], numbers: Numbers, state: State, before: dict[str, Tensor]
     ) -> None:
-        self._rule, self._blocks, self._numbers, self._before, self._own = rule, blocks, numbers, before, own
+        super().__init__(rule, blocks, numbers)
+        self._state, self._before = state, before
         self._after: dict[str, Array] = {}
-        sums = {i: sums for part in own for i, sums in part.sums.items()}
-        self._sums = [sums[i] for i in range(len(blocks))]
-        self.known = {i: sums[i][:2] for i, block in enumerate(blocks) if not block.centered}
+        self._vectors = list(map(self._vector, self._together()))
+        self._rows: list[tuple[Iterable[int], dict[str, Tensor]]] = []  # places of blocks, and sums over them
+        self._counts: list[tuple[list[Tensor], Tensor]] = []  # of squares so far, in the state and as one tensor
+
+    def _apart(self, j: int) -> int:
+        """Only blocks for which this is the same share vectors."""
+        return j
+
+    def _columns(self, block: Block, i: int) -> dict[str, Tensor]:
+        """The gradient of a tensor, its point, and its averages, which are created if they are missing."""
+        owner, keys = block.owner(i), self._keys(block)
+        own = self._state[owner]
+        start_averages(own, owner, keys)
+        held = {key: entries(own[key], block.gathered) for key in keys}
+        return {"g": block.slopes[i], "x": block.params[i], **held}
+
+    def _keys(self, block: Block) -> tuple[str, ...]:
+        """The keys of the averages in the state."""
+        return ("average",) if self._rule.beta2 is None else ("average", "square")
+
+    def _together(self) -> Iterator[list[tuple[int, int]]]:
+        """Places of tensors that are joined."""
+        found: dict[object, list[tuple[int, int]]] = {}
+        room: dict[object, int] = {}
+        for j, block in enumerate(self._blocks):
+            apart = self._apart(j)
+            for i, (x, g) in enumerate(zip(block.params, block.slopes, strict=True)):
+                key = x.dtype, g.dtype, apart
+                if key in found and x.numel() > room[key]:
+                    yield found.pop(key)
+                if key not in found:
+                    found[key], room[key] = [], LAUNCH
+                found[key].append((j, i))
+                room[key] -= x.numel()
+        yield from found.values()
+
+    def _vector(self, members: list[tuple[int, int]]) -> Vector:
+        sizes = [self._blocks[j].params[i].numel() for j, i in members]
+        spans: dict[int, slice] = {}
+        last = 0
+        for (j, _), size in zip(members, sizes, strict=True):
+            spans[j] = slice(spans[j].start if j in spans else last, last + size)
+            last += size
+        rows = [self._columns(self._blocks[j], i) for j, i in members]
+        keys = self._keys(self._blocks[members[0][0]])
+        return Vector(members, sizes, spans, keys, {name: [row[name] for row in rows] for name in rows[0]})
+
+    def _shaped(self, j: int, vectors: Mapping[int, Tensor]) -> list[Tensor]:
+        """The parts of the tensors of a block, in their shapes and in their order, from vectors by their places."""
+        found = {}
+        for k, vector in vectors.items():
+            own = self._vectors[k]
+            for (place, i), g, part in zip(own.members, own.columns["g"], vector.split(own.sizes), strict=True):
+                if place == j:
+                    found[i] = part.view(g.shape)
+        return [found[i] for i in sorted(found)]
+
+    def _squares(self, own: Vector, g: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+        """The new average of squares, and the metric D."""
+        # A tensor that gets its first gradient late has its own count.
+        steps = [self._state[self._blocks[j].owner(i)]["steps"] for j, i in own.members]
+        counts = torch.stack(steps)
+        self._counts.append((steps, counts))
+        weights = corrected_weight(counts.to(old.dtype), self._rule.beta2).unbind()
+        new = torch.cat([weight.expand(size) for weight, size in zip(weights, own.sizes, strict=True)])
+        v, eps, least = torch.lerp(old, g * g, new), self._rule.eps, least_metric(old.dtype)
+        D: Tensor = metric(v, eps)
+        D = D.clamp_min(least) if eps < least else D
+        # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
+        return v, torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
+
+    def _sum(
+        self, own: Vector, squares: Mapping[str, Tensor], products: Sequence[tuple[Tensor, Mapping[str, Tensor]]]
+    ) -> dict[str, Tensor]:
+        """Squares of norms, and products of slopes with vectors, block by block.
+
+        Divided by their norms, slopes stay in the range of f32.
+        """
+        spans = list(own.spans.values())
+        vectors = {id(t): t for t in (*(slope for slope, _ in products), *squares.values())}
+        norms = torch.stack(
+            torch._foreach_norm([t[span] for t in vectors.values() for span in spans], 2, self._numbers.dtype)
+        ).view(len(vectors), -1)
+        scales = scale_of(norms[:, 0] if len(spans) == 1 else torch.linalg.vector_norm(norms, dim=1))
+        scale_by, square_by = (dict(zip(vectors, numbers, strict=True)) for numbers in (scales, norms.square()))
+        rows = {name: square_by[id(t)] for name, t in squares.items()}
+        for slope, others in products:
+            scale = scale_by[id(slope)]
+            shrunk = slope / scale
+            dots = [torch.dot(shrunk[span], t[span]) for t in others.values() for span in spans]
+            found = torch.stack(dots) if len(dots) > 1 else dots[0][None]
+            rows |= zip(others, (found * scale[None]).view(len(others), -1), strict=True)
+        self._rows.append((own.spans, rows))
+        return rows
+
+    def _row(self, name: str) -> Array:
+        """A sum over each block."""
+        found: list[list[Tensor]] = [[] for _ in self._blocks]
+        for places, rows in self._rows:
+            if name in rows and len(self._rows) == 1 and len(rows[name]) == len(found):
+                return rows[name]  # without a launch
+            for j, number in zip(places, rows.get(name, ()), strict=name in rows):
+                found[j].append(number)
+        return self._numbers.vector([self._numbers.total(own) if own else 0.0 for own in found])
 
     def extras(self) -> list[Array]:
         """<g, x>, ||D^-1 g||^2, <d, center>, and for lengths of moves in a metric ||p||^2 and <p, x>.
 
         The third completes <d, x>, because sums of blocks with a centre have <d, x - center>.
         """
-        total = self._numbers.total
-        rows = [[total(own[row]) if own[row] else 0.0 for own in self._sums] for row in (2, 3, 4, 5)]
-        rows.insert(2, [])
-        if self._rule.beta2 is None:
-            rows[3:] = [], []
-        self._complete(rows)
-        return [self._numbers.vector(row) if row else 0.0 for row in rows[: further_rows(self._rule)]]
-
-    def _complete(self, rows: list[list[Tensor | float]]) -> None:
-        """Add what is not in the sums of the averages."""
+        names = ("p_sq", "p_dot_x")[: further_rows(self._rule) - 3]
+        moves = [0.0 if self._rule.beta2 is None else self._row(name) for name in names]
+        return [self._row("g_dot_x"), self._row("g_sq"), 0.0, *moves]
 
     def _moves(self, extras: Sequence[Array], sums: Sums) -> Sums:
         """In a metric, a move is along D^-1 d."""
         in_metric = self._rule.beta2 is not None and self._rule.max_move is not None
         return Sums(extras[3], extras[4], sums.x_sq) if in_metric else sums
 
-    def changes(self) -> dict[str, tuple[Array, Array]]:
-        """The numbers of the averages."""
+    def _write(self, own: Vector, new: Mapping[str, Tensor]) -> None:
+        """Write vectors into columns of tensors; those of whole tensors are cut into shards again."""
+        spread_all(list(new.values()), [own.columns[key] for key in new])
+        for place, (j, i) in enumerate(own.members):
+            block = self._blocks[j]
+            state = self._state[block.owner(i)]
+            for key in new if block.gathered else ():
+                if key in state:
+                    replace(block.owner(i), state, key, own.columns[key][place], True)
+
+    def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
+        """Count one more square of all tensors."""
+        for steps, counts in self._counts:  # to add one tensor to all counts, torch would read it
+            torch._foreach_copy_(steps, (counts + ok).unbind())
         return {key: (after, self._before[key]) for key, after in self._after.items()}
 
-    def commit(self, ok: Tensor) -> None:
-        """Write the new averages if the step was taken, and count one more gradient for each parameter."""
-        for own in self._own:
-            own.commit(ok)
 
-
-class Averaged(Remembered):
+class Averaged(Joined):
     """The average of all linear models so far, with the gradient's second moments as a metric if the rule has one.
 
     State of a parameter: `average` is d, and in the metric `square` is v and `steps` the number of gradients so far.
@@ -128,35 +246,65 @@ class Averaged(Remembered):
         before = {key: numbers.scalar(blocks[0].group[key]) for key in KEYS}
         # Adam's averages start from zeros, with a correction; without a metric, they start from the first value.
         form = momentum_weights if rule.beta2 is None else corrected_weights
-        self._state, self._weights = state, form(before["k"], rule.beta)
-        own = [BlockAverages(rule, {i: block}, numbers, state, self._weights.new) for i, block in enumerate(blocks)]
-        super().__init__(rule, blocks, numbers, before, own)
+        self._weights = form(before["k"], rule.beta)
+        super().__init__(rule, blocks, numbers, state, before)
+        self._new: list[dict[str, Tensor]] = []  # averages after the step
+        directions: dict[int, Tensor] = {}
+        metrics: dict[int, Tensor] = {}
+        for k, own in enumerate(self._vectors):
+            p, D = self._average(own, *(blocks[j] for j in own.spans))
+            directions |= {} if p is None else {k: p}
+            metrics |= {} if D is None else {k: D}
+        for j, block in enumerate(blocks):
+            block.slopes = self._shaped(j, {k: new["average"] for k, new in enumerate(self._new)})
+            if rule.beta2 is not None:
+                block.directions, block.metrics = self._shaped(j, directions), self._shaped(j, metrics)
+        self.known = self._row("d_sq"), self._row("d_dot_x")
+
+    def _average(self, own: Vector, block: Block) -> tuple[Tensor | None, Tensor | None]:
+        """Make new averages of a vector of a block, and sums; returns D^-1 d, and D if the prox needs it."""
+        lines = block.kind == LINES and not block.centered
+        x, g, old, *square = own.joined("x", "g", *own.keys)
+        g = g.to(old.dtype)
+        d = torch.lerp(old, g, self._weights.new.to(old.dtype))
+        squares, along_d = {"g_sq": g}, {"d_dot_x": x}
+        products = [(g, {"g_dot_x": x}), *([(d, along_d)] if lines else [])]
+        self._new.append({"average": d})
+        if not square:
+            self._sum(own, squares | ({"d_sq": d} if lines else {}), products)
+            return None, None
+        self._new[-1]["square"], D = self._squares(own, g, square[0])
+        p = along_d["d_sq"] = d / D
+        squares["g_sq"] = g / D
+        if self._rule.max_move is not None:
+            squares["p_sq"] = p
+            products.append((p, {"p_dot_x": x}))
+        self._sum(own, squares, products)
+        return p, None if lines else D
+
+    def extras(self) -> list[Array]:
+        """Those of all averages, with centres, and with <d, x> of tensors that rest in both products."""
+        rows, vector = super().extras(), self._numbers.vector
+        if any(block.centered for block in self._blocks):
+            rows[2] = vector(list(map(self._at_center, self._blocks)))
+        if any(block.resting for block in self._blocks):
+            at_rest = vector(list(map(self._at_rest, self._blocks)))
+            rows[0], rows[2] = rows[0] + at_rest, rows[2] + at_rest
+        return rows
 
     def _at_rest(self, block: Block) -> Tensor | float:
         """<d, x> over the tensors of a block that rest; 0 if there are none."""
         owners = [block.group["params"][i] for i in block.resting]
         owners = [owner for owner in owners if "average" in self._state.get(owner, {})]
-        if not owners:
-            return 0.0
         averages = [entries(self._state[owner]["average"], block.gathered) for owner in owners]
         points = [widened(entries(x.detach().resolve_conj(), block.gathered)) for x in owners]
         found = bundles((averages, points), LAUNCH)
         return self._numbers.total([torch.dot(join(ds), join(xs)) for ds, xs in found])
 
-    def _complete(self, rows: list[list[Tensor | float]]) -> None:
-        """Products with centres, and <d, x> of tensors that rest, which is in both products."""
-        if any(block.resting or block.centered for block in self._blocks):
-            rows[2] = list(map(self._at_center, self._blocks))
-        if any(block.resting for block in self._blocks):
-            resting = list(map(self._at_rest, self._blocks))
-            for row in (0, 2):
-                rows[row] = [number + own for number, own in zip(rows[row], resting, strict=True)]
-
     def _at_center(self, block: Block) -> Tensor | float:
         """<d, center>."""
-        pairs = zip(block.slopes, block.centers, strict=True) if block.centered and block.quadratic else ()
-        products = [(d * c).sum() for d, c in pairs if c is not None]
-        return self._numbers.total(products) if products else 0.0
+        pairs = zip(block.slopes, block.centers, strict=True) if block.quadratic else ()
+        return self._numbers.total([(d * c).sum() for d, c in pairs if c is not None])
 
     def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
         """The average of the linear models at the current point."""
@@ -167,3 +315,10 @@ class Averaged(Remembered):
         after = update_averages(before, f, over_blocks(extras[0]), self._weights)
         self._after = dict(zip(KEYS, after, strict=True))
         return Estimated(averaged_value(f, after, d_dot_x), extras[1], self._moves(extras, sums))
+
+    def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
+        """Write the new averages, and count one more gradient for each parameter."""
+        for own, new in zip(self._vectors, self._new, strict=True):
+            pairs = zip(new.values(), own.joined(*new), strict=True)
+            self._write(own, dict(zip(new, [torch.where(ok, *pair) for pair in pairs], strict=True)))
+        return super().finish(step, alpha, ok)

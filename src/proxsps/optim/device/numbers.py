@@ -31,14 +31,11 @@ class Numbers:
         """A tensor with one dim."""
         if len(values) == 1:
             return self.scalar(values[0]).reshape(1)
-        if (beside := _side_by_side(values)) is not None:
-            return beside
         plain = [value for value in values if not isinstance(value, Tensor)]
-        if len(plain) == len(values):
-            if len(set(plain)) == 1:
-                return torch.full((len(plain),), plain[0], dtype=self.dtype, device=self.device)
-            if len(plain) == 2 and all(map(math.isfinite, plain)):  # one kernel for two different numbers
-                return torch.linspace(plain[0], plain[1], 2, dtype=self.dtype, device=self.device)
+        if len(plain) == len(values) and len(set(plain)) == 1:
+            return torch.full((len(plain),), plain[0], dtype=self.dtype, device=self.device)
+        if len(plain) == len(values) == 2 and all(map(math.isfinite, plain)):  # one kernel for two different numbers
+            return torch.linspace(plain[0], plain[1], 2, dtype=self.dtype, device=self.device)
         return torch.stack([self.scalar(value) for value in values])
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
@@ -46,18 +43,6 @@ class Numbers:
         if len(parts) == 1:
             return self.scalar(parts[0])
         return torch.stack(list(parts)).sum(dtype=self.dtype) if parts else self.scalar(0.0)
-
-
-def _side_by_side(values: Sequence[Tensor | float]) -> Tensor | None:
-    """The vector whose entries are these numbers, in this order, if there is one: it takes no launch."""
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if len(tensors) < len(values) or torch.compiler.is_compiling() or tensors[0]._base is None:
-        return None
-    base, first = tensors[0]._base, tensors[0].storage_offset()
-    step = tensors[1].storage_offset() - first
-    if any(t._base is not base or t.storage_offset() != first + i * step for i, t in enumerate(tensors)) or step < 1:
-        return None
-    return base.as_strided((len(tensors),), (step,), first)
 
 
 def step_device(params: Sequence[Tensor], capturable: bool) -> torch.device | None:
@@ -84,14 +69,13 @@ def keep_numbers(
     found = [(group, key, *pair) for groups, changes in sets for group in groups for key, pair in changes.items()]
     if not found:
         return
-    pairs = {id(after): (after, before) for _, _, after, before in found}
-    values = dict(zip(pairs, chosen(ok, *zip(*pairs.values(), strict=True)).unbind(), strict=True))
-    held = [(group[key], values[id(after)]) for group, key, after, _ in found]
-    if all(isinstance(old, Tensor) for old, _ in held) and not torch.compiler.is_compiling():
-        torch._foreach_copy_([old for old, _ in held], [new for _, new in held])
+    values = chosen(ok, [after for *_, after, _ in found], [before for *_, before in found]).unbind()
+    held = [group[key] for group, key, *_ in found]
+    if all(isinstance(old, Tensor) for old in held) and not torch.compiler.is_compiling():
+        torch._foreach_copy_(held, values)
         return
-    for group, key, after, _ in found:
-        store(group, key, values[id(after)])
+    for (group, key, *_), value in zip(found, values, strict=True):
+        store(group, key, value)
 
 
 def store(group: dict[str, Any], key: str, value: Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array, over_blocks
+from proxsps.core.array import Array, over_blocks, times
 from proxsps.core.caps import l2_matched_step, l2_ray_heights, matched_decision
 from proxsps.core.dual import Found, fixed_loop
 from proxsps.core.rounds import refine_zero
@@ -26,20 +26,18 @@ from proxsps.core.step import (
     relax,
     relaxation,
 )
-from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, UNITS, Block
-from proxsps.optim.device.affine import AffinePart
-from proxsps.optim.device.entries import SearchedEntries
-from proxsps.optim.device.numbers import Numbers
-from proxsps.optim.device.proxes import SearchedProxes
+from proxsps.optim.blocks import ENTRIES, LINES, ROWS, UNITS, Block, plain, stored
+from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.device.refine import POINTS, refine_dual
 from proxsps.optim.device.rows import SearchedRows
-from proxsps.optim.device.searched import Searched
+from proxsps.optim.device.searched import Searched, SearchedEntries, SearchedProxes
 from proxsps.optim.last_step import Chosen, L2Step
+from proxsps.optim.lists import LAUNCH, bundles, join, spread, widened
 from proxsps.optim.reduce import Ranks, Sums
 
-ORDER = (LINES, PROXES, UNITS, ROWS, ENTRIES)
 ROUNDS = {False: 4, True: 7}  # of the search for the dual variable, in single and in double precision
 MATCHED_ROUNDS = {False: 6, True: 8}  # the same for the matched step
+KINDS: dict[str, type[Searched]] = {ENTRIES: SearchedEntries, ROWS: SearchedRows}  # others by their prox
 L2_ROUNDS = 4  # for the matched step of several blocks with weight decay; two are usual
 
 
@@ -50,7 +48,7 @@ class Parts:
         blocks: the blocks of the step.
         numbers: its numbers.
         ranks: the ranks that take the step together.
-        known: sums of affine blocks that are known (`AffinePart`).
+        known: <d, p> and <d, x> of affine blocks without a centre, if they are known.
         coupled: whether the slopes include the squared l2 norm.
         scaled: whether caps are multiplied by a number that is known after the sums.
     """
@@ -60,60 +58,57 @@ class Parts:
         blocks: Sequence[Block],
         numbers: Numbers,
         ranks: Ranks,
-        known: Mapping[int, Sequence[list[Tensor]]],
+        known: Sequence[Array],
         coupled: bool,
         scaled: bool,
     ) -> None:
-        self.blocks, self.numbers, self._ranks, self._coupled = blocks, numbers, ranks, coupled
+        self.blocks, self.numbers, self._ranks = blocks, numbers, ranks
+        self._known, self._coupled = known, coupled
         kinds = [block.kind for block in blocks]
-        self._is_affine = [kind == LINES for kind in kinds]
-        self.curved = not all(self._is_affine)  # also if this rank has no entries of blocks that are searched
-        self._sharded = any(block.sharded for block, kind in zip(blocks, kinds, strict=True) if kind != LINES)
+        self._lines = {i: block for i, block in enumerate(blocks) if kinds[i] == LINES}
+        others = {i: block for i, block in enumerate(blocks) if kinds[i] != LINES}
+        self.curved = bool(others)  # also if this rank has no entries of blocks that are searched
+        self._sharded = any(block.sharded for block in others.values())
         self._double = any(x.dtype is torch.float64 for block in blocks for x in block.params)
-        curved = {x.dtype for block, kind in zip(blocks, kinds, strict=True) if kind != LINES for x in block.params}
+        curved = {x.dtype for block in others.values() for x in block.params}
         self._eps = torch.finfo(torch.float64 if curved <= {torch.float64} else torch.float32).eps
         members: dict[tuple[str, float, int], list[int]] = defaultdict(list)
-        for i, kind in enumerate(kinds):
+        for i, block in others.items():
             # Whole tensors are on every rank, shards on one: sums over the ranks use weights.
-            share = blocks[i].share if self._sharded and kind != LINES else 1.0
-            members[kind, share, i if kind == UNITS else 0].append(i)
-        self.affine: AffinePart | None = None
-        self.searched: list[Searched] = []
-        for (kind, share, _), places in sorted(members.items(), key=lambda item: ORDER.index(item[0][0])):
+            share = block.share if self._sharded else 1.0
+            members[kinds[i], share, i if kinds[i] == UNITS else 0].append(i)
+        self._searched: list[Searched] = []
+        for (kind, share, _), places in members.items():
             own = [blocks[i] for i in places]
-            if kind == LINES:
-                self.affine = AffinePart(numbers, own, places, known, coupled)
-            elif not all(block.empty for block in own):
-                self.searched.append(_searched(kind, numbers, own, places, scaled))
-                self.searched[-1].share = share
-
-    def set_reach(self, reach: Array | float) -> None:
-        """Multiply the caps of all blocks by one number."""
-        for part in self.searched:
-            part.reach = reach
+            if not all(block.empty for block in own):
+                self._searched.append(KINDS.get(kind, SearchedProxes)(numbers, own, places, scaled))
+                self._searched[-1].share = share
 
     def sums(self, points: bool) -> Sums:
-        """The sums of all blocks, in their order; ||x||^2 only for `points`."""
-        if not self.curved and self.affine is not None:
-            return Sums(*self.affine.rows(points))
-        columns: dict[int, Array] = {}
-        parts: list[Any] = self.searched if self.affine is None else [self.affine, *self.searched]
-        for part in parts:
-            columns |= zip(part.places, part.sums(points).unbind(1), strict=True)
-        every = range(len(self.blocks))
-        return Sums(
-            *torch.stack([columns[i] if i in columns else self.numbers.vector([0.0] * 3) for i in every], dim=1)
-        )
+        """The sums of all blocks, in their order; ||x||^2 only for `points`, and of affine blocks."""
+        known = {i for i, block in self._lines.items() if self._known and not (points or block.centered)}
+        if len(known) == len(self.blocks):
+            return Sums(self._known[0], self._known[1], 0.0)
+        columns: dict[int, Sequence[Tensor | float]] = {}
+        for i, block in self._lines.items():
+            own = [row[i] for row in self._known] if i in known else None
+            columns[i] = own or line_sums(self.numbers, block, points, self._coupled)
+        for part in self._searched:
+            columns |= zip(part.places, part.sums(), strict=True)
+        every = [[*columns.get(i, (0.0, 0.0)), 0.0] for i in range(len(self.blocks))]
+        d_sq, d_dot_x, x_sq = ([column[row] for column in every] for row in range(3))
+        vector = self.numbers.vector
+        return Sums(vector(d_sq), vector(d_dot_x), vector(x_sq) if points else 0.0)
 
     @property
     def _of_affine(self) -> Tensor:
         """1 for affine blocks, 0 for the others."""
-        return self.numbers.vector([float(affine) for affine in self._is_affine])
+        return self.numbers.vector([float(i in self._lines) for i in range(len(self.blocks))])
 
     def _total(self, found: Sequence[Tensor], like: Tensor) -> Array:
         """The numbers of all searched parts, each of the shape of `like`, added up over these and over all ranks."""
         if self._sharded:
-            found = [part.share * own for part, own in zip(self.searched, found, strict=True)] or [
+            found = [part.share * own for part, own in zip(self._searched, found, strict=True)] or [
                 torch.zeros_like(like)
             ]
         total = sum(found[1:], start=found[0])
@@ -121,32 +116,31 @@ class Parts:
 
     # The search
 
-    def model(self, gap: Tensor, sums: Sums, alpha: Tensor, lam: Tensor | float) -> Model:
-        """The linear model of the step."""
+    def model(self, gap: Tensor, sums: Sums, alpha: Tensor, lam: Tensor | float, reach: Tensor | float = 1.0) -> Model:
+        """The linear model of a step with the caps `alpha`, which are those of the blocks times `reach`."""
         if not self.curved:
             line = Line(gap, (alpha * sums.d_sq).sum()) if self._coupled else l2_line(gap, *sums[:2], alpha, lam)
             return Model(gap, sums.d_sq, alpha, line)
-        if self.affine is None:
+        if not self._lines:
             line = Line(gap, torch.zeros_like(gap))
         else:
             line = l2_line(gap, sums.d_sq, sums.d_dot_x, self._of_affine * alpha, lam)
-        return Model(gap, sums.d_sq, alpha, line, partial(self._dual, gap, sums.d_sq, alpha), self._top)
 
-    def _top(self, line: Line) -> Array:
-        """h(1)."""
-        return self._heights(line, self.numbers.vector([1.0]))[0]
+        def heights(line: Line, u: Tensor) -> Array:
+            start = line.start - line.fall * u if self._lines else line.start
+            return start + self._total([part.heights(u, reach) for part in self._searched], u)
 
-    def _heights(self, line: Line, u: Tensor) -> Array:
-        """h at the points u, with the line of the affine blocks."""
-        start = line.start if self.affine is None else line.start - line.fall * u
-        return start + self._total([part.heights(u) for part in self.searched], u)
+        def dual(line: Line) -> Found:
+            points = POINTS if self._sharded else min(part.points for part in self._searched)
+            # With many points in the first round, fewer rounds are enough.
+            rounds = ROUNDS[self._double] - (points > 4 * POINTS) - (points > 32 * POINTS)
+            ratio = alpha @ sums.d_sq / gap  # 1 over the dual variable of a step without a regulariser
+            return refine_dual(partial(heights, line), line.start, rounds, points, ratio)
 
-    def _dual(self, gap: Tensor, d_sq: Tensor, alpha: Tensor, line: Line) -> Found:
-        """The dual variable. With many points in the first round, fewer rounds are enough."""
-        points = POINTS if self._sharded else min(part.points for part in self.searched)
-        rounds = ROUNDS[self._double] - (points > 4 * POINTS) - (points > 32 * POINTS)
-        ratio = alpha @ d_sq / gap  # 1 over the dual variable of a step without a regulariser
-        return refine_dual(lambda u: self._heights(line, u), line.start, rounds, points, ratio)
+        def top(line: Line) -> Array:
+            return heights(line, self.numbers.vector([1.0]))[0]
+
+        return Model(gap, sums.d_sq, alpha, line, dual, top)
 
     def matched(
         self, gap: Tensor, sums: Sums, share: Tensor, lam: Tensor | float, longest: Tensor
@@ -158,8 +152,9 @@ class Parts:
         d_sq, lines = over_blocks(share * sums.d_sq), self._of_affine * share
 
         def heights(s: Tensor) -> Array:
-            height = self._total([part.ray_heights(s) for part in self.searched], s)
-            if self.affine is None:
+            ones = torch.ones_like(s)
+            height = self._total([part.heights(ones, s) for part in self._searched], s)
+            if not self._lines:
                 return height
             return height + l2_ray_heights(sums.d_sq, sums.d_dot_x, lines, lam, s)[0]
 
@@ -181,38 +176,117 @@ class Parts:
             ok: whether the step is taken.
             max_move: limit on the length of the move, or None.
         """
-        self.set_reach(step.reach)
-        if not (isinstance(step.reach, float) and step.reach == 1):
-            alpha = step.reach * alpha
+        alpha = times(step.reach, alpha)
         s: Array | float = 1.0
-        if self.affine is not None or max_move is not None:
+        if self._lines or max_move is not None:
             update = (coupled_coefficients if self._coupled else prox_coefficients)(step.u, alpha, lam)
         if max_move is not None:
-            s = relaxation(self._move_sq(update, step.u, sums), max_move)
+            s = relaxation(self._move_sq(update, step, sums), max_move)
             update = relax(update, s)
-        if self.affine is not None:
-            self.affine.move(update, ok)
-        for part in self.searched:
-            part.write(step.u, s, ok)
+        if self._lines:
+            move_lines(self._lines, update, ok)
+        for part in self._searched:
+            part.write(step.u, step.reach, s, ok)
         # Autograd does not notice writes of torch's fused operations: backward through a graph of before would use the
         # new parameters.
         for x in () if torch.compiler.is_compiling() else [x for block in self.blocks for x in block.params]:
             torch.autograd.graph.increment_version(x)
         return s
 
-    def _move_sq(self, update: Affine, u: Array, sums: Sums) -> Array:
+    def _move_sq(self, update: Affine, step: Chosen, sums: Sums) -> Array:
         """||x+ - x||^2 over all blocks."""
         if self._coupled:
             return coupled_move_sq(update, sums.d_sq)
         if not self.curved:
             return prox_move_sq(update, *sums)
         affine = self._of_affine
-        moves = self._total([part.move_sq(u) for part in self.searched], u)
+        moves = self._total([part.move_sq(step.u, step.reach) for part in self._searched], sums.d_sq[0])
         return moves + prox_move_sq(update, *(affine * part for part in sums))
 
 
-def _searched(kind: str, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> Searched:
-    """The part of blocks of this kind."""
-    if kind == ENTRIES:
-        return SearchedEntries(numbers, blocks, places, scaled)
-    return (SearchedRows if kind == ROWS else SearchedProxes)(numbers, blocks, places)
+# Blocks whose prox is affine: sums in few launches, and x <- keep x + move d + pull center
+
+
+def line_sums(numbers: Numbers, block: Block, points: bool, coupled: bool) -> list[Tensor | float]:
+    """||d||^2 (in a metric <d, D^-1 d>), <d, x - center> and, for `points`, ||x - center||^2, as numbers of a step.
+
+    Slopes of f32 may be beyond the range of their squares. If they are `coupled`, d = g + lam (x - center).
+    """
+    columns: list[Any] = [block.params, block.slopes]
+    if block.directions is not None:
+        columns.append(block.directions)
+    elif block.centered:
+        columns.append(block.centers)
+    d_sq, d_dot_x, x_sq = [], [], []
+    for lists in bundles(columns, LAUNCH):
+        x, d, *other = (widened(join(tensors)) for tensors in lists)
+        x = x - other[0] if block.centered else x
+        d = torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
+        norm = torch.linalg.vector_norm(d, dtype=numbers.dtype)
+        scale = scale_of(norm)
+        in_metric = block.directions is not None
+        d_sq.append(torch.dot(d / scale, other[0]) * scale if in_metric else norm.square())
+        d_dot_x.append(torch.dot(d / scale, x) * scale)
+        if points:
+            x_sq.append(torch.linalg.vector_norm(x, dtype=numbers.dtype).square())
+    return [numbers.total(d_sq), numbers.total(d_dot_x), numbers.total(x_sq) if points else 0.0]
+
+
+def move_lines(blocks: Mapping[int, Block], update: Affine, ok: Tensor) -> None:
+    """x <- keep x + move d + pull center where `ok`; blocks are given by their places in the step."""
+    fused = {i for i, block in blocks.items() if block.params and _fuses(block)}
+    if fused:
+        skipped = 1 - ok.float()
+        keep = None if isinstance(update.keep, float) else torch.where(ok, update.keep.float(), skipped)
+        move = update.move.float()
+    for i, block in blocks.items():
+        if i in fused:
+            _move_fused(block, None if keep is None else keep[i], move[i], skipped)
+        else:
+            keep_i, pull_i = (part if isinstance(part, float) else part[i] for part in (update.keep, update.pull))
+            _move(block, keep_i, update.move[i], pull_i, ok)
+
+
+def _fuses(block: Block) -> bool:
+    """Whether all tensors of a block can be moved in two calls."""
+    fuses = not block.centered and block.aligned and not block.double and not torch.compiler.is_compiling()
+    return fuses and stored(block.along)
+
+
+def _move(block: Block, keep: Tensor | float, move: Tensor, pull: Tensor | float, ok: Tensor) -> None:
+    if not block.centered and plain(block.params, block.along):
+        for xs, ds in bundles((block.params, block.along), LAUNCH):
+            x, d = widened(join(xs)), widened(join(ds))
+            spread(torch.where(ok, (keep * x + move * d).to(x.dtype), x).to(xs[0].dtype), xs)
+        return
+    for x, d, c in zip(block.params, block.along, block.centers, strict=True):
+        y = keep * widened(x) + move * widened(d)
+        y = y if c is None else y + pull * widened(c)
+        x.copy_(torch.where(ok, y.to(x.dtype), x))
+
+
+def _move_fused(block: Block, keep: Tensor | None, move: Tensor, skipped: Tensor) -> None:
+    """x <- keep x + move d in two calls for all tensors of an aligned f32 block.
+
+    Args:
+        block: the block.
+        keep: the first factor, 1 where the step is skipped; None if it is always 1.
+        move: the second one.
+        skipped: 1 where the step is skipped, else 0.
+    """
+    if keep is not None:
+        torch._foreach_mul_(block.params, keep)
+    torch._fused_sgd_(  # x + lr d, and nothing where `found_inf` is 1
+        block.params,
+        block.along,
+        [],
+        weight_decay=0.0,
+        momentum=0.0,
+        lr=move,
+        dampening=0.0,
+        nesterov=False,
+        maximize=True,
+        is_first_step=True,
+        grad_scale=None,
+        found_inf=skipped,
+    )

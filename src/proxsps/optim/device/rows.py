@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array
+from proxsps.core.array import Array, times
 from proxsps.core.model import RowSums, row_moves_sq, row_values
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.device.refine import POINTS
-from proxsps.optim.device.searched import Searched, masked, relaxed, resting
+from proxsps.optim.device.searched import Searched, per_point, resting, written
 from proxsps.optim.lists import join, spread_all, widened
 from proxsps.regularizers.structure import Scalar
 
@@ -76,11 +76,11 @@ def stacks(block: Block, place: int) -> Iterator[Stack]:
 class SearchedRows(Searched):
     """Blocks whose regulariser depends on rows only through their norms."""
 
-    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int]) -> None:
-        super().__init__(numbers, blocks, places)
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> None:
+        super().__init__(numbers, blocks, places, scaled)
         self._stacks = [stack for i, block in enumerate(blocks) for stack in stacks(block, i)]
 
-    def sums(self, points: bool) -> Array:
+    def sums(self) -> list[Sequence[Tensor]]:
         """Three sums per row, kept for the search, and added up over each block."""
         wide = self.numbers.dtype
         norms, dots = [], []
@@ -89,15 +89,14 @@ class SearchedRows(Searched):
             norms.append(torch.linalg.vector_norm(both, dim=2, dtype=wide))
             dots.append((x.to(wide) * d).sum(1))
         x_sq, d_sq = torch.cat(norms, dim=1).square()
-        rows = torch.stack([d_sq, torch.cat(dots), x_sq])
         self._counts = [len(part) for part in dots]
-        self._rows = RowSums(x_sq, rows[1], d_sq)
+        self._rows = RowSums(x_sq, torch.cat(dots), d_sq)
         self._constants()
         self.points = max(POINTS, min(LADDER, NUMBERS // len(d_sq)))
-        lengths = [0] * len(self.blocks)
-        for stack, count in zip(self._stacks, self._counts, strict=True):
-            lengths[stack.block] += count
-        return torch.stack([part.sum(1) for part in rows.split(lengths, dim=1)], dim=1)
+        counts = [(stack.block, count) for stack, count in zip(self._stacks, self._counts, strict=True)]
+        lengths = [sum(count for j, count in counts if j == i) for i in range(len(self.blocks))]
+        parts = zip(d_sq.split(lengths), self._rows.d_dot_x.split(lengths), strict=True)
+        return [[part.sum() for part in own] for own in parts]
 
     def _constants(self) -> None:
         """Caps and functions of all rows: numbers where all are equal, else one entry per row."""
@@ -116,37 +115,29 @@ class SearchedRows(Searched):
         parts = zip(values, self._counts, strict=True)
         return torch.cat([like.new_full((n,), v) if isinstance(v, (int, float)) else v.expand(n) for v, n in parts])
 
-    def heights(self, u: Array) -> Array:
+    def heights(self, u: Array, reach: Array | float) -> Array:
         """From the sums of the rows."""
-        return row_values(self._rows, self._psi, self.scaled(self._alpha), u)
+        reach = reach[:, None] if per_point(reach) else reach
+        return row_values(self._rows, self._psi, times(reach, self._alpha), u)
 
-    def ray_heights(self, s: Array) -> Array:
+    def move_sq(self, u: Array, reach: Array | float) -> Array:
         """From the sums of the rows."""
-        return row_values(self._rows, self._psi, s[:, None] * self._alpha, torch.ones_like(s))
+        return row_moves_sq(self._rows, self._psi, times(reach, self._alpha), u)
 
-    def move_sq(self, u: Array) -> Array:
-        """From the sums of the rows."""
-        return row_moves_sq(self._rows, self._psi, self.scaled(self._alpha), u)
-
-    def write(self, u: Array, s: Array | float, ok: Array) -> None:
+    def write(self, u: Array, reach: Array | float, s: Array | float, ok: Array) -> None:
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
-        xs, zs, norms = [], [], []
-        steps = [u * -self.cap(i) for i in range(len(self.blocks))]
-        cast: dict[tuple[int, torch.dtype], Tensor] = {}  # a block may have tensors of several dtypes
+        caps = [times(reach, block.alpha) for block in self.blocks]
+        steps = [u * -cap for cap in caps]
+        xs, zs = [], []
         for stack in self._stacks:
             x, d = stack.matrices()
-            key = stack.block, x.dtype
-            if key not in cast:
-                cast[key] = steps[stack.block].to(x.dtype)
-            z = torch.addcmul(x, d, cast[key])
             xs.append(x)
-            zs.append(z)
-            norms.append(torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype))
-        norm = torch.cat(norms).clamp(torch.finfo(self.numbers.dtype).tiny)
-        factors = self._psi.prox(norm, self.scaled(self._alpha)) / norm
-        columns = {dtype: factors.to(dtype).split(self._counts) for dtype in dict.fromkeys(z.dtype for z in zs)}
+            zs.append(torch.addcmul(x, d, steps[stack.block]))
+        norms = torch.cat([torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype) for z in zs])
+        norms = norms.clamp(torch.finfo(self.numbers.dtype).tiny)
+        factors = (self._psi.prox(norms, times(reach, self._alpha)) / norms).split(self._counts)
         vectors = []
-        for i, (stack, x, z) in enumerate(zip(self._stacks, xs, zs, strict=True)):
-            y = relaxed(x, z * columns[z.dtype][i][:, None], s)
-            vectors.append(stack.vector(masked(y, x, ok, self.cap(stack.block))))
+        for stack, x, z, factor in zip(self._stacks, xs, zs, factors, strict=True):
+            y = z * factor.to(z.dtype)[:, None]
+            vectors.append(stack.vector(written(x, y, s, ok, caps[stack.block])))
         spread_all(vectors, [stack.params for stack in self._stacks])

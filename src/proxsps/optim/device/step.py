@@ -5,7 +5,6 @@ A step that may not be taken is computed all the same, and masked where it is wr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -51,7 +50,6 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     """
     rule, ranks, numbers = opt._rule(), opt._ranks, Numbers(device)
     f, C = numbers.scalar(value), numbers.scalar(bound) if isinstance(bound, Tensor) else float(bound or 0.0)
-    rates = _rates_on_device(blocks, numbers)
     caps = Caps(opt, rule, blocks, numbers)
     averaged = rule.beta is not None or rule.mix is not None
     estimate = _estimate(opt, rule, blocks, numbers)
@@ -71,16 +69,13 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     above, further = (_above(f, C), (gap,)) if averaged else (gap, ())
     ok = admissible(above, sums.d_sq, sums.d_dot_x, bound is not None, *further)
     ok = ok if agreed is True else ok & agreed
-    ok = ok & _are_rates(torch.stack(rates)) if rates else ok
+    ok = ok if caps.valid is True else ok & caps.valid
     known = Known(gap, sums, lam, travelled, g_sq, bound is not None, ok)
     step = _choose(rule, caps, parts, known)
     s = parts.write(step, moves, caps.alpha, lam, ok, rule.max_move)
-    estimate.follow(step, caps.alpha, ok)
-    estimated = estimate.changes()
+    estimated = estimate.finish(step, caps.alpha, ok)
     by_set = zip(caps.sets.groups, caps.changes(), strict=False)
     keep_numbers(ok, [(groups, estimated | changes) for groups, changes in by_set])
-    estimate.commit(ok)
-    caps.commit()
     for block in blocks:
         for finish in block.afterwards:
             finish()
@@ -109,8 +104,7 @@ def _choose(rule: Rule, caps: Caps, parts: Parts, known: Known) -> Chosen:
         found, s = parts.matched(gap, sums, caps.alpha, lam, longest)
         one = parts.numbers.scalar(1.0) if parts.curved else 1.0
         return Chosen(found, one, times(factor, s), total, distance, longest)
-    parts.set_reach(longest)
-    decision = _decide(rule, parts.model(gap, sums, longest * caps.alpha, lam), parts, known)
+    decision = _decide(rule, parts.model(gap, sums, longest * caps.alpha, lam, longest), parts, known)
     return Chosen(decision, decision.u, total, total, distance, longest)
 
 
@@ -137,24 +131,9 @@ def _by_group(groups: Sequence[Any], blocks: Sequence[Block], alpha: Tensor, num
     return numbers.vector([alpha[places[id(group)]] for group in groups])
 
 
-def _rates_on_device(blocks: Sequence[Block], numbers: Numbers) -> list[Tensor]:
-    """The learning rates that are tensors, which blocks get as numbers of the step."""
-    found = []
-    for block in blocks:
-        if isinstance(block.alpha, Tensor):
-            block.alpha = numbers.scalar(block.alpha)
-            found.append(block.alpha)
-    return found
-
-
 def _common(values: Sequence[float], numbers: Numbers) -> Tensor | float:
     """One number per block; a Python number if all are the same, which takes no launch."""
     return float(values[0]) if len(set(values)) == 1 else numbers.vector(values)
-
-
-def _are_rates(rates: Tensor) -> Tensor:
-    """Whether all caps on the step are finite numbers >= 0."""
-    return ((rates >= 0) & (rates < math.inf)).all()
 
 
 def _above(m: Array, C: Array | float) -> Array:
