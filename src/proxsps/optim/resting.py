@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from proxsps.core.sampling import BLOCK_BITS, WHOLE
+from proxsps.optim.last_step import Chosen
 
 LIMITED = 100  # steps
 STILL = 0.01  # of the longest step
@@ -41,28 +42,33 @@ class Rest:
         Args:
             taken: steps before this one.
             moved: the measured distance before this step.
-            length: how far the step goes if the distance cap limits it, else 0.
+            length: `limited_length` of the step.
         """
         if taken == 0:
             self.steps, self._longest = 0, 0.0
-        if self.steps is None:
-            return False
-        if moved > STILL * self._longest:
+        if self.steps is None or moved > STILL * self._longest:
             self.steps = None
             return False
-        if length > 0:
-            self.steps, self._longest = self.steps + 1, max(self._longest, length)
+        self.steps, self._longest = self.steps + (length > 0), max(self._longest, length)
         if self.steps < LIMITED:
             return False
         self.steps = None  # said, so that later steps need no lengths
         return True
 
 
-def limited_length(gap: float, height: float, d_sq: float, g_sq: float, longest: float, caps: float) -> float:
-    """How far a step goes whose cap is `longest`, times a factor `caps`.
+def limited_length(gap: float, d_sq: float, g_sq: float, chosen: Chosen) -> float:
+    """How far a step goes if the distance cap limits it, else 0.
 
     A regulariser, or a share of 0, may keep entries where they are. A part q of the fall of the linear model is left
     then, and at most sqrt(q) of the length: ||x+ - x||^2 <= tau <d, x - x+> where x minimises the regulariser.
+
+    Args:
+        gap: m - C.
+        d_sq: <d, D^-1 d> over all blocks.
+        g_sq: ||D^-1 g||^2 over all blocks.
+        chosen: the step.
     """
-    free = longest * d_sq
-    return caps * math.sqrt(g_sq * min(1.0, max(0.0, (gap - height) / free))) if free > 0 else 0.0
+    decision, free = chosen.decided, float(chosen.longest) * d_sq
+    if decision.u < 1 or chosen.distance > chosen.longest or not free > 0:
+        return 0.0
+    return float(chosen.caps) * math.sqrt(g_sq * min(1.0, max(0.0, (gap - float(decision.height)) / free)))

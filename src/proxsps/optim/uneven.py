@@ -16,11 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from proxsps.optim.blocks import gather
 from proxsps.optim.device.numbers import Numbers, step_device
-from proxsps.optim.distance import KEYS
+from proxsps.optim.distance import KEYS, by_set
 from proxsps.optim.lists import is_sharded
 from proxsps.optim.reduce import Ranks, Sums, further_rows, join
 from proxsps.optim.second_point import AVERAGING
-from proxsps.optim.sets import by_set
 
 # What methods keep from step to step, in their groups.
 MEMORY = ("memory", "model_value", "model_offset", *KEYS, *AVERAGING)
