@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from proxsps.core.checks import check_nonnegative
-from proxsps.optim.checks import check_cap
 from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Places, packed, sampled, unpacked
 from proxsps.optim.hints import (
+    EFFECT,
     FIRST_STEPS,
+    REASON,
     SMALL_FACTOR,
+    Rest,
     are_small,
-    check_momentum,
     factor_hint,
+    limited_length,
     shrinkage_hint,
     skorch_hint,
     warn,
@@ -25,7 +27,6 @@ from proxsps.optim.hints import (
 from proxsps.optim.last_step import Chosen
 from proxsps.optim.memory import start_averages
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.optim.resting import EFFECT, REASON, Rest, limited_length
 from proxsps.optim.rule import Rule
 
 PROXIMAL, MATCHED = "proximal", "matched"
@@ -51,7 +52,8 @@ class CappedPolyak(PolyakOptimizer):
         if (hint := skorch_hint(lr)) is not None:
             warn(f"{name}: {hint}.", UserWarning)
         cap, factor = defaults["cap"], defaults.pop("factor")
-        check_cap(cap)
+        if cap not in (None, PROXIMAL, MATCHED):
+            raise ValueError(f'cap must be "proximal" or "matched", or None for the default, got {cap!r}.')
         if lr is not None and factor is not None:
             raise ValueError(
                 f"{name} got lr={lr!r} and factor={factor!r}: factor multiplies the steps without a learning rate. "
@@ -124,7 +126,12 @@ class CappedPolyak(PolyakOptimizer):
 
     def _check_options(self) -> None:
         options = self.param_groups[0]
-        check_momentum(type(self).__name__, options, AVERAGES)
+        if options.get("momentum") and not all(key in options for key in AVERAGES):
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} was made with momentum=0, but a group now has momentum={options['momentum']:g}. OneCycleLR "
+                f"and CyclicLR change it: pass cycle_momentum=False to them, or make {name} with momentum."
+            )
         if torch.compiler.is_compiling():
             return
         hint = None
@@ -134,8 +141,7 @@ class CappedPolyak(PolyakOptimizer):
         elif "options" not in self._warned and options["cap"] == PROXIMAL and not options["distance_cap"]:
             hint = shrinkage_hint(self.param_groups, self._decay_is_l2)  # else weight decay follows the step, not lr
         if hint is not None:
-            self._warned.add("options")
-            warn(f"{type(self).__name__}: {hint}. This warning is shown once.")
+            self._warn_once("options", hint, "")
 
     def _hint_on_factors(self, k: float | Tensor) -> str | None:
         """Advice if the factors of all steps from the very first on were small; a resumed training gets none."""

@@ -126,7 +126,7 @@ FURTHER = ("g_dot_x", "g_sq", "d_dot_c", "p_sq", "p_dot_x")  # on the host, besi
 
 
 def further_rows(rule: Rule) -> int:
-    """The number of rows of sums besides these on a device: see `Remembered.extras`, or values of regularisers in the loss."""
+    """The number of rows of sums besides these on a device: `Remembered.extras`, or values of regularisers."""
     if rule.beta is None and rule.mix is None:
         return int(rule.coupled)
     return 3 if rule.max_move is None else 5

@@ -14,7 +14,7 @@ from proxsps.core.schedule_free import SCALE
 from proxsps.optim.blocks import SPECTRAL
 from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal
-from proxsps.optim.hints import sibling_hint, warn
+from proxsps.optim.hints import sibling_hint
 from proxsps.optim.memory import HALF, start_averages
 from proxsps.optim.model_groups import ADAM, MATRICES, REST, model_groups
 from proxsps.optim.modes import follow, follow_copies, show_averages, show_gradient_points
@@ -227,8 +227,7 @@ class ScheduleFreeSPS(CappedPolyak):
         if torch.compiler.is_compiling() or "siblings" in self._warned:
             return
         if (hint := sibling_hint(self.param_groups, self._siblings)) is not None:
-            self._warned.add("siblings")
-            warn(f"{type(self).__name__}: {hint}. This warning is shown once.", UserWarning)
+            self._warn_once("siblings", hint, "", UserWarning)
 
 
 def _default_bound(params: Any, regularizer: Regularizer | None) -> float | None:
