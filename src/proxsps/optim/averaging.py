@@ -19,7 +19,8 @@ def polynomial_avg_fn(power: float = 8.0) -> Callable[[Tensor, Tensor, Tensor | 
         power: how quickly old weights lose influence: the weights after step k count with about k^power. 8 is the
             9 / (k + 10) above, 0 the plain mean.
     """
-    _check(power)
+    if not 0 <= power < float("inf"):
+        raise ValueError(f"power must be a finite number >= 0, got {power!r}. 0 gives the plain mean.")
 
     @torch.no_grad()
     def update(averaged: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
@@ -45,7 +46,7 @@ def polynomial_multi_avg_fn(power: float = 8.0) -> Callable[[Averages, Averages,
         >>> bool((averaged.module.weight == model.weight).all())
         True
     """
-    _check(power)
+    update_one = polynomial_avg_fn(power)
 
     @torch.no_grad()
     def update(averaged: Averages, current: Averages, count: Tensor | int) -> None:
@@ -56,7 +57,7 @@ def polynomial_multi_avg_fn(power: float = 8.0) -> Callable[[Averages, Averages,
             torch._foreach_add_(list(averaged), moves)
         else:  # counters among the buffers
             for average, value in zip(averaged, current, strict=True):
-                average.copy_(polynomial_average(average, value, count, power))
+                average.copy_(update_one(average, value, count))
 
     return update
 
@@ -64,8 +65,3 @@ def polynomial_multi_avg_fn(power: float = 8.0) -> Callable[[Averages, Averages,
 def _precise(count: Tensor | int, like: Tensor) -> Tensor | int:
     """The count in the precision of a tensor, at least float32: torch divides integers in float32."""
     return count.to(torch.promote_types(like.dtype, torch.float32)) if isinstance(count, Tensor) else count
-
-
-def _check(power: float) -> None:
-    if not 0 <= power < float("inf"):
-        raise ValueError(f"power must be a finite number >= 0, got {power!r}. 0 gives the plain mean.")

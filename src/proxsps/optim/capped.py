@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxsps.core.checks import check_nonnegative
-from proxsps.core.rules import Decision
-from proxsps.optim.checks import check_cap
 from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Places, packed, sampled, unpacked
 from proxsps.optim.hints import (
+    EFFECT,
     FIRST_STEPS,
+    REASON,
     SMALL_FACTOR,
+    Rest,
     are_small,
-    check_momentum,
     factor_hint,
+    limited_length,
     shrinkage_hint,
     skorch_hint,
     warn,
@@ -26,8 +27,6 @@ from proxsps.optim.hints import (
 from proxsps.optim.last_step import Chosen
 from proxsps.optim.memory import start_averages
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.optim.reduce import ProcessGroup
-from proxsps.optim.resting import EFFECT, REASON, Rest, limited_length
 from proxsps.optim.rule import Rule
 
 PROXIMAL, MATCHED = "proximal", "matched"
@@ -35,25 +34,13 @@ AVERAGES = ("model_value", "model_offset", "k")  # numbers of an averaged model,
 
 
 class CappedPolyak(PolyakOptimizer):
-    """Steps of the truncated model, capped by learning rates or by the distance from the start.
-
-    Args:
-        params: parameters or parameter groups.
-        defaults: options of the groups; `lr`, `factor`, `cap` and `distance_cap` as passed by the user.
-        process_group: ranks that step together.
-        check_replicas: whether to compare replicas after every step.
-    """
+    """Steps of the truncated model, capped by learning rates or by the distance from the start."""
 
     _decay_is_l2 = True  # whether weight decay is the squared l2 norm, measured like the distance
     _small: int | None = 0
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        defaults: dict[str, Any],
-        process_group: ProcessGroup | Literal[False] | None,
-        check_replicas: bool,
-    ) -> None:
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *ranks: Any) -> None:
+        # `lr`, `factor`, `cap` and `distance_cap` are as the user passed them.
         name, lr, distance = type(self).__name__, defaults["lr"], defaults["distance_cap"]
         if distance not in (None, True, False):
             raise ValueError(f"distance_cap must be True, False, or None for True without an lr, got {distance!r}.")
@@ -65,7 +52,8 @@ class CappedPolyak(PolyakOptimizer):
         if (hint := skorch_hint(lr)) is not None:
             warn(f"{name}: {hint}.", UserWarning)
         cap, factor = defaults["cap"], defaults.pop("factor")
-        check_cap(cap)
+        if cap not in (None, PROXIMAL, MATCHED):
+            raise ValueError(f'cap must be "proximal" or "matched", or None for the default, got {cap!r}.')
         if lr is not None and factor is not None:
             raise ValueError(
                 f"{name} got lr={lr!r} and factor={factor!r}: factor multiplies the steps without a learning rate. "
@@ -83,7 +71,7 @@ class CappedPolyak(PolyakOptimizer):
             defaults |= dict.fromkeys(AVERAGES, 0.0)
         if defaults["distance_cap"]:
             defaults |= dict.fromkeys(KEYS, 0.0)
-        super().__init__(params, defaults, process_group, check_replicas)
+        super().__init__(params, defaults, *ranks)
 
     def _forget(self) -> None:
         super()._forget()
@@ -138,7 +126,12 @@ class CappedPolyak(PolyakOptimizer):
 
     def _check_options(self) -> None:
         options = self.param_groups[0]
-        check_momentum(type(self).__name__, options, AVERAGES)
+        if options.get("momentum") and not all(key in options for key in AVERAGES):
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} was made with momentum=0, but a group now has momentum={options['momentum']:g}. OneCycleLR "
+                f"and CyclicLR change it: pass cycle_momentum=False to them, or make {name} with momentum."
+            )
         if torch.compiler.is_compiling():
             return
         hint = None
@@ -148,8 +141,7 @@ class CappedPolyak(PolyakOptimizer):
         elif "options" not in self._warned and options["cap"] == PROXIMAL and not options["distance_cap"]:
             hint = shrinkage_hint(self.param_groups, self._decay_is_l2)  # else weight decay follows the step, not lr
         if hint is not None:
-            self._warned.add("options")
-            warn(f"{type(self).__name__}: {hint}. This warning is shown once.")
+            self._warn_once("options", hint, "")
 
     def _hint_on_factors(self, k: float | Tensor) -> str | None:
         """Advice if the factors of all steps from the very first on were small; a resumed training gets none."""
@@ -202,21 +194,11 @@ class CappedPolyak(PolyakOptimizer):
         )
 
     def _notice_rest(self, k: float, moved_sq: float, gap: float, d_sq: float, g_sq: float, chosen: Chosen) -> None:
-        """Warn once if the measured distance rests although steps are taken.
+        """Warn once if the measured distance rests although steps are taken; arguments as in `limited_length`.
 
-        Args:
-            k: steps before this one.
-            moved_sq: ||x - x_0||^2.
-            gap: m - C.
-            d_sq: <d, D^-1 d> over all blocks.
-            g_sq: ||D^-1 g||^2 over all blocks.
-            chosen: the step.
+        k is the number of steps before this one, and `moved_sq` is ||x - x_0||^2.
         """
         if self._rest.steps is None and k > 0:
             return
-        decision = chosen.decision if isinstance(chosen.decision, Decision) else chosen.decision.decision()
-        length = 0.0
-        if decision.u >= 1 and chosen.distance <= chosen.longest:  # the distance cap limits it
-            length = limited_length(gap, float(decision.height), d_sq, g_sq, float(chosen.longest), float(chosen.caps))
-        if self._rest.lasts(k, math.sqrt(moved_sq), length):
+        if self._rest.lasts(k, math.sqrt(moved_sq), limited_length(gap, d_sq, g_sq, chosen)):
             self._warn_once("rest", REASON, EFFECT)

@@ -38,12 +38,6 @@ def check_limit(value: Any) -> None:
         raise ValueError(f"max_move must be a positive number, or None for no limit, got {value!r}.")
 
 
-def check_cap(value: Any) -> None:
-    """Raise an error for an unknown name of a cap."""
-    if value not in (None, "proximal", "matched"):
-        raise ValueError(f'cap must be "proximal" or "matched", or None for the default, got {value!r}.')
-
-
 def check_betas(group: Mapping[str, Any]) -> None:
     """Raise an error for numbers of Adam's metric: betas other than two numbers in [0, 1), or a negative eps."""
     betas = group["betas"]
@@ -175,8 +169,12 @@ def _differ(one: Any, other: Any) -> bool:
     return bool(one != other)
 
 
-def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise an error for a group of a checkpoint that another optimizer wrote."""
+# Options to which state and numbers belong; the last three are those of schedule-free groups.
+VARIANT = ("lr_is_factor", "momentum", "cap", "distance_cap", "metric", "set", "packed")
+
+
+def check_saved(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise an error for a group of a checkpoint of another optimizer, or of one with other options."""
     if "regularizer" in saved:  # one of this package
         strange = [key for key in METHOD if key in saved and key not in defaults]
         missing = [key for key in METHOD if key in defaults and key not in saved]
@@ -188,26 +186,16 @@ def check_origin(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any]
             f"The state_dict is not one of {owner}: a parameter group {found}. Load it into an optimizer of the class "
             "that saved it. Nothing was changed."
         )
-
-
-# The third and the fourth follow from the first; the last three are those of schedule-free groups.
-VARIANT = ("lr_is_factor", "momentum", "cap", "distance_cap", "metric", "set", "packed")
-_LR = {True: "lr=None", False: "an lr"}
-
-
-def check_variant(owner: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise an error for a group of a checkpoint whose state and numbers belong to other options."""
     for key in VARIANT:
         mine, theirs = own.get(key), saved.get(key, own.get(key))
         # Another momentum only changes an option; no momentum is another method.
         if (bool(mine) != bool(theirs)) if key == "momentum" else mine != theirs:
+            texts = [f"{key}={theirs!r}", repr(mine)]
             if key == "lr_is_factor":
-                theirs, mine = (_LR[bool(value)] for value in (theirs, mine))
-            else:
-                theirs, mine = f"{key}={theirs!r}", repr(mine)
+                texts = ["lr=None" if is_factor else "an lr" for is_factor in (theirs, mine)]
             raise ValueError(
-                f"The state_dict was saved by {owner} with {theirs}, and this one has {mine}: make it with the options "
-                "of the saved one. Nothing was changed."
+                f"The state_dict was saved by {owner} with {texts[0]}, and this one has {texts[1]}: make it with the "
+                "options of the saved one. Nothing was changed."
             )
 
 

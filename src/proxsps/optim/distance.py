@@ -1,4 +1,4 @@
-"""Where parameters started, from which the distance cap measures: a sample of their entries.
+"""What the distance cap measures: which blocks share one, and a sample of the entries from which parameters started.
 
 State of a parameter: `origin` holds the sampled entries of x_0 (`proxsps.core.sampling`). For a sharded parameter, and
 in checkpoints, they are a padded matrix with one row for each row of the parameter, which can be sharded and resharded
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.sampling import WHOLE, block_bits, sample_size, sampled_at, sampled_blocks
+from proxsps.optim.blocks import Block
 from proxsps.optim.lists import is_sharded, join
 from proxsps.optim.memory import local_entries
 from proxsps.optim.reduce import Ranks
@@ -28,6 +29,25 @@ KEYS = ("reach", "g_sq", "k", "first_reach", "factors_sq")
 TRAVEL = ("reach", "g_sq", "first_reach", "factors_sq")  # of each set, in the order of `plain.distances`
 ORIGIN, EARLIER = "origin", "start"  # keys of the state
 MEDIUM = 1 << 16  # entries up to which tensors are joined before they are sampled
+
+
+class Sets(NamedTuple):
+    """Blocks that share a distance cap: all blocks of an optimizer, or those whose groups name the same set."""
+
+    members: list[list[int]]  # places of blocks
+    groups: list[list[dict[str, Any]]]
+    of: dict[int, int]  # the set of each parameter, by its id
+    of_block: list[int]  # the set of each block
+
+
+def by_set(blocks: Sequence[Block]) -> Sets:
+    """The blocks by the set of their group; all are one set if groups name none."""
+    names = list(dict.fromkeys([block.group.get("set") for block in blocks]))
+    of_block = [names.index(block.group.get("set")) for block in blocks]
+    members = [[j for j, own in enumerate(of_block) if own == i] for i in range(len(names))]
+    groups = [list({id(blocks[j].group): blocks[j].group for j in own}.values()) for own in members]
+    of = {id(p): i for i, own in enumerate(groups) for group in own for p in group["params"]}
+    return Sets(members, groups, of, of_block)
 
 
 class Places:
@@ -49,9 +69,6 @@ class Places:
             self._known[make, key] = made
         return made
 
-    def _index(self, sizes: tuple[int, ...], low: int, high: int, device: torch.device) -> Tensor:
-        return self._constant(sample_index, sizes, low, high, device)
-
     def factors(
         self, samples: Sequence[Sample], sets: Sequence[int], count: int, device: torch.device, dtype: torch.dtype
     ) -> Tensor:
@@ -60,22 +77,25 @@ class Places:
 
     def sample(self, x: Tensor, n: int, low: int = 0) -> Tensor:
         """The sampled entries of a vector that is a part of a flat tensor of n entries, from entry `low` on."""
-        return x.index_select(0, self._index((n,), low, low + len(x), x.device)) if block_bits(n) else x
+        return self._at(x, (n,), low) if block_bits(n) else x
 
-    def samples(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """The sampled entries of whole flat tensors; many tensors of medium size take three calls."""
-        found, together = list(xs), defaultdict(list)
-        for i, x in enumerate(xs):
-            if type(x) is Tensor and WHOLE < len(x) <= MEDIUM:
+    def samples(self, parts: Sequence[Sample]) -> list[Sample]:
+        """The sampled entries of parameters, from all entries; many tensors of medium size take three calls."""
+        found, together = list(parts), defaultdict(list)
+        for i, own in enumerate(parts):
+            x = own.entries
+            if type(x) is Tensor and WHOLE < len(x) == own.size <= MEDIUM:
                 together[x.dtype, x.device].append(i)
             else:
-                found[i] = self.sample(x, len(x))
-        for (_, device), members in together.items():
-            sizes = tuple([len(xs[i]) for i in members])
-            vector = join([xs[i] for i in members]).index_select(0, self._index(sizes, 0, sum(sizes), device))
-            for i, part in zip(members, vector.split(list(map(sample_size, sizes))), strict=True):
-                found[i] = part
+                found[i] = own._replace(entries=self.sample(x, own.size, own.rows.first * own.rows.length))
+        for members in together.values():
+            vector = self._at(join([parts[i].entries for i in members]), tuple([parts[i].size for i in members]))
+            for i, x in zip(members, vector.split([sample_size(parts[i].size) for i in members]), strict=True):
+                found[i] = found[i]._replace(entries=x)
         return found
+
+    def _at(self, x: Tensor, sizes: tuple[int, ...], low: int = 0) -> Tensor:
+        return x.index_select(0, self._constant(sample_index, sizes, low, low + len(x), x.device))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else every compiled step would contain it
@@ -113,7 +133,7 @@ class Sample(NamedTuple):
     entries: Tensor
     size: int  # entries of the whole parameter
     share: float  # one over the number of ranks that hold the same entries
-    rows: Rows | None  # the rows that these entries are from; None for all of a tensor
+    rows: Rows  # that these entries are from
     owner: Tensor
 
     @property
@@ -123,82 +143,68 @@ class Sample(NamedTuple):
 
     def keep(self) -> Tensor:
         """The entries as state: a vector, or for a sharded tensor a matrix that is sharded in the same way."""
-        if self.rows is not None and is_sharded(self.owner):
+        if is_sharded(self.owner):
             from proxsps.optim.shards import sharded_like
 
-            return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, self._width(self.rows)))
+            return sharded_like(self.owner, self.matrix(self.entries), (self.rows.total, self._width))
         return self.entries.clone()
 
     def read(self, start: Tensor) -> Tensor:
         """The inverse of `keep`."""
-        return start if self.rows is None else self.vector(local_entries(start))
+        return self.vector(local_entries(start)) if is_sharded(self.owner) else start
 
     def matrix(self, entries: Tensor) -> Tensor:
         """Sampled entries with one row for each row of the tensor, padded with zeros."""
-        rows = self.rows or _all_rows(self.owner)
-        width = self._width(rows)
-        local = entries.new_zeros(rows.held * width)
-        local[self._slots(rows)] = entries
-        return local.view(rows.held, width)
+        local = entries.new_zeros(self.rows.held * self._width)
+        local[self._slots()] = entries
+        return local.view(self.rows.held, self._width)
 
     def vector(self, matrix: Tensor) -> Tensor:
         """The inverse of `matrix`."""
-        return matrix.reshape(-1)[self._slots(self.rows or _all_rows(self.owner))]
+        return matrix.reshape(-1)[self._slots()]
 
-    def _width(self, rows: Rows) -> int:
+    @property
+    def _width(self) -> int:
         """The largest number of blocks that a row has entries of."""
-        bits, length = block_bits(self.size), rows.length
+        bits, length = block_bits(self.size), self.rows.length
         aligned = length % (1 << bits) == 0
         return length >> bits if aligned else ((length - 2) >> bits) + 2
 
-    def _slots(self, rows: Rows) -> Tensor:
-        """Where the entries are in the matrix of these rows: the place of their block among those of their row."""
-        low, bits = rows.first * rows.length, block_bits(self.size)
-        blocks = sampled_blocks(self.size, low, low + rows.held * rows.length)
+    def _slots(self) -> Tensor:
+        """Where the entries are in the matrix: the place of their block among those of their row."""
+        first, held, length, _ = self.rows
+        low, bits = first * length, block_bits(self.size)
+        blocks = sampled_blocks(self.size, low, low + held * length)
         block = torch.arange(blocks.start, blocks.stop, device=self.entries.device)
-        row = sampled_at(block, bits) // max(1, rows.length)
-        slots: Tensor = (row - rows.first) * self._width(rows) + block - (row * rows.length >> bits)
+        row = sampled_at(block, bits) // max(1, length)
+        slots: Tensor = (row - first) * self._width + block - (row * length >> bits)
         return slots
 
 
 def sampled(owners: Sequence[Tensor], ranks: Ranks, places: Places) -> list[Sample]:
     """The samples of parameters."""
-    found = [_unsampled(owner, ranks) for owner in owners]
-    whole = iter(places.samples([own.entries for own in found if own.rows is None]))
-    out = []
-    for own in found:
-        if own.rows is None:
-            out.append(own._replace(entries=next(whole)))
-        else:
-            low = own.rows.first * own.rows.length
-            out.append(own._replace(entries=places.sample(own.entries, own.size, low)))
-    return out
+    return places.samples([_unsampled(owner, ranks) for owner in owners])
 
 
 def _unsampled(owner: Tensor, ranks: Ranks) -> Sample:
     """All entries of a parameter that this rank holds."""
-    x, rows, share = owner.detach(), None, 1 / ranks.size
+    x, parts = owner.detach(), 2 if owner.is_complex() else 1
     if is_sharded(owner):
         from proxsps.optim.shards import rows_of, shard_count
 
-        rows, share = rows_of(owner), shard_count(owner, ranks) / ranks.size
-        x = local_entries(x)
+        x, rows, share = local_entries(x), rows_of(owner), shard_count(owner, ranks) / ranks.size
+    else:
+        total = owner.shape[0] if owner.dim() else 1
+        rows, share = Rows(0, total, parts * math.prod(owner.shape[1:]), total), 1 / ranks.size
     x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-    return Sample(x.reshape(-1), owner.numel() * (2 if owner.is_complex() else 1), share, rows, owner)
-
-
-def _all_rows(owner: Tensor) -> Rows:
-    total = owner.shape[0] if owner.dim() else 1
-    return Rows(0, total, math.prod(owner.shape[1:]) * (2 if owner.is_complex() else 1), total)
+    return Sample(x.reshape(-1), parts * owner.numel(), share, rows, owner)
 
 
 def packed(owner: Tensor, origin: Tensor, ranks: Ranks) -> Tensor:
     """An `origin` as it goes into a checkpoint: the same matrix, whether the parameter is sharded or not."""
-    found = _unsampled(owner, ranks)
-    return origin if found.rows is not None else found.matrix(origin)
+    return origin if is_sharded(owner) else _unsampled(owner, ranks).matrix(origin)
 
 
 def unpacked(owner: Tensor, origin: Tensor, ranks: Ranks) -> Tensor:
     """The inverse of `packed`."""
-    found = _unsampled(owner, ranks)
-    return origin if found.rows is not None else found.vector(origin)
+    return origin if is_sharded(owner) else _unsampled(owner, ranks).vector(origin)

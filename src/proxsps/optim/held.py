@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from proxsps.optim.blocks import FULL, Block, same_order
-from proxsps.optim.distance import KEYS, ORIGIN, sampled
+from proxsps.optim.distance import KEYS, ORIGIN, by_set, sampled
 from proxsps.optim.lists import PLAIN
 from proxsps.optim.memory import blank, entries
 from proxsps.optim.rule import Rule, Table
 from proxsps.optim.second_point import AVERAGING, Y, Z, measured, start_point
-from proxsps.optim.sets import by_set
 from proxsps.regularizers._identity import constants
 
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.

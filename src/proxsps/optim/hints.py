@@ -1,17 +1,21 @@
-"""Options that are allowed but rarely intended: copied from another optimizer, or set by a scheduler."""
+"""What is allowed but rarely intended: options of another optimizer or of a scheduler, steps that lead nowhere."""
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from proxsps.core.sampling import BLOCK_BITS, WHOLE
 from proxsps.optim.checks import is_fake
+from proxsps.optim.last_step import Chosen
 
 INSIDE = tuple(str(Path(str(module.__file__)).parent) for module in (sys.modules["proxsps"], torch))
 
@@ -20,13 +24,32 @@ SMALL_FACTOR = 0.05  # on the steps without a learning rate: smaller ones are us
 SKORCH = 0.01  # its own lr, where the user gave none
 FIRST_STEPS = 100  # in which all factors have to be small for a hint
 
+LIMITED = 100  # steps
+STILL = 0.01  # of the longest step
+
+REASON = (
+    f"In {LIMITED} steps that were limited by the distance from the start, the measured distance was never more than "
+    f"{STILL:.0%} of the longest of these steps, and steps do not become longer while it rests. Of parameters with "
+    f"more than {WHOLE:,} entries one in {1 << BLOCK_BITS} is measured: either few entries move and none of those, or "
+    "parameters are set back after the steps"
+)
+EFFECT = (
+    "Training hardly proceeds. Check that all parameters get the gradients that you expect; if only a few entries of a "
+    "large parameter do, pass a number as lr."
+)
+
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn, with the line of the user's code that called this package, directly or through torch."""
-    level, frame = 1, sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(INSIDE):
-        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
-    warnings.warn(text, category, stacklevel=level)
+    warnings.warn(text, category, stacklevel=_caller()[1])
+
+
+def _caller() -> tuple[FrameType, int]:
+    """The innermost frame outside of this package and torch, and how many frames it is from here."""
+    frame, level = sys._getframe(), 0
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    return frame, level
 
 
 def shrinkage_hint(groups: Iterable[dict[str, Any]], decay_is_l2: bool) -> str | None:
@@ -57,10 +80,7 @@ def skorch_hint(lr: Any) -> str | None:
     """Advice if skorch has passed its own lr: the caller is a method of its net, which has no `optimizer__lr`."""
     if "skorch" not in sys.modules or type(lr) is not float or lr != SKORCH:
         return None
-    caller = sys._getframe()
-    while caller.f_back is not None and caller.f_globals["__name__"].startswith("proxsps."):
-        caller = caller.f_back
-    net = caller.f_locals.get("self")
+    net = _caller()[0].f_locals.get("self")
     if not any(kind.__module__.startswith("skorch.") for kind in type(net).__mro__) or hasattr(net, "optimizer__lr"):
         return None
     return (
@@ -99,10 +119,54 @@ def sibling_hint(groups: Sequence[dict[str, Any]], siblings: Iterable[range]) ->
     return None
 
 
-def check_momentum(name: str, group: dict[str, Any], averages: Iterable[str]) -> None:
-    """Raise ValueError if momentum was switched on after the optimizer was made without it."""
-    if group.get("momentum") and not all(key in group for key in averages):
-        raise ValueError(
-            f"{name} was made with momentum=0, but a group now has momentum={group['momentum']:g}. OneCycleLR and "
-            f"CyclicLR change it: pass cycle_momentum=False to them, or make {name} with momentum."
-        )
+class Rest:
+    """The steps since the start of a run, for as long as the measured distance rests: steps cannot grow then.
+
+    Some rest of the largest distance is normal: a run that has arrived moves around its solution, and one that starts
+    close to it never goes further than the first estimate. So this does not look at that maximum, but compares the
+    measured distance with the steps themselves. By the triangle inequality, a step of length L begins or ends at least
+    L/2 from the start. If after 100 steps the measured distance was never more than 1 % of the longest of them, the
+    entries that moved are not those that are measured. Only runs that are observed from their first step are judged:
+    later, steps are short.
+    """
+
+    def __init__(self) -> None:
+        self.steps: int | None = None  # None if the start was not observed, or the distance has grown
+        self._longest = 0.0
+
+    def lasts(self, taken: float, moved: float, length: float) -> bool:
+        """Whether the distance has rested for so many steps that it is to be said, which is so once.
+
+        Args:
+            taken: steps before this one.
+            moved: the measured distance before this step.
+            length: `limited_length` of the step.
+        """
+        if taken == 0:
+            self.steps, self._longest = 0, 0.0
+        if self.steps is None or moved > STILL * self._longest:
+            self.steps = None
+            return False
+        self.steps, self._longest = self.steps + (length > 0), max(self._longest, length)
+        if self.steps < LIMITED:
+            return False
+        self.steps = None  # said, so that later steps need no lengths
+        return True
+
+
+def limited_length(gap: float, d_sq: float, g_sq: float, chosen: Chosen) -> float:
+    """How far a step goes if the distance cap limits it, else 0.
+
+    A regulariser, or a share of 0, may keep entries where they are. A part q of the fall of the linear model is left
+    then, and at most sqrt(q) of the length: ||x+ - x||^2 <= tau <d, x - x+> where x minimises the regulariser.
+
+    Args:
+        gap: m - C.
+        d_sq: <d, D^-1 d> over all blocks.
+        g_sq: ||D^-1 g||^2 over all blocks.
+        chosen: the step.
+    """
+    decision, free = chosen.decided, float(chosen.longest) * d_sq
+    if decision.u < 1 or chosen.distance > chosen.longest or not free > 0:
+        return 0.0
+    return float(chosen.caps) * math.sqrt(g_sq * min(1.0, max(0.0, (gap - float(decision.height)) / free)))

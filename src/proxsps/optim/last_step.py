@@ -31,6 +31,12 @@ class Chosen(NamedTuple):
     longest: Array | float = math.nan  # caps divided by `alpha`, before factors
     memory: Sequence[Array | float] = ()  # of DecSPS after the step, one number per block
 
+    @property
+    def decided(self) -> Decision:
+        """The decision itself."""
+        found: Decision = self.decision if isinstance(self.decision, Decision) else self.decision.decision()
+        return found
+
 
 class L2Step(NamedTuple):
     """A step of the matched cap with weight decay: its size s, and the numbers for its report, as arrays."""
@@ -69,10 +75,6 @@ def report(taken: Taken) -> LastStep:
     if step is None:
         solution = Solution.skipped(gap)
     else:
-        decision: Decision = step.decision if isinstance(step.decision, Decision) else step.decision.decision()
-        solution = Solution(ok, gap, *decision, s, step.distance, step.longest)
+        solution = Solution(ok, gap, *step.decided, s, step.distance, step.longest)
         alpha = step.caps * alpha
     return LastStep(*map(torch.as_tensor, core_report(alpha, solution)))
-
-
-__all__ = ["LastStep", "Taken", "report"]

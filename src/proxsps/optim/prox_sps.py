@@ -100,16 +100,13 @@ class ProxSGD(PolyakOptimizer):
     $x^{k+1} = \mathrm{prox}_{\alpha_k\varphi}(x^k - \alpha_k g_k)$. It needs no loss value. With `weight_decay` it is
     SGD with step $\alpha_k / (1 + \alpha_k\lambda)$ (appendix of the paper on the equivalence for SGD).
 
+    `max_move`, `process_group`, `check_replicas`, `fused` and `capturable` are as in `ProxSPS`.
+
     Args:
         params: parameters or parameter groups.
         lr: $\alpha_k$, the step.
         weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
         regularizer: any other regulariser, instead of `weight_decay`.
-        max_move: as in `ProxSPS`.
-        process_group: as in `ProxSPS`.
-        check_replicas: as in `ProxSPS`.
-        fused: as in `ProxSPS`.
-        capturable: as in `ProxSPS`.
     """
 
     needs_loss = False
@@ -150,6 +147,9 @@ class ProxSPSAdam(CappedPolyak):
     The state is two tensors per parameter, and a sample of the starting parameters: all entries of tensors with up to
     4,096, of others one in 16.
 
+    `lower_bound`, `factor`, `max_move`, `process_group`, `check_replicas`, `fused` and `capturable` are as in
+    `ProxSPS`.
+
     Args:
         params: parameters or parameter groups.
         lr: $\alpha_k$, a further cap on the step; None for no learning rate.
@@ -159,16 +159,9 @@ class ProxSPSAdam(CappedPolyak):
             metric as in AdamW.
         regularizer: another regulariser, instead of `weight_decay`. It needs an exact prox in a diagonal metric; `L2`
             as a regulariser is Euclidean.
-        lower_bound: as in `ProxSPS`.
-        factor: as in `ProxSPS`.
         cap: "matched", or "proximal" for the step of `ProxSPS`, whose regulariser follows the cap, not the step.
             None means "matched".
         distance_cap: whether $A_k$ is a cap. None means True without an `lr`, False with one.
-        max_move: as in `ProxSPS`.
-        process_group: as in `ProxSPS`.
-        check_replicas: as in `ProxSPS`.
-        fused: as in `ProxSPS`.
-        capturable: as in `ProxSPS`.
     """
 
     _decay_is_l2 = False

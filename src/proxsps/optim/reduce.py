@@ -122,8 +122,11 @@ class Sums(NamedTuple):
     x_sq: Array  # ||x - center||^2; only if needed
 
 
+FURTHER = ("g_dot_x", "g_sq", "d_dot_c", "p_sq", "p_dot_x")  # on the host, beside these and values of regularisers
+
+
 def further_rows(rule: Rule) -> int:
-    """The number of rows of sums besides these: see `Joined.extras`, or values of regularisers in the loss."""
+    """The number of rows of sums besides these on a device: `Joined.extras`, or values of regularisers."""
     if rule.beta is None and rule.mix is None:
         return int(rule.coupled)
     return 3 if rule.max_move is None else 5
@@ -198,33 +201,18 @@ def join_tables(
     resting: list[float],
 ) -> tuple[float, float, Table, Sequence[tuple[float, float]], list[float]]:
     """The numbers of a plan over all ranks, in one all-reduce."""
-    rows = {name: np.array(row) for name, row in table._asdict().items()}
-    sums = Sums(rows["d_sq"], rows["d_dot_x"], rows["x_sq"])
-    extras: list[Any] = []
-    elsewhere = plan.rule.beta is not None or plan.rule.mix is not None
-    if elsewhere:
-        # <d, center> and <d, x> of resting tensors, which are in one product and in both.
-        at_rest = np.array(resting)
-        center = np.array(table.d_dot_c or [0.0] * len(plan.blocks))
-        extras = [rows["g_dot_x"] + at_rest, rows["g_sq"], center + at_rest]
-        if plan.rule.max_move is not None:
-            extras += [rows["p_sq"], rows["p_dot_x"]]
-    elif plan.rule.coupled:
-        extras = [np.array(plan.penalties)]
+    names, nothing = (*Sums._fields, *FURTHER), [0.0] * len(plan.blocks)
+    rows = {name: np.array(getattr(table, name) or nothing) for name in names}
+    rows["g_dot_x"] += resting  # <d, x> of resting tensors is in both products
+    rows["d_dot_c"] += resting
+    sums, extras = Sums(*[rows[name] for name in Sums._fields]), [*[rows[name] for name in FURTHER], plan.penalties]
     squared = [np.array(travelled).reshape(-1)] if plan.rule.distance else []
     found = join(ranks, np.array, plan.blocks, f, C, weight, sums, extras, squared, active=True)
-    plan.active = int(found.active)
-    rows |= {"d_sq": found.sums.d_sq, "d_dot_x": found.sums.d_dot_x, "x_sq": found.sums.x_sq}
-    if elsewhere:
-        rows |= dict(zip(("g_dot_x", "g_sq"), found.extras, strict=False))
-        rows["d_dot_c"], resting = found.extras[2], []
-        if plan.rule.max_move is not None:
-            rows |= dict(zip(("p_sq", "p_dot_x"), found.extras[3:], strict=True))
-    elif plan.rule.coupled:
-        plan.penalty = float(found.extras[0].sum())
-    joined = Table(**{name: row.tolist() for name, row in rows.items()})
+    *extras, penalties = found.extras
+    plan.active, plan.penalty = int(found.active), float(penalties.sum())
+    totals = {name: row.tolist() for name, row in zip(names, (*found.sums, *extras), strict=True)}
     travelled = found.travelled[0].reshape(-1, 2).tolist() if plan.rule.distance else ()
-    return float(found.m), float(found.C), joined, travelled, resting
+    return float(found.m), float(found.C), table._replace(**totals), travelled, []
 
 
 def _words(blocks: Sequence[Block]) -> list[float]:

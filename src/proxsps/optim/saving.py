@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor
 from torch.optim import Optimizer
 
-from proxsps.optim.checks import check_origin, check_variant
+from proxsps.optim.checks import check_saved
 from proxsps.optim.memory import restored
 from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import Regularizer
@@ -69,8 +69,7 @@ class SavesState(Optimizer):
         # load_state_dict calls this last, after its hooks and checks: an error here leaves everything as it was.
         own = self.param_groups if "defaults" not in state else None
         for group, saved in zip(own or (), state["param_groups"], strict=own is not None):
-            check_origin(type(self).__name__, self.defaults, group, saved)
-            check_variant(type(self).__name__, group, saved)
+            check_saved(type(self).__name__, self.defaults, group, saved)
         if own is not None:
             self._restore(state["state"])
         super().__setstate__(state)

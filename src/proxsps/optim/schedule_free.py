@@ -14,7 +14,7 @@ from proxsps.core.schedule_free import SCALE
 from proxsps.optim.blocks import SPECTRAL
 from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal
-from proxsps.optim.hints import sibling_hint, warn
+from proxsps.optim.hints import sibling_hint
 from proxsps.optim.memory import HALF, start_averages
 from proxsps.optim.model_groups import ADAM, MATRICES, REST, model_groups
 from proxsps.optim.modes import follow, follow_copies, show_averages, show_gradient_points
@@ -44,6 +44,8 @@ class ScheduleFreeSPS(CappedPolyak):
     The state is two tensors per parameter, and a sample of the starting parameters, as in `ProxSPSAdam`; three tensors
     for parameters of half precision.
 
+    `factor`, `process_group`, `check_replicas`, `fused` and `capturable` are as in `ProxSPS`.
+
     Args:
         params: the model, whose hidden matrices and other tensors become groups (see `model_groups`), and whose
             `train()` and `eval()` switch the optimizer too; or parameters, or groups. In groups, `"metric"` may differ,
@@ -57,12 +59,7 @@ class ScheduleFreeSPS(CappedPolyak):
         lower_bound: as in `ProxSPS`. "auto" is 0, or None if there is a regulariser other than `L2`: with one, steps
             would become short when the loss alone is small, long before the objective is.
         metric: "adam", or "spectral" for matrices: those of a model, or all tensors of a group.
-        factor: as in `ProxSPS`.
         max_move: limit on the Euclidean length of the move of all $z$ together.
-        process_group: as in `ProxSPS`.
-        check_replicas: as in `ProxSPS`.
-        fused: as in `ProxSPS`.
-        capturable: as in `ProxSPS`.
     """
 
     _decay_is_l2 = False
@@ -230,8 +227,7 @@ class ScheduleFreeSPS(CappedPolyak):
         if torch.compiler.is_compiling() or "siblings" in self._warned:
             return
         if (hint := sibling_hint(self.param_groups, self._siblings)) is not None:
-            self._warned.add("siblings")
-            warn(f"{type(self).__name__}: {hint}. This warning is shown once.", UserWarning)
+            self._warn_once("siblings", hint, "", UserWarning)
 
 
 def _default_bound(params: Any, regularizer: Regularizer | None) -> float | None:

@@ -35,13 +35,11 @@ class Pieces(Regularizer):
 
     def value(self, x: Array) -> Array:
         """Raises: each tensor has its own regulariser."""
-        raise TypeError("The shards of a group have one regulariser each: call at(i).value(x) of the i-th tensor.")
+        raise TypeError("The shards of a group have one regulariser each: call the methods of at(i).")
 
     def prox(self, z: Array, alpha: Array | float) -> Array:
-        """Raises: each tensor has its own regulariser."""
-        raise TypeError(
-            "The shards of a group have one regulariser each: call at(i).prox(z, alpha) for the i-th tensor."
-        )
+        """Raises as `value` does."""
+        return self.value(z)
 
 
 def sharded_blocks(group: dict[str, Any], phi: Regularizer, ranks: Ranks) -> list[Block]:

@@ -50,16 +50,10 @@ def solved(slopes: Sequence[Tensor], packed: int, rho: Any, few: bool) -> list[T
     found = list(slopes)  # those without entries stay as they are
     for stack in stacks([d.shape for d in slopes], packed):
         d = torch.stack([slopes[i] for i in stack.members])
-        p = directions(d.reshape(-1, *stack.shape[1:]), rho, few).reshape(d.shape)
-        for i, part in zip(stack.members, p.unbind(), strict=True):
+        p = orthogonal(d.reshape(-1, *stack.shape[1:]), few) * (rho * math.sqrt(max(stack.shape[1:])))
+        for i, part in zip(stack.members, p.reshape(d.shape).unbind(), strict=True):
             found[i] = part
     return found
-
-
-def directions(slopes: Tensor, rho: Any, few: bool = False) -> Tensor:
-    """p of a batch of matrices; arguments as in `orthogonal`."""
-    p: Tensor = orthogonal(slopes, few) * (rho * math.sqrt(max(slopes.shape[-2:])))
-    return p
 
 
 def orthogonal(slopes: Tensor, few: bool = False, reuse: bool = False) -> Tensor:
@@ -196,9 +190,6 @@ class SpectralPart:
 
     def _directions(self, slopes: Sequence[Tensor], rho: float) -> list[Tensor]:
         """The directions of all stacks."""
-        if self._plan.ranks == 1:
-            pairs = zip(slopes, self._stacks, strict=True)
-            return [directions(d.reshape(-1, *stack.shape[1:]), rho).reshape(d.shape) for d, stack in pairs]
         from proxsps.optim.spreading import directions_of  # which needs this module
 
         found = [list(averages) for averages in self._averages]  # those without entries stay as they are

@@ -41,6 +41,8 @@ class SPS(CoupledPolyak):
     This is the paper's baseline: the regulariser is part of the loss, and `lower_bound` bounds their sum. `ProxSPS`
     treats the two separately.
 
+    `max_move`, `process_group`, `check_replicas`, `fused` and `capturable` are as in `ProxSPS`.
+
     Args:
         params: parameters or parameter groups.
         lr: $\alpha_k$, the cap on the step (gamma_b of SPS_max).
@@ -48,11 +50,6 @@ class SPS(CoupledPolyak):
         regularizer: another regulariser with a subgradient, instead of `weight_decay`.
         lower_bound: $C$, which the regularised loss never falls below.
         c: divides the adaptive step; 1 gives the step of the truncated model.
-        max_move: as in `ProxSPS`.
-        process_group: as in `ProxSPS`.
-        check_replicas: as in `ProxSPS`.
-        fused: as in `ProxSPS`.
-        capturable: as in `ProxSPS`.
     """
 
     def __init__(
@@ -86,6 +83,8 @@ class DecSPS(CoupledPolyak):
 
     It converges without interpolation and without a schedule. It keeps one number per group, in `param_groups`.
 
+    `max_move`, `process_group`, `check_replicas`, `fused` and `capturable` are as in `ProxSPS`.
+
     Args:
         params: parameters or parameter groups.
         lr: bound on the first step (gamma_b); lowering it later bounds later steps.
@@ -93,11 +92,6 @@ class DecSPS(CoupledPolyak):
         regularizer: another regulariser with a subgradient, instead of `weight_decay`.
         lower_bound: $C$, which the regularised loss never falls below.
         c0: $c_0$.
-        max_move: as in `ProxSPS`.
-        process_group: as in `ProxSPS`.
-        check_replicas: as in `ProxSPS`.
-        fused: as in `ProxSPS`.
-        capturable: as in `ProxSPS`.
     """
 
     def __init__(

@@ -16,11 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from proxsps.optim.blocks import gather
 from proxsps.optim.device.numbers import Numbers, step_device
-from proxsps.optim.distance import KEYS
+from proxsps.optim.distance import KEYS, by_set
 from proxsps.optim.lists import is_sharded
-from proxsps.optim.reduce import Ranks, Sums, further_rows, join
+from proxsps.optim.reduce import FURTHER, Ranks, Sums, further_rows, join
 from proxsps.optim.second_point import AVERAGING
-from proxsps.optim.sets import by_set
 
 # What methods keep from step to step, in their groups.
 MEMORY = ("memory", "model_value", "model_offset", *KEYS, *AVERAGING)
@@ -42,7 +41,8 @@ class Shadow(JoinHook):
         vector: Any = np.array if device is None else Numbers(device).vector
         nothing, rule = vector([0.0] * len(blocks)), self._opt._rule()
         squared = vector([0.0] * (2 * len(by_set(blocks).members)))
-        extras, travelled = [nothing] * further_rows(rule), [squared] * rule.distance
+        further = len(FURTHER) + 1 if device is None else further_rows(rule)
+        extras, travelled = [nothing] * further, [squared] * rule.distance
         join(ranks, vector, blocks, 0.0, 0.0, 0.0, Sums(*[nothing] * 3), extras, travelled, active=False)
 
     def post_hook(self, is_last_joiner: bool) -> None:
@@ -51,35 +51,30 @@ class Shadow(JoinHook):
         opt._leave_join()
         last = torch.tensor(dist.get_rank(group) if is_last_joiner else -1, device=opt.join_device)
         dist.all_reduce(last, op=dist.ReduceOp.MAX, group=group)
-        places = [(options, key) for options in opt.param_groups for key in MEMORY if key in options]
-        if not places:
-            return
-        source = dist.get_global_rank(group, int(last))
-        if opt._remembers:
-            _take_over(opt, source, group)
-        values = torch.tensor([float(options[key]) for options, key in places], dtype=torch.float64)
-        values = values.to(opt.join_device)
-        dist.broadcast(values, src=source, group=group)
-        for (options, key), value in zip(places, values.tolist(), strict=True):
-            if isinstance(options[key], Tensor):
-                options[key].fill_(value)
-            else:
-                options[key] = value
+        _take_over(opt, dist.get_global_rank(group, int(last)), group)
 
 
 def _take_over(opt: Any, source: int, group: Any) -> None:
-    """Get the state of all parameters from the rank `source`."""
+    """Get the numbers of all groups, and the state of all parameters, from the rank `source`."""
     params = [p for options in opt.param_groups for p in options["params"]]
+    numbers = [{key: float(options[key]) for key in MEMORY if key in options} for options in opt.param_groups]
     shapes = {
         i: {key: (value.shape, value.dtype) for key, value in opt.state[p].items()}
         for i, p in enumerate(params)
-        if p in opt.state
+        if opt._remembers and p in opt.state
     }
-    box = [shapes]
+    box = [(numbers, shapes)]
     dist.broadcast_object_list(box, src=source, group=group)
-    for i, own in box[0].items():
+    numbers, shapes = box[0]
+    for options, own in zip(opt.param_groups, numbers, strict=True):
+        for key, number in own.items():
+            if isinstance(options[key], Tensor):
+                options[key].fill_(number)
+            else:
+                options[key] = number
+    for i, held_there in shapes.items():
         state = opt.state[params[i]]
-        for key, (shape, dtype) in own.items():
+        for key, (shape, dtype) in held_there.items():
             held = state.get(key)
             if held is None or held.shape != shape:
                 state[key] = held = torch.empty(shape, dtype=dtype, device=opt.join_device)

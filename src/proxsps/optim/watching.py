@@ -17,6 +17,9 @@ from proxsps.optim.hints import warn
 from proxsps.optim.lists import widened
 from proxsps.optim.memory import local_entries
 
+UNTOUCHED = "Parameters were left untouched."
+_TWO_LOSSES = "{}.step() got both a closure and a loss, or two losses: pass one of them."
+
 
 class WatchesLosses(Optimizer):
     """The part of an optimizer that finds the loss of a step."""
@@ -158,11 +161,14 @@ class WatchesLosses(Optimizer):
             )
             self._warn_once("clipping", reason, "")
 
-    def _warn_once(self, kind: str, reason: str, effect: str = "Parameters were left untouched.") -> None:
+    def _warn_once(
+        self, kind: str, reason: str, effect: str = UNTOUCHED, category: type[Warning] = RuntimeWarning
+    ) -> None:
         """Warn the first time that this kind of reason occurs."""
         if kind not in self._warned:
             self._warned.add(kind)
-            warn(" ".join(filter(None, [f"{type(self).__name__}: {reason}.", effect, "This warning is shown once."])))
+            parts = f"{type(self).__name__}: {reason}.", effect, "This warning is shown once."
+            warn(" ".join(filter(None, parts)), category)
 
 
 def _nonzero(grad: Tensor) -> bool:
@@ -192,9 +198,6 @@ def _loss_value(loss: Any) -> Tensor | float:
     if isinstance(loss, Tensor):
         return loss.detach()
     return float(loss.item() if isinstance(loss, np.ndarray) else loss)
-
-
-_TWO_LOSSES = "{}.step() got both a closure and a loss, or two losses: pass one of them."
 
 
 def _lightning_trainer(closure: Any) -> Any:
