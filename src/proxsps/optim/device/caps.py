@@ -32,6 +32,7 @@ class Caps:
         self.scaled = rule.matched or rule.distance
         self._present: set[int] = set()  # sets with parameters that had a gradient
         self._blocks, self.sets = blocks, by_set(blocks)
+        self._alone = len(self.sets.members) == len(blocks)  # whether each block is a set
         if rule.distance:
             values = [groups[0][key] for key in KEYS for groups in self.sets.groups]
             self._before = Travel(*numbers.vector(values).reshape(len(KEYS), -1))
@@ -123,10 +124,6 @@ class Caps:
         for block, share in zip(self._blocks, self.alpha, strict=True):
             block.alpha = share
         return longest
-
-    @property
-    def _alone(self) -> bool:
-        return len(self.sets.members) == len(self._blocks)
 
     def changes(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
         """Numbers in the groups of each set that a step changes: their values after and before it."""

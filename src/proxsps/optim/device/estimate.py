@@ -8,6 +8,7 @@ so that a captured step finds them again.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -86,45 +87,50 @@ class Vector(NamedTuple):
 
 
 class Joined(Estimate):
-    """A model that is made of averages, on joined tensors; numbers in the groups that it changes are `before` the step.
+    """A model that is made of averages, on joined tensors.
 
-    Args: those of `Estimate`, the optimizer's state, and these numbers.
+    Args: those of `Estimate`, and
+        state: the optimizer's state.
+        before: numbers in the groups that the model changes, before the step.
+        keys: of the averages of each block in the state.
+        apart: one number per block; only blocks with the same number share vectors.
     """
 
     def __init__(
-        self, rule: Rule, blocks: Sequence[Block], numbers: Numbers, state: State, before: dict[str, Tensor]
+        self,
+        rule: Rule,
+        blocks: Sequence[Block],
+        numbers: Numbers,
+        state: State,
+        before: dict[str, Tensor],
+        keys: Sequence[tuple[str, ...]],
+        apart: Sequence[int],
     ) -> None:
         super().__init__(rule, blocks, numbers)
-        self._state, self._before = state, before
+        self._state, self._before, self._keys = state, before, keys
         self._after: dict[str, Array] = {}
-        self._vectors = list(map(self._vector, self._together()))
+        self._vectors = list(map(self._vector, self._together(apart)))
         self._rows: list[tuple[Iterable[int], dict[str, Tensor]]] = []  # places of blocks, and sums over them
         self._counts: list[tuple[list[Tensor], Tensor]] = []  # of squares so far, in the state and as one tensor
+        # By places of vectors: averages after the step, and what blocks get, by the names of their attributes.
+        self._new: dict[int, dict[str, Tensor]] = {}
+        self._made: dict[str, dict[int, Tensor]] = defaultdict(dict)
 
-    def _apart(self, j: int) -> int:
-        """Only blocks for which this is the same share vectors."""
-        return j
-
-    def _columns(self, block: Block, i: int) -> dict[str, Tensor]:
-        """The gradient of a tensor, its point, and its averages, which are created if they are missing."""
-        owner, keys = block.owner(i), self._keys(block)
-        own = self._state[owner]
-        start_averages(own, owner, keys)
-        held = {key: entries(own[key], block.gathered) for key in keys}
+    def _columns(self, j: int, i: int) -> dict[str, Tensor]:
+        """The gradient of a tensor of a block, its point, and its averages, which are created if they are missing."""
+        block = self._blocks[j]
+        own = self._state[block.owner(i)]
+        start_averages(own, block.owner(i), self._keys[j])
+        held = {key: entries(own[key], block.gathered) for key in self._keys[j]}
         return {"g": block.slopes[i], "x": block.params[i], **held}
 
-    def _keys(self, block: Block) -> tuple[str, ...]:
-        """The keys of the averages in the state."""
-        return ("average",) if self._rule.beta2 is None else ("average", "square")
-
-    def _together(self) -> Iterator[list[tuple[int, int]]]:
+    def _together(self, apart: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
         """Places of tensors that are joined."""
         found: dict[object, list[tuple[int, int]]] = {}
         room: dict[object, int] = {}
         for j, block in enumerate(self._blocks):
-            apart = self._apart(j)
             for i, (x, g) in enumerate(zip(block.params, block.slopes, strict=True)):
-                key = x.dtype, g.dtype, apart
+                key = x.dtype, g.dtype, apart[j]
                 if key in found and x.numel() > room[key]:
                     yield found.pop(key)
                 if key not in found:
@@ -140,12 +146,11 @@ class Joined(Estimate):
         for (j, _), size in zip(members, sizes, strict=True):
             spans[j] = slice(spans[j].start if j in spans else last, last + size)
             last += size
-        rows = [self._columns(self._blocks[j], i) for j, i in members]
-        keys = self._keys(self._blocks[members[0][0]])
+        rows, keys = [self._columns(*place) for place in members], self._keys[members[0][0]]
         return Vector(members, sizes, spans, keys, {name: [row[name] for row in rows] for name in rows[0]})
 
     def _shaped(self, j: int, vectors: Mapping[int, Tensor]) -> list[Tensor]:
-        """The parts of the tensors of a block, in their shapes and in their order, from vectors by their places."""
+        """The parts of the tensors of a block, in their shapes and in their order, from its vectors."""
         found = {}
         for k, vector in vectors.items():
             own = self._vectors[k]
@@ -153,6 +158,16 @@ class Joined(Estimate):
                 if place == j:
                     found[i] = part.view(g.shape)
         return [found[i] for i in sorted(found)]
+
+    def _hand_out(self) -> None:
+        """Let blocks have their parts of what was made; affine blocks as vectors, if parameters are parts, too."""
+        for j, block in enumerate(self._blocks):
+            flat = "params" in self._made and block.kind == LINES
+            for name, vectors in self._made.items():
+                own = {k: vector for k, vector in vectors.items() if j in self._vectors[k].spans}
+                parts = [vector[self._vectors[k].spans[j]] for k, vector in own.items()]
+                setattr(block, name, parts if flat else self._shaped(j, own))
+        self.known = self._row("d_sq"), self._row("d_dot_x")
 
     def _squares(self, own: Vector, g: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
         """The new average of squares, and the metric D."""
@@ -194,11 +209,12 @@ class Joined(Estimate):
 
     def _row(self, name: str) -> Array:
         """A sum over each block."""
+        parts = [(places, rows[name]) for places, rows in self._rows if name in rows]
+        if len(parts) == 1 and len(parts[0][1]) == len(self._blocks):
+            return parts[0][1]  # without a launch
         found: list[list[Tensor]] = [[] for _ in self._blocks]
-        for places, rows in self._rows:
-            if name in rows and len(self._rows) == 1 and len(rows[name]) == len(found):
-                return rows[name]  # without a launch
-            for j, number in zip(places, rows.get(name, ()), strict=name in rows):
+        for places, numbers in parts:
+            for j, number in zip(places, numbers, strict=True):
                 found[j].append(number)
         return self._numbers.vector([self._numbers.total(own) if own else 0.0 for own in found])
 
@@ -247,40 +263,33 @@ class Averaged(Joined):
         # Adam's averages start from zeros, with a correction; without a metric, they start from the first value.
         form = momentum_weights if rule.beta2 is None else corrected_weights
         self._weights = form(before["k"], rule.beta)
-        super().__init__(rule, blocks, numbers, state, before)
-        self._new: list[dict[str, Tensor]] = []  # averages after the step
-        directions: dict[int, Tensor] = {}
-        metrics: dict[int, Tensor] = {}
+        keys = ("average",) if rule.beta2 is None else ("average", "square")
+        super().__init__(rule, blocks, numbers, state, before, [keys] * len(blocks), range(len(blocks)))
         for k, own in enumerate(self._vectors):
-            p, D = self._average(own, *(blocks[j] for j in own.spans))
-            directions |= {} if p is None else {k: p}
-            metrics |= {} if D is None else {k: D}
-        for j, block in enumerate(blocks):
-            block.slopes = self._shaped(j, {k: new["average"] for k, new in enumerate(self._new)})
-            if rule.beta2 is not None:
-                block.directions, block.metrics = self._shaped(j, directions), self._shaped(j, metrics)
-        self.known = self._row("d_sq"), self._row("d_dot_x")
+            self._average(k, own, *(blocks[j] for j in own.spans))
+        self._hand_out()
 
-    def _average(self, own: Vector, block: Block) -> tuple[Tensor | None, Tensor | None]:
-        """Make new averages of a vector of a block, and sums; returns D^-1 d, and D if the prox needs it."""
+    def _average(self, k: int, own: Vector, block: Block) -> None:
+        """Make new averages of a vector of a block, and sums."""
         lines = block.kind == LINES and not block.centered
         x, g, old, *square = own.joined("x", "g", *own.keys)
         g = g.to(old.dtype)
-        d = torch.lerp(old, g, self._weights.new.to(old.dtype))
+        d = self._made["slopes"][k] = torch.lerp(old, g, self._weights.new.to(old.dtype))
+        self._new[k] = {"average": d}
         squares, along_d = {"g_sq": g}, {"d_dot_x": x}
         products = [(g, {"g_dot_x": x}), *([(d, along_d)] if lines else [])]
-        self._new.append({"average": d})
-        if not square:
-            self._sum(own, squares | ({"d_sq": d} if lines else {}), products)
-            return None, None
-        self._new[-1]["square"], D = self._squares(own, g, square[0])
-        p = along_d["d_sq"] = d / D
-        squares["g_sq"] = g / D
-        if self._rule.max_move is not None:
-            squares["p_sq"] = p
-            products.append((p, {"p_dot_x": x}))
+        if square:
+            self._new[k]["square"], D = self._squares(own, g, square[0])
+            p = self._made["directions"][k] = along_d["d_sq"] = d / D
+            squares["g_sq"] = g / D
+            if not lines:
+                self._made["metrics"][k] = D
+            if self._rule.max_move is not None:
+                squares["p_sq"] = p
+                products.append((p, {"p_dot_x": x}))
+        elif lines:
+            squares["d_sq"] = d
         self._sum(own, squares, products)
-        return p, None if lines else D
 
     def extras(self) -> list[Array]:
         """Those of all averages, with centres, and with <d, x> of tensors that rest in both products."""
@@ -318,7 +327,7 @@ class Averaged(Joined):
 
     def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
         """Write the new averages, and count one more gradient for each parameter."""
-        for own, new in zip(self._vectors, self._new, strict=True):
-            pairs = zip(new.values(), own.joined(*new), strict=True)
-            self._write(own, dict(zip(new, [torch.where(ok, *pair) for pair in pairs], strict=True)))
+        for own, new in zip(self._vectors, self._new.values(), strict=True):
+            old = dict(zip(new, own.joined(*new), strict=True))
+            self._write(own, {key: torch.where(ok, new[key], old[key]) for key in new})
         return super().finish(step, alpha, ok)

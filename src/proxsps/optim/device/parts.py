@@ -91,8 +91,10 @@ class Parts:
             return Sums(self._known[0], self._known[1], 0.0)
         columns: dict[int, Sequence[Tensor | float]] = {}
         for i, block in self._lines.items():
-            own = [row[i] for row in self._known] if i in known else None
-            columns[i] = own or line_sums(self.numbers, block, points, self._coupled)
+            if i in known:
+                columns[i] = [row[i] for row in self._known]
+            else:
+                columns[i] = line_sums(self.numbers, block, points, self._coupled)
         for part in self._searched:
             columns |= zip(part.places, part.sums(), strict=True)
         every = [[*columns.get(i, (0.0, 0.0)), 0.0] for i in range(len(self.blocks))]
@@ -107,12 +109,10 @@ class Parts:
 
     def _total(self, found: Sequence[Tensor], like: Tensor) -> Array:
         """The numbers of all searched parts, each of the shape of `like`, added up over these and over all ranks."""
-        if self._sharded:
-            found = [part.share * own for part, own in zip(self._searched, found, strict=True)] or [
-                torch.zeros_like(like)
-            ]
-        total = sum(found[1:], start=found[0])
-        return self._ranks.sum(total)[0] if self._sharded else total
+        if not self._sharded:
+            return sum(found[1:], start=found[0])
+        shares = [part.share * own for part, own in zip(self._searched, found, strict=True)]
+        return self._ranks.sum(sum(shares, start=torch.zeros_like(like)))[0]
 
     # The search
 
@@ -266,13 +266,9 @@ def _move(block: Block, keep: Tensor | float, move: Tensor, pull: Tensor | float
 
 
 def _move_fused(block: Block, keep: Tensor | None, move: Tensor, skipped: Tensor) -> None:
-    """x <- keep x + move d in two calls for all tensors of an aligned f32 block.
+    """x <- keep x + move d in two calls for all tensors of an aligned f32 block; nothing where `skipped` is 1, not 0.
 
-    Args:
-        block: the block.
-        keep: the first factor, 1 where the step is skipped; None if it is always 1.
-        move: the second one.
-        skipped: 1 where the step is skipped, else 0.
+    `keep` is 1 there; it is None if it is always 1.
     """
     if keep is not None:
         torch._foreach_mul_(block.params, keep)

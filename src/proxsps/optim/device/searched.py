@@ -205,10 +205,7 @@ class SearchedEntries(SearchedParts):
             found = bundles((block.params, block.slopes, *metric), entries if self._keeps else loose)
             self._lists += [(i, lists) for lists in found]
         self._count = len(self._lists)
-        self._psi = []
-        for block in blocks:
-            psi = block.entries.psi
-            self._psi.append(resting(psi, block.alpha) if isinstance(psi, Scalar) else psi)
+        self._psi = [resting(block.entries.psi, block.alpha) for block in blocks]
 
     def _load(self, k: int) -> Part:
         i, lists = self._lists[k]
@@ -292,9 +289,9 @@ def stepping(alpha: Any) -> Any:
     return alpha or 1.0
 
 
-def resting(psi: Scalar, alpha: Tensor | float) -> Scalar:
+def resting(psi: Any, alpha: Tensor | float) -> Any:
     """The function without its bounds where the cap is 0, so that entries outside of them stay where they are."""
-    if not isinstance(alpha, Tensor) or not psi.bounded:
+    if not (isinstance(alpha, Tensor) and isinstance(psi, Scalar) and psi.bounded):
         return psi  # blocks whose cap is known to be 0 are affine
     moves, inf = alpha > 0, torch.full_like(alpha, math.inf)
     return psi._replace(lower=torch.where(moves, psi.lower, -inf), upper=torch.where(moves, psi.upper, inf))

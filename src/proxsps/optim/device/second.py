@@ -6,7 +6,7 @@ blocks there are. Each block gets its part of the vectors as z, slope and direct
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,18 +43,16 @@ class SecondPoints(Joined):
 
     def __init__(self, rule: Rule, blocks: Sequence[Block], numbers: Numbers, opt: Any) -> None:
         spectral = {j: block for j, block in enumerate(blocks) if block.spectral}
-        keys = ("k", "total", "longest", *(("squares",) if spectral else ()))
-        before = {key: numbers.scalar(opt.param_groups[0][key]) for key in keys}
+        names = ("k", "total", "longest", *(("squares",) if spectral else ()))
+        before = {name: numbers.scalar(opt.param_groups[0][name]) for name in names}
         for block in blocks:
             move_points(block, partial(_point, block, opt.state))
-        super().__init__(rule, blocks, numbers, opt.state, before)
+        keys = [("average",) if block.spectral else ("square",) for block in blocks]
+        apart = [j if block.spectral else -1 for j, block in enumerate(blocks)]
+        super().__init__(rule, blocks, numbers, opt.state, before, keys, apart)
         self._opt, self._mix, self._bounds = opt, rule.mix or 1.0, list(map(bounds_of, blocks))
         self._points = list(map(self._point, self._vectors))
-        # By the places of vectors: averages after the step, and what blocks get.
-        self._new: dict[int, Tensor] = {}
-        self._slopes: dict[int, Tensor] = {}
-        self._directions: dict[int, Tensor] = {}
-        self._metrics: dict[int, Tensor] = {}
+        self._made["params"] = {k: point.z for k, point in enumerate(self._points)}
         if spectral:
             mu, self._after["squares"] = gradient_weights(before["k"], before["squares"])
             rho = torch.sqrt(self._after["squares"])
@@ -63,36 +61,21 @@ class SecondPoints(Joined):
         for k, point in enumerate(self._points):
             if "square" in point.own.keys:
                 self._scale(k, point)
-        vectors = self._slopes, self._directions, self._metrics, {k: own.z for k, own in enumerate(self._points)}
-        for j, block in enumerate(blocks):
-            parts = partial(self._flat if block.kind == LINES else self._shaped, j)
-            block.slopes, block.directions, block.metrics, block.params = map(parts, vectors)
-        self.known = self._row("d_sq"), self._row("d_dot_x")
+        self._hand_out()
 
-    def _apart(self, j: int) -> int:
-        return j if self._blocks[j].spectral else -1
-
-    def _keys(self, block: Block) -> tuple[str, ...]:
-        return ("average",) if block.spectral else ("square",)
-
-    def _columns(self, block: Block, i: int) -> dict[str, Tensor]:
-        return super()._columns(block, i) | {Z: block.params[i], Y: block.ys[i]}
+    def _columns(self, j: int, i: int) -> dict[str, Tensor]:
+        return super()._columns(j, i) | {Z: self._blocks[j].params[i], Y: self._blocks[j].ys[i]}
 
     def _point(self, own: Vector) -> Point:
         z, y, old, g = own.joined(Z, Y, *own.keys, "g")
         x = torch.lerp(z, y, 1 / self._mix)  # `proxsps.core.schedule_free.average` in one operation, before z moves
         return Point(own, z, y, x, g.to(old.dtype), old)
 
-    def _flat(self, j: int, vectors: Mapping[int, Tensor]) -> list[Tensor]:
-        """The parts of a block, as vectors."""
-        spans = {k: self._vectors[k].spans for k in vectors}
-        return [t[spans[k][j]] for k, t in vectors.items() if j in spans[k]]
-
     def _scale(self, k: int, point: Point) -> None:
         """Directions in Adam's metric."""
-        self._new[k], D = self._squares(point.own, point.g, point.old)
-        self._slopes[k], self._directions[k], self._metrics[k] = point.g, point.g / D, D
-        rows = self._products(point, point.g, self._directions[k])
+        v, D = self._squares(point.own, point.g, point.old)
+        self._new[k], self._made["metrics"][k] = {"square": v}, D
+        rows = self._products(k, point.g, point.g / D)
         rows["g_sq"] = rows["p_sq"]
 
     def _orthogonalize(self, j: int, block: Block, mu: Tensor, rho: Tensor) -> None:
@@ -101,14 +84,14 @@ class SecondPoints(Joined):
         slopes = {k: torch.lerp(point.g, point.old, mu.to(point.old.dtype)) for k, point in points.items()}
         found = directions_of(block, self._shaped(j, slopes), rho, self._opt, few=True)
         for k, point in points.items():
-            self._new[k] = self._slopes[k] = slopes[k]
-            self._directions[k] = p = join([found[i] for _, i in point.own.members])
-            rows = self._products(point, slopes[k], p)
-            rows["g_sq"] = counted(rows["p_sq"] / rho.square(), p.numel())
+            self._new[k] = {"average": slopes[k]}
+            rows = self._products(k, slopes[k], join([found[i] for _, i in point.own.members]))
+            rows["g_sq"] = counted(rows["p_sq"] / rho.square(), point.z.numel())
 
-    def _products(self, point: Point, d: Tensor, p: Tensor) -> dict[str, Tensor]:
-        """All sums over a vector but ||D^-1 g||^2."""
-        own, z, y, _, g, _ = point
+    def _products(self, k: int, d: Tensor, p: Tensor) -> dict[str, Tensor]:
+        """Keep slopes and directions; returns all sums over a vector but ||D^-1 g||^2."""
+        self._made["slopes"][k], self._made["directions"][k] = d, p
+        own, z, y, _, g, _ = self._points[k]
         along_g, along_d = {"g_dot_x": z - y}, {"d_sq": p, "d_dot_x": z}
         if not any(self._blocks[j].kind == LINES for j in own.spans):
             products = [(g, along_g)]
@@ -129,9 +112,8 @@ class SecondPoints(Joined):
         share, after = next_share(before, self._before["k"], tau)
         self._after |= after._asdict()  # the distance cap counts the steps
         for k, point in enumerate(self._points):
-            new = torch.where(ok, self._new[k], point.old)
-            columns = {Z: point.z, Y: self._next_point(point, share, ok), point.own.keys[0]: new}
-            self._write(point.own, columns)
+            averages = {key: torch.where(ok, new, point.old) for key, new in self._new[k].items()}
+            self._write(point.own, {Z: point.z, Y: self._next_point(point, share, ok), **averages})
         for i, block in enumerate(self._blocks):
             if block.group["regularizer"] is not None:  # its zeros are those of a multiple of the last step
                 last = self._numbers.scalar(block.group["tau"])

@@ -53,7 +53,8 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     caps = Caps(opt, rule, blocks, numbers)
     averaged = rule.beta is not None or rule.mix is not None
     estimate = _estimate(opt, rule, blocks, numbers)
-    lam = _common([block.lam for block in blocks], numbers)
+    lams = [float(block.lam) for block in blocks]
+    lam = lams[0] if len(set(lams)) == 1 else numbers.vector(lams)  # a Python number takes no launch
     parts = Parts(blocks, numbers, ranks, estimate.known, rule.coupled, caps.scaled)
     sums = parts.sums(points=rule.coupled or rule.max_move is not None)
     extras, travelled = estimate.extras(), caps.sums()
@@ -129,11 +130,6 @@ def _by_group(groups: Sequence[Any], blocks: Sequence[Block], alpha: Tensor, num
         return alpha
     places = {id(block.group): i for i, block in reversed(list(enumerate(blocks)))}
     return numbers.vector([alpha[places[id(group)]] for group in groups])
-
-
-def _common(values: Sequence[float], numbers: Numbers) -> Tensor | float:
-    """One number per block; a Python number if all are the same, which takes no launch."""
-    return float(values[0]) if len(set(values)) == 1 else numbers.vector(values)
 
 
 def _above(m: Array, C: Array | float) -> Array:
