@@ -149,6 +149,8 @@ def test_runs_are_equal_in_distribution(kit: Any, method: str) -> None:
         if metric == "zeta_median" and method not in ADAPTIVE:
             assert np.isnan([*a, *b]).all()
             continue
+        if metric == "zeta_median":  # step sizes vary by factors, so that their logarithms are nearer to normal
+            a, b = np.log(a), np.log(b)
         # A median of ten normal draws has a standard error of 0.37 standard deviations, the difference of two 0.53:
         # three of them. Ratios of standard deviations of ten stay within a factor 3 but once in a thousand times.
         assert abs(np.median(a) - np.median(b)) <= 1.6 * max(a.std(), b.std()), metric
