@@ -73,10 +73,12 @@ def _sums(x, g, d, v, y, own, slopes, inverse):
         slope, r = g[k], one
         if d is not None:
             slope = new_slope(g[k], d[k], own)
-            slopes[k] = slope
+            if slopes is not None:
+                slopes[k] = slope
         if v is not None:
             r = inverse_metric(new_square(g[k], v[k], own), own)
-            inverse[k] = r
+            if inverse is not None:
+                inverse[k] = r
         scaled, along = r * g[k], slope * x[k]
         dp += slope * (r * slope)
         dx += (g[k] if d is None else d[k]) * x[k]
@@ -89,7 +91,7 @@ def _sums(x, g, d, v, y, own, slopes, inverse):
 
 @inlined()
 def add_sums(x, g, d, v, y, own, slopes, inverse, curved, out):
-    """Add the sums of a run, with d' and r in memory; NaN if the square of a gradient overflows in a metric.
+    """Add the sums of a run, with d' and r if there is memory; NaN if the square of a gradient overflows in a metric.
 
     Where the square of an entry leaves the range of its type, v may too, and infinity does not show in sums.
     """

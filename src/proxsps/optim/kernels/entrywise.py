@@ -176,6 +176,9 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
                     out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at, places, ys, mix)
                 if not average and not second:
                     gs = _coupled_slopes(xs, gs, of(coupling[b]), fresh)
+                if summing and not moving and not (curved and len(u)):  # nothing else is wanted
+                    add_sums(xs, gs, old, squares, ys, own, None, None, curved, out)
+                    continue
                 if summing:
                     add_sums(xs, gs, old, squares, ys, own, fresh, inverse, curved, out)
                 else:
