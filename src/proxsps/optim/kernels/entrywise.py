@@ -16,7 +16,7 @@ gradient, run by run, into memory that stays in the first cache; only the write 
 
     d' = old d + new g,    v' = old_v v + new_v g^2,    D = max{sqrt(v') + eps, least}.
 
-One template makes the kernels of the three kinds of slopes. Sums are taken in the type of the entries over a run of
+One template makes the kernels of all kinds of slopes. Sums are taken in the type of the entries over a run of
 them, then in doubles.
 """
 
