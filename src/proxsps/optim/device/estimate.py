@@ -202,6 +202,7 @@ class Joined(Estimate):
             scale = scale_by[id(slope)]
             shrunk = slope / scale
             dots = [torch.dot(shrunk[span], t[span]) for t in others.values() for span in spans]
+            del shrunk  # a copy of the slope, before the next one is made
             found = torch.stack(dots) if len(dots) > 1 else dots[0][None]
             rows |= zip(others, (found * scale[None]).view(len(others), -1), strict=True)
         self._rows.append((own.spans, rows))

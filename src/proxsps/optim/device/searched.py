@@ -127,32 +127,31 @@ class SearchedParts(Searched):
         total = self.numbers.total
         return [(total(square), total(dot) * self._scale) for square, dot in zip(squares, dots, strict=True)]
 
-    def _points(self, u: Array, reach: Array | float) -> Iterator[tuple[Part, Tensor]]:
-        """The parts with y(u)."""
-        for k, part in enumerate(self._parts()):
-            cap = times(reach, self.blocks[part.block].alpha)
-            z = torch.addcmul(part.x, part.e, u * (self._scale * -cap))
-            yield part, self._prox(k, z, cap, part)
+    def _at(self, k: int, part: Part, u: Array, reach: Array | float) -> Tensor:
+        """y(u) of the k-th part."""
+        cap = times(reach, self.blocks[part.block].alpha)
+        return self._prox(k, torch.addcmul(part.x, part.e, u * (self._scale * -cap)), cap, part)
 
     def heights(self, u: Array, reach: Array | float) -> Array:
         """Every point takes one prox of all parts."""
         found = []
         for i in range(len(u)):
-            points = self._points(u[i], reach[i] if per_point(reach) else reach)
-            found.append(self.numbers.total([self._dot(part.d, y - part.x) for part, y in points]))
+            own = reach[i] if per_point(reach) else reach
+            at = ((part, self._at(k, part, u[i], own)) for k, part in enumerate(self._parts()))
+            found.append(self.numbers.total([self._dot(part.d, y - part.x) for part, y in at]))
         return self._scale * self.numbers.vector(found)
 
     def move_sq(self, u: Array, reach: Array | float) -> Array:
         """From y(u)."""
-        points = self._points(u, reach)
-        moves = [torch.linalg.vector_norm(y - part.x, dtype=self.numbers.dtype) for part, y in points]
-        return torch.stack(moves).square().sum()
+        moves = (self._at(k, part, u, reach) - part.x for k, part in enumerate(self._parts()))
+        norms = [torch.linalg.vector_norm(move, dtype=self.numbers.dtype) for move in moves]
+        return torch.stack(norms).square().sum()
 
     def write(self, u: Array, reach: Array | float, s: Array | float, ok: Array) -> None:
         """x <- y(u), or part of the way."""
-        for k, (part, y) in enumerate(self._points(u, reach)):
+        for k, part in enumerate(self._parts()):
             cap = times(reach, self.blocks[part.block].alpha)
-            self._store(k, written(part.x, y, s, ok, cap))
+            self._store(k, written(part.x, self._at(k, part, u, reach), s, ok, cap))
 
 
 class SearchedProxes(SearchedParts):

@@ -112,8 +112,9 @@ class SecondPoints(Joined):
         share, after = next_share(before, self._before["k"], tau)
         self._after |= after._asdict()  # the distance cap counts the steps
         for k, point in enumerate(self._points):
+            y = self._next_point(point, share, ok)
             averages = {key: torch.where(ok, new, point.old) for key, new in self._new[k].items()}
-            self._write(point.own, {Z: point.z, Y: self._next_point(point, share, ok), **averages})
+            self._write(point.own, {Z: point.z, Y: y, **averages})
         for i, block in enumerate(self._blocks):
             if block.group["regularizer"] is not None:  # its zeros are those of a multiple of the last step
                 last = self._numbers.scalar(block.group["tau"])
