@@ -85,6 +85,13 @@ class Vector(NamedTuple):
         """Columns as vectors, in at least f32."""
         return list(map(widened, join_all([self.columns[name] for name in names])))
 
+    def products(self, slope: Tensor, scale: Tensor, others: Sequence[Tensor]) -> Tensor:
+        """Products of a slope with vectors, block by block; divided by its norm, it stays in the range of f32."""
+        scaled = slope / scale
+        dots = [torch.dot(scaled[span], t[span]) for t in others for span in self.spans.values()]
+        found = torch.stack(dots) if len(dots) > 1 else dots[0][None]
+        return (found * scale[None]).view(len(others), -1)
+
 
 class Joined(Estimate):
     """A model that is made of averages, on joined tensors.
@@ -186,10 +193,7 @@ class Joined(Estimate):
     def _sum(
         self, own: Vector, squares: Mapping[str, Tensor], products: Sequence[tuple[Tensor, Mapping[str, Tensor]]]
     ) -> dict[str, Tensor]:
-        """Squares of norms, and products of slopes with vectors, block by block.
-
-        Divided by their norms, slopes stay in the range of f32.
-        """
+        """Squares of norms, and products of slopes with vectors, block by block."""
         spans = list(own.spans.values())
         vectors = {id(t): t for t in (*(slope for slope, _ in products), *squares.values())}
         norms = torch.stack(
@@ -199,12 +203,8 @@ class Joined(Estimate):
         scale_by, square_by = (dict(zip(vectors, numbers, strict=True)) for numbers in (scales, norms.square()))
         rows = {name: square_by[id(t)] for name, t in squares.items()}
         for slope, others in products:
-            scale = scale_by[id(slope)]
-            shrunk = slope / scale
-            dots = [torch.dot(shrunk[span], t[span]) for t in others.values() for span in spans]
-            del shrunk  # a copy of the slope, before the next one is made
-            found = torch.stack(dots) if len(dots) > 1 else dots[0][None]
-            rows |= zip(others, (found * scale[None]).view(len(others), -1), strict=True)
+            found = own.products(slope, scale_by[id(slope)], list(others.values()))
+            rows |= zip(others, found, strict=True)
         self._rows.append((own.spans, rows))
         return rows
 
