@@ -134,11 +134,11 @@ def test_sums_agree_with_doubles_and_leave_everything_as_it_was(name, moving, sl
         (x, g, d, _, r), moved = case.block(b)
         averaged, noisy = slope != "gradient", case.psi[b] is not None
         terms = [d * r * d, d * x, noisy * (d * x) ** 2, moving * x * x, averaged * g * x, averaged * (r * g) ** 2]
-        terms += [moving * (r * d) ** 2, moving * r * d * x]
+        terms += [moving * (r * d) ** 2, moving * r * d * x, torch.zeros(1), noisy * (r * d).abs()]
         # A run is summed in the dtype, each partial sum rounded once; the rest in doubles.
         bound = (layout.RUN + 16) * case.eps / 2
-        for number, term in zip(column, terms, strict=False):
-            assert abs(number - term.sum()) <= bound * term.abs().sum() + 1e-300
+        for row, (number, term) in enumerate(zip(column, terms, strict=True)):
+            assert row == 8 or abs(number - term.sum()) <= bound * term.abs().sum() + 1e-300
         assert math.isclose(column[8], moved, rel_tol=8 * case.eps)
 
 
@@ -228,6 +228,50 @@ def test_the_new_point_is_that_of_the_regularizer(relax, name, slope, dtype):
             assert (got <= bounds[1]).all()
             assert ((got == bounds[0]) | (got == bounds[1])).any()
     torch.testing.assert_close(case.x[2][0].double(), 0.5 * line - 0.1 * r * d, rtol=1e-6, atol=1e-6)
+
+
+@of_both_dtypes
+@of_all_slopes
+@of_all_functions
+def test_a_bracket_gives_the_heights_of_everything_from_few_entries(name, slope, dtype):
+    """And only those: other caps, and points outside, take a pass over everything."""
+    psi = FUNCTIONS[name][1]
+    case = Case([[70_001], [1_025, 16_385], [33]], dtype, slope, [psi, psi, None], scale=10.0)
+    alpha, low, high, inner = [0.4, 1.3, 0.9], 0.6, 0.601, [0.6002, 0.6007]
+    part, whole, ends = case.part(), case.part(), [low, high]
+    whole.heights(alpha, inner[:1])
+    part.sums(alpha, ends, False)
+    bracket = part._bracket
+    read = bracket._layout.chunks.total
+    assert bracket.few
+    assert read < 0.2 * 87_444
+    assert read > 0 or name in ("L2", "Zero")  # which have no kinks
+    numbers, wanted = part.heights(alpha, inner), whole.heights(alpha, inner)
+    _, _, error, slope_error = sum(case.at(b, FUNCTIONS[name][0], alpha[b], inner[0])[2] for b in (0, 1))
+    np.testing.assert_allclose(numbers.h, wanted.h, rtol=0, atol=2 * error)
+    np.testing.assert_allclose(numbers.slope, wanted.slope, rtol=0, atol=2 * slope_error)
+    for caps, u in (([0.4, 1.2, 0.9], inner), (alpha, [0.59]), (alpha, [0.6005, 0.7])):  # other caps, other points
+        assert not bracket.covers(caps, u)
+        assert part.heights(caps, u) == whole.heights(caps, u)
+
+
+@of_both_dtypes
+@of_all_functions
+def test_a_bracket_reads_all_entries_that_change_their_branch(name, dtype):
+    """Also those that pass a whole branch, so that they move with z at both ends."""
+    psi = FUNCTIONS[name][1]
+    case, cap = Case([[40_001]], dtype, psi=[psi], scale=3.0), 0.4
+    case.g[0][0][::1_000] *= 1e4
+    part, (x, _, d, *_), points = case.part(), case.block(0)[0], torch.linspace(0.3, 0.301, 200, dtype=torch.float64)
+    part.sums([cap], points[[0, -1]].tolist(), False)
+    z = x - points[3:-3, None] * cap * d  # entries with a kink at one of the ends may count on either side
+    y = (z - z.clamp(-cap * psi.l1, cap * psi.l1)) / (1 + cap * psi.l2)
+    sides = torch.stack([*([y > 0, y < 0] if psi.l1 else []), y > psi.lower, y < psi.upper])
+    kinked = (sides != sides[:, :1]).any(1).any(0).nonzero().flatten()
+    _, _, origin, length = part._bracket._layout.chunks.columns
+    read = np.concatenate([np.arange(0), *(np.arange(a, a + n) for a, n in zip(origin, length, strict=True))])
+    assert set(kinked.tolist()) <= set(read.tolist())
+    assert len(kinked) or name in ("L2", "Zero")
 
 
 @of_both_dtypes

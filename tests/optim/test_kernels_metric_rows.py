@@ -13,7 +13,7 @@ pytest.importorskip("numba")
 
 from proxsps import L1, GroupLasso, ProxSPSAdam
 from proxsps.optim.kernels import layout
-from proxsps.optim.kernels.parts import MetricRowPart
+from proxsps.optim.kernels.metric_rows import MetricRowPart
 
 SHAPES = [(67, 5), (3, 131), (7, 4, 3, 3), (1, 9), (2, 9_001)]
 OPTIONS = {

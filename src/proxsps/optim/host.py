@@ -238,7 +238,7 @@ class Search:
         points, several = self._ahead, 1
         if not points:
             points = first_points(self._plan, lambda u, n: self.heights(alpha, u, n), start)
-            several = self._plan.points if len(points) == self._plan.points else 1
+            several = self._plan.points if len(points) > 1 else 1
         found = search(lambda u: self.heights(alpha, u), tolerance, self._eps, LIMIT, noise, points, several)
         return Decision(found.unclipped_root(), found.u, found.h, float(found.evaluations))
 

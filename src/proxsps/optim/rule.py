@@ -37,6 +37,7 @@ class Table(NamedTuple):
     p_sq: list[float]  # with lengths of moves, like the next one
     p_dot_x: list[float]
     moved_sq: list[float]  # ||x - x_0||^2 of the tensors that are compared in the passes
+    p_abs: Sequence[float] = ()  # ||p||_1 over entries with a prox, by kernels
     d_dot_c: Sequence[float] = ()  # <d, center>; blocks with a centre have x - center in place of x in other sums
 
 

@@ -15,8 +15,8 @@ from proxsps.optim.kernels.caching import inlined
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER
 
 # The sums of a first pass, in the order of its columns. Heights follow, then their slopes.
-D_SQ, D_DOT_X, NOISE, X_SQ, G_DOT_X, G_SQ, P_SQ, P_DOT_X, MOVED_SQ = range(9)
-SUMS = 9
+D_SQ, D_DOT_X, NOISE, X_SQ, G_DOT_X, G_SQ, P_SQ, P_DOT_X, MOVED_SQ, P_ABS = range(10)
+SUMS = 10
 
 
 @inlined()
@@ -63,12 +63,12 @@ def new_averages(g, d, v, own, slopes, inverse):
 
 @inlined(fastmath=REORDER)
 def _sums(x, g, d, v, y, own, slopes, inverse):
-    """<d', r d'>, <d', x>, the sum of (d' x)^2, <g, x> or <g, x - y>, ||r g||^2 and ||g||^2 of a run.
+    """<d', r d'>, <d', x>, the sum of (d' x)^2, <g, x> or <g, x - y>, ||r g||^2, ||g||^2 and ||r d'||_1 of a run.
 
     <d', x> is made of two sums: it is bitwise <g, x> where d' is g.
     """
     one, zero = own[6], own[6] - own[6]
-    dp, dx, noise, gx, gg, size = zero, zero, zero, zero, zero, zero
+    dp, dx, noise, gx, gg, size, length = zero, zero, zero, zero, zero, zero, zero
     for k in range(len(x)):
         slope, r = g[k], one
         if d is not None:
@@ -81,12 +81,13 @@ def _sums(x, g, d, v, y, own, slopes, inverse):
                 inverse[k] = r
         scaled, along = r * g[k], slope * x[k]
         dp += slope * (r * slope)
+        length += abs(r * slope)
         dx += (g[k] if d is None else d[k]) * x[k]
         noise += along * along
         gx += g[k] * (x[k] if y is None else x[k] - y[k])
         gg += scaled * scaled
         size += g[k] * g[k]
-    return dp, dx if d is None else own[0] * dx + own[1] * gx, noise, gx, gg, size
+    return dp, dx if d is None else own[0] * dx + own[1] * gx, noise, gx, gg, size, length
 
 
 @inlined()
@@ -95,10 +96,12 @@ def add_sums(x, g, d, v, y, own, slopes, inverse, curved, out):
 
     Where the square of an entry leaves the range of its type, v may too, and infinity does not show in sums.
     """
-    dp, dx, noise, gx, gg, size = _sums(x, g, d, v, y, own, slopes, inverse)
+    dp, dx, noise, gx, gg, size, length = _sums(x, g, d, v, y, own, slopes, inverse)
     out[D_SQ] += dp
     out[D_DOT_X] += dx
-    out[NOISE] += noise if curved else 0.0
+    if curved:
+        out[NOISE] += noise
+        out[P_ABS] += length
     if d is not None or y is not None:
         out[G_DOT_X] += gx
         out[G_SQ] += gg

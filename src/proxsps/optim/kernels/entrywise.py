@@ -43,7 +43,7 @@ from proxsps.optim.kernels.averages import (
     typed_weights,
 )
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.heights import LINE, add_heights, general_change, typed_psi
+from proxsps.optim.kernels.heights import LINE, STRIP, add_heights, general_change, typed_psi
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, entries, run_memory
 from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.kernels.scalar import prox
@@ -94,7 +94,7 @@ def _add_lengths(x, d, r, zero, one, out):
 def _change_sq(x, d, r, s, psi):
     total = psi[-1]
     for k in range(len(x)):
-        change, _ = general_change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
+        change, _, _ = general_change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
         total += change * change
     return total
 
@@ -114,12 +114,19 @@ def _on_line(x, p, keep, move):
     return keep * x + move * p
 
 
+@inlined(fastmath=REORDER)
+def _added(total, number):
+    return total + number
+
+
 @inlined(fastmath=ENTRYWISE)
 def _write(x, g, d, v, y, own, line, curve, mix):
     """Store new averages, and move x: by the numbers of a prox if there are any, else of a line; then the next y.
 
-    The average of the schedule-free form stays between the bounds of its prox, also in rounding.
+    The average of the schedule-free form stays between the bounds of its prox, also in rounding. Returns <d', move> of
+    a prox.
     """
+    height = own[6] - own[6]
     for k in range(len(x)):
         slope, r = g[k], own[6]
         if d is not None:
@@ -132,6 +139,7 @@ def _write(x, g, d, v, y, own, line, curve, mix):
             new = _on_line(x[k], r * slope, line[0], line[1])
         else:
             new = _new_point(x[k], r * slope, r, curve[0], curve[1], curve[2])
+            height = _added(height, slope * (new - x[k]))
         if y is not None:
             mean = averaged_point(y[k], x[k], mix[0])
             if curve is None:
@@ -141,6 +149,7 @@ def _write(x, g, d, v, y, own, line, curve, mix):
                 mean = min(max(mean, lower), upper)
                 y[k] = min(max(gradient_point(mean, new, mix[0], mix[1]), lower), upper)
         x[k] = new
+    return height
 
 
 # The constants of these two are all that a kernel closes over: the cache on disk is keyed by them, and functions would
@@ -151,11 +160,12 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
     @compiled()
     def reduce(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, kinds, psi, caps, u, summing, moving, partial, first, last,
+        least, kinds, psi, caps, u, summing, moving, partial, crossed, first, last,
     ):  # fmt: skip
         """Sums of each chunk if `summing`, with lengths if `moving`; h and its slope at u, per row of caps.
 
-        With `moving` alone ||y - x||^2 at the only point.
+        With `moving` alone ||y - x||^2 at the only point. `crossed` has one column per strip, or none: it gets whether
+        entries of a strip change their branch between the first two points.
         """
         of, steps = like.dtype.type, numba.carray(run_memory(like), len(u))
         fresh, places = numba.carray(run_memory(like), RUN), numba.carray(run_memory(np.uint32), RUN)
@@ -191,7 +201,8 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
                         typed = typed_psi(like, psi, b, caps[0, b])
                         out[SUMS] += _change_sq(xs, ds, inverse, of(u[0] * caps[0, b]), typed)
                     else:
-                        add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, out[SUMS:])
+                        strips, sets = crossed[i, at // STRIP :], out[SUMS:]
+                        add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, sets, strips)
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
 
@@ -202,9 +213,12 @@ def _write_kernel(average: bool, metric: bool, second: bool) -> Any:
     @compiled()
     def write(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, kinds, keep, move, psi, caps, u, relax, first, last,
+        least, kinds, keep, move, psi, caps, u, relax, heights, first, last,
     ):  # fmt: skip
-        """Store new averages, and x <- keep x + move p, or x + relax (y - x) with y itself where relax is 1."""
+        """Store new averages, and x <- keep x + move p, or x + relax (y - x) with y itself where relax is 1.
+
+        For blocks that are not affine, `heights` gets <d', move> of each chunk.
+        """
         of = like.dtype.type
         for i in range(first, last):
             j, low, n, b = tensor[i], origin[i], length[i], block[i]
@@ -217,8 +231,13 @@ def _write_kernel(average: bool, metric: bool, second: bool) -> Any:
             line, curve = (of(keep[b]), of(move[b])), (of(u * caps[b]), typed_psi(like, psi, b, caps[b]), of(relax))
             if kinds[b] == LINE:
                 _write(x, g, d, v, y, own, line, None, mix)
-            else:
-                _write(x, g, d, v, y, own, line, curve, mix)
+                continue
+            height = 0.0
+            for at in range(0, n, RUN):
+                end = at + RUN
+                ds, vs, ys = d[at:end] if average else None, v[at:end] if metric else None, y[at:end] if second else None
+                height += _write(x[at:end], g[at:end], ds, vs, ys, own, line, curve, mix)
+            heights[i] = height
 
     return write
 

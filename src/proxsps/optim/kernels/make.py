@@ -14,7 +14,8 @@ from proxsps.optim.blocks import ENTRIES, LINES, PROXES, UNITS, Block
 from proxsps.optim.kernels import row_layout
 from proxsps.optim.kernels.entrywise import NOWHERE, Sources
 from proxsps.optim.kernels.layout import Addresses, addresses, layout
-from proxsps.optim.kernels.parts import EntryPart, MetricRowPart, RowGroups, RowPart
+from proxsps.optim.kernels.metric_rows import MetricRowPart
+from proxsps.optim.kernels.parts import EntryPart, RowGroups, RowPart
 from proxsps.optim.kernels.sampling import NO_START, Start, start_of
 from proxsps.optim.kernels.scalar import Psi
 from proxsps.regularizers.structure import Rows, Scalar, Structure

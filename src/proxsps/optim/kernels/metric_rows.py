@@ -8,13 +8,18 @@ next ones start. The new d and r are computed in every pass; only the write stor
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numba
 import numpy as np
 
 from proxsps.optim.kernels.averages import MOVED_SQ, SUMS, add_sums, new_averages, typed_weights
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, entries, run_memory
+from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, entries, fold, run, run_memory
+from proxsps.optim.kernels.parts import Floats, RowPart
 from proxsps.optim.kernels.sampling import moved_sq
+from proxsps.optim.rule import Heights
 
 ROUNDS = 100  # Newton steps at most; some five are usual
 
@@ -156,3 +161,50 @@ def write(
             else:
                 for k in range(n):
                     xs[k] += of(relax) * (y[k] - xs[k])
+
+
+class MetricRowPart(RowPart):
+    """Rows whose norm is penalised, in Adam's metric: every point takes a pass."""
+
+    points = 1
+
+    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+        """The sums of a step, row by row, and the heights at the points u."""
+        self._norms = np.zeros(len(self._owners))  # of the new rows at the last point, where Newton's method begins
+        partial = self._pass(np.outer(np.ones(len(u)), alpha), u, summing=True)
+        of_chunks = self._tensors[self._memory.layout.chunks.columns[0]]
+        found: list[list[float]] = fold(partial[:, :SUMS].T, of_chunks, self._blocks).tolist()
+        return found, Heights(_heights(partial), [math.nan] * len(u))
+
+    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
+        """One pass."""
+        return Heights(_heights(self._pass(np.outer(np.ones(len(u)), alpha), u)), [math.nan] * len(u))
+
+    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
+        """One pass for all points."""
+        return _heights(self._pass(np.outer(s, share), [1.0] * len(s)))
+
+    def move_sq(self, alpha: Floats, u: float) -> float:
+        """One pass."""
+        return _heights(self._pass(np.array([alpha]), [u], moves=True))[0]
+
+    def _pass(self, caps: np.ndarray, u: Floats, moves: bool = False, summing: bool = False) -> np.ndarray:
+        """Sums, then h at each point, or ||y - x||^2, one row per chunk; one row of caps per point."""
+        partial = np.empty((len(self._memory.layout.chunks.sizes), SUMS + len(u)))
+        args = (np.ascontiguousarray(caps[:, self._owners]), np.array(u, np.float64), moves, summing, partial)
+        self._run(reduce, 3.0 + 12 * len(u), *args)
+        return partial
+
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+        """One pass."""
+        self._run(write, 15.0, np.array(alpha)[self._owners], u, relax)
+
+    def _run(self, kernel: Any, weight: float, *args: Any) -> None:
+        memory, chunks = self._memory, self._memory.layout.chunks
+        args = (memory.like, *chunks.columns, *self.at, self._psi.l1, self._norms, *args)
+        run(kernel, chunks, *args, weight=weight, backwards=next(memory.turns))
+
+
+def _heights(partial: np.ndarray) -> list[float]:
+    found: list[float] = partial[:, SUMS:].sum(axis=0).tolist()
+    return found

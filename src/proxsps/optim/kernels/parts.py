@@ -1,12 +1,11 @@
 """The parts of a plan: blocks that compiled kernels process together, in dense f32 or f64 memory on the CPU.
 
-Affine blocks and those whose prox acts on each entry are one part, rows in the identity
-metric and rows in Adam's metric one each. Numbers that go in and out are Python floats, one per block.
+Affine blocks and those whose prox acts on each entry are one part, and rows in the identity metric another one; rows in
+Adam's metric are in `proxsps.optim.kernels.metric_rows`. Numbers that go in and out are Python floats, one per block.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,12 +13,13 @@ import numba
 import numpy as np
 
 from proxsps.core import plain
-from proxsps.optim.kernels import entrywise, metric_rows, rows
+from proxsps.optim.kernels import entrywise, rows
 from proxsps.optim.kernels.averages import SUMS
+from proxsps.optim.kernels.bracket import Bracket
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.entrywise import Sources
-from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT
-from proxsps.optim.kernels.layout import Layout, fold, pointer, run, sampled, turns
+from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT, STRIP
+from proxsps.optim.kernels.layout import CHUNK, Layout, fold, pointer, run, sampled, turns
 from proxsps.optim.kernels.row_layout import RowMemory
 from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.kernels.scalar import Psi
@@ -123,13 +123,16 @@ class EntryPart(Averaging):
         self._caps, self._keep, self._move = np.zeros((1, count)), np.zeros(count), np.zeros(count)
         self._room = np.empty((len(layout.chunks.sizes), SUMS))  # of a pass without points
         own = (like, *layout.chunks.columns, *at, self._kinds)
-        self._sum_args = (*own, self._psi, self._caps, np.empty(0), True, False, self._room)
+        self._sum_args = (*own, self._psi, self._caps, np.empty(0), True, False, self._room, _strips(layout, 0))
+        self._bracket: Bracket | None = None
+        self._heights = np.zeros(len(layout.chunks.sizes))  # of each chunk where it was written
         self._write_args = (*own, self._keep, self._move, self._psi, self._caps[0])
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
+        self._bracket = None
         u = u if self.curved else ()
-        partial = self._pass(self._layout, [alpha], u, summing=True, moving=moving)
+        partial = self._search_pass(self._layout, alpha, u, summing=True, moving=moving)
         found = fold(partial[:, :SUMS].T, self._layout.chunks.columns[0], self._layout.count).tolist()
         return found, _at_points(partial) if u else Heights([], [])
 
@@ -150,7 +153,7 @@ class EntryPart(Averaging):
         """x <- keep x + move p, with this share of the new point in the average of the schedule-free form."""
         if self.mixes:
             self.set_share(share)
-        run(self._write, self._layout.chunks, *self._write_args, 1.0, 1.0, weight=2.0, backwards=next(self._turns))
+        self._run_write(1.0, 1.0)
         if len(self._counts_at):
             self.count()
 
@@ -158,7 +161,20 @@ class EntryPart(Averaging):
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """Heights at the points u."""
-        return _at_points(self._pass(self._curves, [alpha], u, every))
+        if every > 1:
+            return _at_points(self._pass(self._curves, [alpha], u, every))
+        if self._bracket is not None and self._bracket.covers(alpha, u):
+            return self._bracket.heights(u, lambda few, points: _at_points(self._pass(few, [alpha], points)))
+        return _at_points(self._search_pass(self._curves, alpha, u))
+
+    def _search_pass(self, layout: Layout, alpha: Floats, u: Floats, **wanted: bool) -> np.ndarray:
+        """A pass over everything; two points, which a sample has found around a root, bracket it for the next ones."""
+        if len(u) != 2:
+            return self._pass(layout, [alpha], u, **wanted)
+        crossed = _strips(layout, CHUNK // STRIP)
+        partial = self._pass(layout, [alpha], u, crossed=crossed, **wanted)
+        self._bracket = Bracket(layout, crossed, alpha, u, _at_points(partial))
+        return partial
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """Heights where step and prox have the size s times `share`."""
@@ -173,7 +189,14 @@ class EntryPart(Averaging):
         return found
 
     def _pass(
-        self, layout: Layout, caps: Any, u: Floats, every: int = 1, summing: bool = False, moving: bool = False
+        self,
+        layout: Layout,
+        caps: Any,
+        u: Floats,
+        every: int = 1,
+        summing: bool = False,
+        moving: bool = False,
+        crossed: np.ndarray | None = None,
     ) -> np.ndarray:
         """Sums, then heights and slopes for each set of caps, one row per chunk."""
         layout, scale = (layout, None) if every == 1 else sampled(layout, every)
@@ -186,8 +209,9 @@ class EntryPart(Averaging):
         else:
             partial = self._room
         at = self.at if every == 1 else self.at._replace(start_at=NO_START.at)
+        crossed = _strips(layout, 0) if crossed is None else crossed
         backwards = every == 1 and next(self._turns)
-        args = (*at, self._kinds, self._psi, all_caps, np.array(u, np.float64), summing, moving, partial)
+        args = (*at, self._kinds, self._psi, all_caps, np.array(u, np.float64), summing, moving, partial, crossed)
         weight = self._weight + sets * points
         run(self._reduce, chunks, self._like, *chunks.columns, *args, weight=weight, backwards=backwards)
         if scale is not None:
@@ -201,7 +225,21 @@ class EntryPart(Averaging):
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """x <- keep x + move p for affine blocks, x + relax (y(u) - x) for the others; stores new averages."""
         self._keep[:], self._move[:], self._caps[0] = keep, move, alpha
-        run(self._write, self._layout.chunks, *self._write_args, u, relax, weight=2.0, backwards=next(self._turns))
+        self._run_write(u, relax)
+
+    def _run_write(self, u: float, relax: float) -> None:
+        args = (*self._write_args, u, relax, self._heights)
+        run(self._write, self._layout.chunks, *args, weight=2.0, backwards=next(self._turns))
+
+    @property
+    def height(self) -> float:
+        """<d, move> of the last write, over the blocks that are not affine."""
+        return float(self._heights.sum())
+
+
+def _strips(layout: Layout, columns: int) -> np.ndarray:
+    """Memory for what is noted of the strips of each chunk."""
+    return np.zeros((len(layout.chunks.sizes), columns), np.bool_)
 
 
 def _at_points(partial: np.ndarray) -> Heights:
@@ -283,50 +321,3 @@ class RowPart(Averaging):
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """One pass."""
         rows.write(self._memory, self._psi, np.array(alpha)[self._owners], u, relax, self._known)
-
-
-class MetricRowPart(RowPart):
-    """Rows whose norm is penalised, in Adam's metric: every point takes a pass."""
-
-    points = 1
-
-    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
-        """The sums of a step, row by row, and the heights at the points u."""
-        self._norms = np.zeros(len(self._owners))  # of the new rows at the last point, where Newton's method begins
-        partial = self._pass(np.outer(np.ones(len(u)), alpha), u, summing=True)
-        of_chunks = self._tensors[self._memory.layout.chunks.columns[0]]
-        found: list[list[float]] = fold(partial[:, :SUMS].T, of_chunks, self._blocks).tolist()
-        return found, Heights(_heights(partial), [math.nan] * len(u))
-
-    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
-        """One pass."""
-        return Heights(_heights(self._pass(np.outer(np.ones(len(u)), alpha), u)), [math.nan] * len(u))
-
-    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
-        """One pass for all points."""
-        return _heights(self._pass(np.outer(s, share), [1.0] * len(s)))
-
-    def move_sq(self, alpha: Floats, u: float) -> float:
-        """One pass."""
-        return _heights(self._pass(np.array([alpha]), [u], moves=True))[0]
-
-    def _pass(self, caps: np.ndarray, u: Floats, moves: bool = False, summing: bool = False) -> np.ndarray:
-        """Sums, then h at each point, or ||y - x||^2, one row per chunk; one row of caps per point."""
-        partial = np.empty((len(self._memory.layout.chunks.sizes), SUMS + len(u)))
-        args = (np.ascontiguousarray(caps[:, self._owners]), np.array(u, np.float64), moves, summing, partial)
-        self._run(metric_rows.reduce, 3.0 + 12 * len(u), *args)
-        return partial
-
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
-        """One pass."""
-        self._run(metric_rows.write, 15.0, np.array(alpha)[self._owners], u, relax)
-
-    def _run(self, kernel: Any, weight: float, *args: Any) -> None:
-        memory, chunks = self._memory, self._memory.layout.chunks
-        args = (memory.like, *chunks.columns, *self.at, self._psi.l1, self._norms, *args)
-        run(kernel, chunks, *args, weight=weight, backwards=next(memory.turns))
-
-
-def _heights(partial: np.ndarray) -> list[float]:
-    found: list[float] = partial[:, SUMS:].sum(axis=0).tolist()
-    return found

@@ -118,7 +118,7 @@ class EntryPart:
         if moving:
             x_sq, p_sq, p_dot_x = (float(torch.dot(a, b)) for a, b in ((near, near), (p, p), (p, near)))
         d_dot_c = 0.0 if center is None else float(torch.dot(d, center))
-        return d_sq, float(torch.dot(d, near)), noise, x_sq, g_dot_x, g_sq, p_sq, p_dot_x, 0.0, d_dot_c
+        return d_sq, float(torch.dot(d, near)), noise, x_sq, g_dot_x, g_sq, p_sq, p_dot_x, 0.0, 0.0, d_dot_c
 
     def _add(
         self,
