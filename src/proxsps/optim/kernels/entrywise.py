@@ -235,7 +235,8 @@ def _write_kernel(average: bool, metric: bool, second: bool) -> Any:
             height = 0.0
             for at in range(0, n, RUN):
                 end = at + RUN
-                ds, vs, ys = d[at:end] if average else None, v[at:end] if metric else None, y[at:end] if second else None
+                ds, vs = d[at:end] if average else None, v[at:end] if metric else None
+                ys = y[at:end] if second else None
                 height += _write(x[at:end], g[at:end], ds, vs, ys, own, line, curve, mix)
             heights[i] = height
 
