@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from proxsps.core import affine_step, caps, distance, dual, estimate, plain, step
+from proxsps.core import caps, distance, dual, estimate, plain, plain_step, rules, step
 
 EPS = np.finfo(float).eps
 
@@ -105,6 +105,62 @@ def test_distance_caps_of_sets(case, k, factor, is_factor):
         assert close(longest * shared[j], after[i][4] * share[j]) or longest == 0
 
 
+@given(blocks(), decades(-3, 3))
+def test_sps_max(case, c):
+    gap, d_sq, _, alpha, _ = case
+    root, u, height = plain.sps_max(gap, d_sq, alpha, c)
+    line = step.Line(np.float64(gap), np.sum(np.multiply(alpha, d_sq)))
+    want = rules.sps_max(rules.Model(np.float64(gap), *arrays(d_sq, alpha), line), c)
+    assert close(root, float(want.root))
+    assert close(u, float(want.u))
+    assert close(height, float(want.height), abs(gap))
+
+
+@given(blocks(), decades(-3, 3), st.integers(0, 10**6), st.data())
+def test_dec_sps_and_its_memory(case, c0, k, data):
+    gap, d_sq, _, alpha, _ = case
+    memory = [data.draw(st.one_of(st.just(math.inf), decades(-6, 6))) for _ in alpha]
+    after = [0.0] * len(alpha)
+    root, u, height = plain.dec_sps(gap, d_sq, alpha, c0 * math.sqrt(k + 1), memory, after)
+    line = step.Line(np.float64(gap), np.sum(np.multiply(alpha, d_sq)))
+    model = rules.Model(np.float64(gap), *arrays(d_sq, alpha), line)
+    want, kept = rules.dec_sps(model, rules.StepMemory(*arrays(k, memory)), np.bool_(True), c0)
+    assert close(root, float(want.root))
+    assert close(u, float(want.u))
+    assert close(height, float(want.height), abs(gap))
+    assert all(map(close, after, kept.previous.tolist()))
+
+
+@given(blocks(), decades(-3, 3), or_zero(decades(-12, 12)))
+def test_lengths_of_affine_moves(case, u, x_sq):
+    _, d_sq, d_dot_x, alpha, lam = case
+    update = step.prox_coefficients(np.float64(u), *arrays(alpha, lam))
+    pairs = zip(update.keep.tolist(), update.move.tolist(), d_sq, d_dot_x, strict=True)
+    got = sum([plain.affine_move_sq(*own, x_sq) for own in pairs])
+    terms = [
+        (abs(b) * math.sqrt(e) + (1 - a) * (1 + math.sqrt(x_sq))) ** 2 + 2 * abs(b * c)
+        for a, b, e, c in zip(update.keep.tolist(), update.move.tolist(), d_sq, d_dot_x, strict=True)
+    ]
+    want = step.prox_move_sq(update, *arrays(d_sq, d_dot_x, [x_sq] * len(d_sq)))
+    assert close(got, float(want), sum(terms))
+
+
+@given(blocks(), decades(-6, 6))
+def test_the_report_of_a_matched_step(case, longest):
+    gap, d_sq, d_dot_x, share, lam = case
+    of, nothing = [0] * len(share), [0.0] * len(share)
+    one = plain_step.Blocks(share, lam, d_sq, d_dot_x, nothing, of, [0.0], [0.0], [[0.0] * 4])
+    with np.errstate(all="ignore"):
+        root, part, height, _, u, reach = plain_step.closed_form(True, True, gap, longest, 1.0, one, share)
+        found = caps.Matched(np.float64(reach), np.float64(height))
+        steep = np.sum(np.multiply(share, d_sq))
+        want = caps.matched_decision(np.float64(gap), steep, found, np.float64(longest))
+    assert u == 1
+    assert height == plain.l2_matched_height(gap, d_sq, d_dot_x, share, lam, reach)
+    assert part == want.u
+    assert close(root, float(want.root))
+
+
 # -- the matched cap --------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +175,7 @@ def test_heights_of_the_matched_cap(case, s):
 @given(blocks(most=1), decades(-9, 9))
 def test_the_matched_step_of_one_block(case, longest):
     assert close(
-        affine_step.l2_matched(*case, longest), float(caps.l2_matched_step(*arrays(*case, longest), dual.eager_loop))
+        plain.l2_matched(*case, longest), float(caps.l2_matched_step(*arrays(*case, longest), dual.eager_loop))
     )
 
 
@@ -128,7 +184,7 @@ def test_the_matched_step_of_several_blocks_is_the_first_zero(case, longest):
     gap, d_sq, d_dot_x, share, lam = case
     with np.errstate(over="ignore", invalid="ignore"):
         s, other = (
-            affine_step.l2_matched(*case, longest),
+            plain.l2_matched(*case, longest),
             float(caps.l2_matched_step(*arrays(*case, longest), dual.eager_loop)),
         )
     if gap <= 0:
@@ -168,10 +224,10 @@ def test_the_ray(gap, d_sq, longest, v):
     u=st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1)), h=or_zero(signed(-12, 12)), slope=or_zero(signed(-9, 9))
 )
 def test_certificates_and_roots_beyond_the_ends(u, h, slope):
-    for one, other in ((plain.dual_off, dual.dual_off), (plain.height_off, dual.height_off)):
+    for one, other in ((plain_step.dual_off, dual.dual_off), (plain_step.height_off, dual.height_off)):
         assert one(u, h) == other(np.float64(u), np.float64(h))
         np.testing.assert_equal(one(u, math.nan), float(other(np.float64(u), np.float64(math.nan))))
-    found = plain.Found(u, h, slope, u, 1, True)
+    found = plain_step.Found(u, h, slope, u, 1, True)
     arrays_found = dual.Found(*map(np.float64, found[:5]), np.bool_(True), np.float64(0.0), np.float64(1.0))
     with np.errstate(over="ignore"):
         assert found.unclipped_root() == dual.unclipped_root(arrays_found)
@@ -209,7 +265,7 @@ def both(h, slope, tolerance, resolution=0.0, noise=0.0, limit=64, start=(1.0,),
         seen[0].extend(u)
         return h(np.array(u)).tolist(), ([math.nan] * len(u) if slope is None else slope(np.array(u)).tolist())
 
-    one = plain.search(on_floats, tolerance, resolution, limit, noise, list(start), points, at_zero)
+    one = plain_step.search(on_floats, tolerance, resolution, limit, noise, list(start), points, at_zero)
     certificate = dual.dual_off if at_zero is None else dual.height_off
     zero = None if at_zero is None else np.float64(at_zero)
     with np.errstate(all="ignore"):
@@ -246,7 +302,7 @@ def test_the_search_of_a_function_that_is_not_monotone_is_that_on_arrays(case, t
     one, other, seen = both(wavy, None, tolerance * h0, EPS, start=(1.0,), at_zero=h0)
     assert one.done
     assert other.done
-    assert plain.height_off(one.u, one.h) <= max(tolerance * h0, 1e-9 * (1 + height) * max(h0, size))
+    assert plain_step.height_off(one.u, one.h) <= max(tolerance * h0, 1e-9 * (1 + height) * max(h0, size))
     if seen[0] != seen[1]:  # Lagrange's sums differ by rounding, which may choose another zero
         return
     assert (one.u, one.h, one.evaluations) == (other.u, other.h, other.evaluations)

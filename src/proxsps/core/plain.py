@@ -1,24 +1,23 @@
 """The formulas of one step on plain numbers, in loops over blocks or over sets of them.
 
 On the host, a step of a small model works on a handful of numbers, and each operation of an array library on them takes
-as long as a pass over thousands of parameters. These are the formulas of `proxsps.core.step`, `caps`, `estimate` and
-`distance` once more, without arrays; tests compare the two. Python runs them on lists, and numba compiles them on
-arrays: so there are no comprehensions, objects or keywords in them. The search at the end is for Python alone.
+as long as a pass over thousands of parameters. These are the formulas of `proxsps.core.step`, `caps`, `estimate`,
+`rules` and `distance` once more, without arrays; tests compare the two. Python runs them on lists, and numba compiles
+them on arrays: so there are no comprehensions, objects or keywords in them. `plain_step` makes a step of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableSequence, Sequence
-from typing import NamedTuple
+from collections.abc import MutableSequence, Sequence
 
 from proxsps.core.caps import LARGEST_RATIO, SMALLEST
 from proxsps.core.distance import FORGETTING, LARGEST, START
-from proxsps.core.dual import FLOOR, NEAR, OFFSETS
 from proxsps.core.schedule_free import LATEST, POWER, WINDOW
 
 Floats = Sequence[float]
-Evaluate = Callable[[list[float]], tuple[Floats, Floats]]
+TINY = 2.2250738585072014e-308  # the smallest normal double
+ROUNDS = 64
 
 
 def corrected_weight(k: float, beta: float) -> float:
@@ -44,6 +43,14 @@ def gradient_squares(k: float, squares: float) -> float:
     """The sum of the squared weights of all gradients in that average, from the last one."""
     mu = gradient_weight(k)
     return mu * mu * squares + (1 - mu) ** 2
+
+
+def next_share(total: float, longest: float, k: float, tau: float) -> tuple[float, float, float]:
+    """The share of the new point in the average, then W and taumax after the step (`schedule_free.next_share`)."""
+    longest = max(longest, tau)
+    weight = (k + 1) ** POWER * longest * longest
+    total += weight
+    return weight / total if total > 0 else 1.0, total, longest
 
 
 # Caps
@@ -121,14 +128,6 @@ def share_out(of: Sequence[int], after: Sequence[Floats], limit: float, share: M
     return longest
 
 
-def next_share(total: float, longest: float, k: float, tau: float) -> tuple[float, float, float]:
-    """The share of the new point in the average, then W and taumax after the step (`schedule_free.next_share`)."""
-    longest = max(longest, tau)
-    weight = (k + 1) ** POWER * longest * longest
-    total += weight
-    return weight / total if total > 0 else 1.0, total, longest
-
-
 # The squared l2 norm
 
 
@@ -152,12 +151,124 @@ def clipped(root: float) -> float:
     return min(max(root, 0.0), 1.0)
 
 
+# The squared l2 norm as a part of the loss
+
+
+def sps_max(gap: float, d_sq: Floats, alpha: Floats, c: float) -> tuple[float, float, float]:
+    """Root, u and height of SPS and SPS_max (`rules.sps_max`)."""
+    fall = slope_fall(d_sq, alpha)
+    root = line_root(gap, c * fall)
+    u = clipped(root)
+    return root, u, gap - u * fall
+
+
+def dec_sps(
+    gap: float, d_sq: Floats, alpha: Floats, c: float, memory: Floats, after: MutableSequence[float]
+) -> tuple[float, float, float]:
+    """The same of DecSPS, for c = c_0 sqrt(k + 1) (`rules.dec_sps`); `after` gets the memory of each block."""
+    fall = slope_fall(d_sq, alpha)
+    root = line_root(gap, c * fall)
+    u = clipped(root) if fall > 0 else 1.0
+    for j in range(len(alpha)):
+        if alpha[j] > 0:
+            u = min(u, memory[j] / alpha[j] / c)
+    for j in range(len(alpha)):
+        after[j] = c * u * alpha[j] if alpha[j] > 0 else memory[j]
+    return root, u, gap - u * fall
+
+
+def slope_fall(d_sq: Floats, alpha: Floats) -> float:
+    """How far the linear model falls along the slopes, or directions, for steps alpha."""
+    fall = 0.0
+    for j in range(len(alpha)):
+        fall += alpha[j] * d_sq[j]
+    return fall
+
+
+# The matched cap
+
+
 def l2_matched_height(gap: float, d_sq: Floats, d_dot_x: Floats, share: Floats, lam: Floats, s: float) -> float:
     """H(s) (`caps.l2_matched_height`)."""
     fall = 0.0
     for j in range(len(d_sq)):
         fall += (d_sq[j] + lam[j] * d_dot_x[j]) * s * share[j] / (1 + s * share[j] * lam[j])
     return gap - fall
+
+
+def l2_matched(gap: float, d_sq: Floats, d_dot_x: Floats, share: Floats, lam: Floats, longest: float) -> float:
+    """The step of the matched cap for the squared l2 norm (`caps.l2_matched_step`)."""
+    if gap <= 0:
+        return 0.0
+    if len(d_sq) == 1:
+        steep = share[0] * (d_sq[0] + lam[0] * (d_dot_x[0] - gap))
+        return min(gap / max(steep, (1 + gap) * TINY), longest)
+    decay, push, terms = [0.0] * len(d_sq), [0.0] * len(d_sq), 0
+    for j in range(len(d_sq)):
+        i = 0
+        while i < terms and decay[i] != share[j] * lam[j]:  # blocks with the same decay have one term
+            i += 1
+        terms = max(terms, i + 1)
+        decay[i] = share[j] * lam[j]
+        push[i] += share[j] * (d_sq[j] + lam[j] * d_dot_x[j])
+    if terms <= 2:
+        return _two_terms(gap, decay, push, longest)
+    return first_zero(gap, decay[:terms], push[:terms], longest)
+
+
+def first_zero(gap: float, decay: Floats, push: Floats, longest: float) -> float:
+    """The first zero of H(s) = gap - sum_j push_j s / (1 + decay_j s) on (0, longest], from below; else `longest`.
+
+    Terms with push >= 0 are convex, the others concave. On [low, high], tangents of the first and chords of the others
+    make a line below H, whose zero is the new `low`: a valid step at all times. With convex terms alone this is
+    Newton's method. A `high` where H is not positive makes the chords tight.
+    """
+    low, high, above = 0.0, longest, gap
+    for _ in range(ROUNDS):
+        fall = 0.0
+        for j in range(len(push)):
+            end = low if push[j] >= 0 else high
+            fall += push[j] / ((1 + decay[j] * low) * (1 + decay[j] * end))
+        if fall * (high - low) <= above:
+            return high
+        move = above / fall
+        for ahead in (math.sqrt((low + move) * high), low + 2 * move):
+            if ahead < high and _height(gap, decay, push, ahead) <= 0:
+                high = ahead
+        if not move > 1e-16 * low:
+            break
+        low += move
+        above = _height(gap, decay, push, low)
+        if above <= 0:  # rounding
+            break
+    return low
+
+
+def _height(gap: float, decay: Floats, push: Floats, s: float) -> float:
+    fall = 0.0
+    for j in range(len(push)):
+        fall += push[j] * s / (1 + decay[j] * s)
+    return gap - fall
+
+
+def _two_terms(gap: float, decay: Floats, push: Floats, longest: float) -> float:
+    """The same for two terms, by the roots of a square (`caps._two_blocks`)."""
+    left, right, one, two = decay[0], decay[1], push[0], push[1]
+    b = gap * (left + right) - one - two
+    a = gap * (left * right) - one * right - two * left
+    inside = b * b - 4 * gap * a
+    if inside < 0 or (b >= 0 and a >= 0):
+        return longest
+    root = math.sqrt(inside)
+    return min(2 * gap / (root - b) if b < 0 else (b + root) / (-2 * a), longest)
+
+
+def matched_root(part: float, gap: float, steep: float) -> float:
+    """The root in the report of a step that is this part of the longest one (`caps.matched_decision`).
+
+    `steep` is how far the model falls along the longest step without a regulariser.
+    """
+    return part if part < 1 else max(gap / steep if steep > 0 else gap, 1.0)
 
 
 # Rays, and lengths of moves
@@ -183,134 +294,7 @@ def relaxation(move_sq: float, max_move: float) -> float:
     return max_move / math.sqrt(move_sq) if move_sq > max_move * max_move else 1.0
 
 
-# The search of `proxsps.core.dual`, for one run
-
-
-class Found(NamedTuple):
-    """The end of a search (`dual.Found`)."""
-
-    u: float
-    h: float
-    slope: float
-    estimate: float
-    evaluations: int
-    done: bool
-
-    def unclipped_root(self) -> float:
-        """Where h would reach zero beyond [0, 1] if it went on with its last slope; inside, u itself."""
-        outside = (self.u >= 1 and self.h > 0) or (self.u <= 0 and self.h < 0)
-        beyond = self.u - divided(self.h, self.slope)
-        return beyond if outside and math.isfinite(beyond) else self.u
-
-
-def dual_off(u: float, h: float) -> float:
-    """How much a dual variable is off (`dual.dual_off`)."""
-    if h > 0:
-        return (1 - u) * h
-    return 0.0 if u <= 0 else -h * max(u, FLOOR)
-
-
-def height_off(u: float, h: float) -> float:
-    """How much a point of the ray is off (`dual.height_off`)."""
-    return 0.0 if u >= 1 and h > 0 else abs(h)
-
-
-def search(
-    evaluate: Evaluate,
-    tolerance: float,
-    resolution: float,
-    limit: int,
-    noise: float,
-    start: Floats,
-    points: int = 1,
-    at_zero: float | None = None,
-) -> Found:
-    """The search of `dual.search_dual` for one run.
-
-    With `at_zero`, h(0) > 0, the function need not be monotone: no slopes are used, and what counts is |h|.
-    """
-    slopes, off = at_zero is None, dual_off if at_zero is None else height_off
-    near: list[tuple[float, float, float]] = [] if at_zero is None else [(0.0, at_zero, math.nan)]
-    low, high, low_seen, high_seen = 0.0, 1.0, at_zero is not None, False
-    before = stale = math.inf
-    following, evaluations, done, trial = list(start), 0, False, 1.0
-    while not done and evaluations < limit:
-        heights, bends = evaluate(following)
-        new = list(zip(following, heights, bends, strict=True))
-        evaluations += len(new)
-        high = min([high, *(u for u, h, _ in new if h <= 0)])
-        low = max([low, *(u for u, h, _ in new if h > 0 and u < high)])
-        high_seen = high_seen or any([h <= 0 for h in heights])
-        low_seen = low_seen or not all([h <= 0 for h in heights])
-        # An end that is the answer comes first: where h is flat, rounding may make it smaller elsewhere. NaN is last.
-        far = [(0.0 if off(u, h) == 0 else abs(h) if h == h else math.inf) for u, h, _ in [*new, *near]]
-        near = [point for _, point in sorted(zip(far, [*new, *near], strict=True), key=lambda pair: pair[0])]
-        near = near[: NEAR[slopes]]
-        u, h, _ = near[0]
-        size = abs(h)
-        closed = low_seen and high_seen
-        done = off(u, h) <= tolerance or size <= noise or (closed and high - low <= resolution * high)
-        fallback = (low + high) / 2 if closed else low if high_seen else high
-        trial, spread = _estimate(near, low, high, fallback, slopes)
-        following = _round(trial, spread, low, high, fallback, closed, not size <= stale / 2, points)
-        before, stale = size, before
-    u, h, slope = near[0]
-    return Found(u, h, slope, trial, evaluations, done)
-
-
-def _estimate(
-    near: Sequence[tuple[float, float, float]], low: float, high: float, fallback: float, slopes: bool
-) -> tuple[float, float]:
-    """The root by the finest interpolation that stays in the bracket, and how far the one before it was away."""
-    u, h, slope = near[0]
-    u0, h0, slope0 = near[1] if len(near) > 1 else (math.nan, math.nan, math.nan)
-    estimates = [u - divided(h, divided(h - h0, u - u0))]
-    if slopes:
-        estimates += [u - divided(h, slope), _inverse_hermite(u, h, slope, u0, h0, slope0)]
-    else:
-        estimates.append(_inverse_lagrange([(v, g) for v, g, _ in near if math.isfinite(g)]))
-    trial, spread = fallback, high - low
-    for estimate in estimates:
-        if low < estimate < high:
-            trial, spread = estimate, abs(estimate - trial)
-    return trial, spread
-
-
-def _round(
-    trial: float, spread: float, low: float, high: float, fallback: float, closed: bool, stuck: bool, points: int
-) -> list[float]:
-    """The points of the next round: around the trial, or spread over the bracket if the last rounds did not help."""
-    if points == 1:
-        return [fallback if stuck else trial]
-    chosen = []
-    for k in range(points):
-        around = trial + spread * OFFSETS[k]
-        inside = low < around < high and not stuck
-        if k == 0 and not closed and not inside:  # an end that was not evaluated yet may be the answer
-            chosen.append(fallback)
-        else:
-            chosen.append(around if inside else low + (high - low) * (k + 1) / (points + 1))
-    return chosen
-
-
-def _inverse_hermite(u: float, h: float, slope: float, u0: float, h0: float, slope0: float) -> float:
-    width = h0 - h
-    t = divided(-h, width)
-    s = 1 - t
-    ends = s * s * (1 + 2 * t) * u + t * t * (3 - 2 * t) * u0
-    return ends + width * t * s * (s * divided(1.0, slope) - t * divided(1.0, slope0))
-
-
-def _inverse_lagrange(points: Sequence[tuple[float, float]]) -> float:
-    total = 0.0
-    for u, h in points:
-        for _, other in points:
-            if other != h:
-                u *= other / (other - h)
-        total += u
-    return total
-
-
-def divided(a: float, b: float) -> float:
-    """a / b, NaN where b = 0."""
-    return a / b if b != 0 else math.nan
+def affine_move_sq(keep: float, move: float, p_sq: float, p_dot_x: float, x_sq: float) -> float:
+    """||x+ - x||^2 of a block with x+ = keep x + move p (`step.prox_move_sq`)."""
+    lost = 1 - keep
+    return move * move * p_sq - 2 * move * lost * p_dot_x + lost * lost * x_sq

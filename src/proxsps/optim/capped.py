@@ -24,10 +24,9 @@ from proxsps.optim.hints import (
     skorch_hint,
     warn,
 )
-from proxsps.optim.last_step import Chosen
 from proxsps.optim.memory import start_averages
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.optim.rule import Rule
+from proxsps.optim.rule import Rule, Solved
 
 PROXIMAL, MATCHED = "proximal", "matched"
 AVERAGES = ("model_value", "model_offset", "k")  # numbers of an averaged model, in the groups
@@ -193,12 +192,10 @@ class CappedPolyak(PolyakOptimizer):
             max_move=self._max_move,
         )
 
-    def _notice_rest(self, k: float, moved_sq: float, gap: float, d_sq: float, g_sq: float, chosen: Chosen) -> None:
-        """Warn once if the measured distance rests although steps are taken; arguments as in `limited_length`.
-
-        k is the number of steps before this one, and `moved_sq` is ||x - x_0||^2.
-        """
-        if self._rest.steps is None and k > 0:
-            return
-        if self._rest.lasts(k, math.sqrt(moved_sq), limited_length(gap, d_sq, g_sq, chosen)):
+    def _notice_rest(self, solved: Solved) -> None:
+        """Warn once if the measured distance rests although steps are taken."""
+        blocks, rule = solved.blocks, self._rule()
+        g_sq = blocks.d_sq if rule.beta is None and rule.mix is None else blocks.g_sq
+        length = limited_length(float(sum(blocks.d_sq)), float(sum(g_sq)), solved.step)
+        if self._rest.lasts(solved.k, math.sqrt(sum(blocks.moved_sq)), length):
             self._warn_once("rest", REASON, EFFECT)

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxsps.core.plain_step import Numbers
 from proxsps.optim.blocks import FULL, Block, same_order
-from proxsps.optim.distance import KEYS, ORIGIN, by_set, sampled
+from proxsps.optim.distance import KEYS, ORIGIN, TRAVEL, by_set, sampled
 from proxsps.optim.lists import PLAIN
 from proxsps.optim.memory import blank, entries
-from proxsps.optim.rule import Rule, Table
+from proxsps.optim.rule import Rule, Solved, Table
 from proxsps.optim.second_point import AVERAGING, Y, Z, measured, start_point
 from proxsps.regularizers._identity import constants
 
@@ -224,10 +225,10 @@ class HeldState:
             self.fresh[owner, ORIGIN] = own_sample.keep()
         return self.fresh[owner, ORIGIN]
 
-    def distance_sq(self, opt: Any, table: Table) -> list[tuple[float, float]]:
+    def distance_sq(self, opt: Any, table: Table) -> tuple[list[float], list[float]]:
         """||x - x_0||^2, and at the first step of a set ||x_0||^2, of the entries on this rank, estimated from samples.
 
-        One pair per set of blocks that share a distance cap.
+        One number of each kind per set of blocks that share a distance cap.
         """
         blocks, sets = self.blocks, self.sets.members
         moved = [sum([blocks[j].share * table.moved_sq[j] for j in own]) for own in sets]
@@ -241,7 +242,7 @@ class HeldState:
                 own = self.sets.of[id(found.owner)]
                 if not begun[own]:
                     length[own] += found.factor * float(found.entries.double().square().sum())
-        return list(zip(moved, length, strict=True))
+        return moved, length
 
     def resting_dots(self) -> list[float]:
         """<d, x> over the parameters of each block that have no gradient, whose averages rest."""
@@ -258,20 +259,35 @@ class HeldState:
                 total += float(torch.sum(d.double() * x.double()))
         return total
 
-    def keep_numbers(
-        self,
-        groups: Sequence[dict[str, Any]],
-        after: dict[str, float],
-        of_sets: Sequence[dict[str, float]],
-        tau: float,
-        share: Sequence[float],
-    ) -> None:
-        """Write the numbers of a step into the groups: those of all, those of each set, and steps of their blocks."""
+    # Numbers in the groups
+
+    def sets_before(self) -> list[list[float]]:
+        """What each set of blocks has travelled, as in `plain.distances`."""
+        return [[float(groups[0][key]) for key in TRAVEL] for groups in self.sets.groups]
+
+    def numbers(self, options: dict[str, Any], k: float, new: float) -> Numbers:
+        """The numbers of averages before step number k; `new` is the weight of this model."""
+        if self.rule.beta is not None:
+            return Numbers(k, new, float(options["model_value"]), float(options["model_offset"]))
+        if self.rule.mix is None:
+            return Numbers(k)
+        averages = [float(options[key]) for key in ("total", "longest", "squares")]
+        return Numbers(k, new, 0.0, 0.0, *averages)
+
+    def keep_numbers(self, groups: Sequence[dict[str, Any]], solved: Solved) -> None:
+        """Write the numbers of a step into the groups: those of all, those of each set, and those of each block."""
+        step, k, after = solved.step, solved.k + 1, dict[str, float]()
+        if self.rule.beta is not None:
+            after = {"model_value": step.value, "model_offset": step.offset, "k": k}
+        elif self.rule.mix is not None:
+            after = {"total": step.total, "longest": step.latest, "squares": step.squares, "k": k}
         for group in groups if after else ():
             group.update(after)
-        for members, own in zip(self.sets.groups, of_sets, strict=False):
+        for members, numbers in zip(self.sets.groups, solved.after, strict=True) if self.rule.distance else ():
             for group in members:
-                group.update(own)
-        if self.rule.mix is not None and tau > 0:
-            for block, part in zip(self.blocks, share, strict=True):
-                block.group["tau"] = tau * part
+                group.update(zip(TRAVEL, numbers, strict=False), k=k)
+        tau = step.u * step.reach
+        for block, part in zip(self.blocks, solved.share, strict=True) if self.rule.mix is not None and tau > 0 else ():
+            block.group["tau"] = tau * part
+        for block, memory in zip(self.blocks, solved.memory, strict=False):
+            block.group |= {"memory": memory, "k": k}

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxsps.core.plain_step import Step
 from proxsps.core.sampling import BLOCK_BITS, WHOLE
 from proxsps.optim.checks import is_fake
-from proxsps.optim.last_step import Chosen
 
 INSIDE = tuple(str(Path(str(module.__file__)).parent) for module in (sys.modules["proxsps"], torch))
 
@@ -154,19 +154,18 @@ class Rest:
         return True
 
 
-def limited_length(gap: float, d_sq: float, g_sq: float, chosen: Chosen) -> float:
+def limited_length(d_sq: float, g_sq: float, step: Step) -> float:
     """How far a step goes if the distance cap limits it, else 0.
 
     A regulariser, or a share of 0, may keep entries where they are. A part q of the fall of the linear model is left
     then, and at most sqrt(q) of the length: ||x+ - x||^2 <= tau <d, x - x+> where x minimises the regulariser.
 
     Args:
-        gap: m - C.
         d_sq: <d, D^-1 d> over all blocks.
         g_sq: ||D^-1 g||^2 over all blocks.
-        chosen: the step.
+        step: the step.
     """
-    decision, free = chosen.decided, float(chosen.longest) * d_sq
-    if decision.u < 1 or chosen.distance > chosen.longest or not free > 0:
+    free = step.longest * d_sq
+    if step.dual < 1 or step.distance > step.longest or not free > 0:
         return 0.0
-    return float(chosen.caps) * math.sqrt(g_sq * min(1.0, max(0.0, (gap - float(decision.height)) / free)))
+    return step.caps * math.sqrt(g_sq * min(1.0, max(0.0, (step.gap - step.height) / free)))

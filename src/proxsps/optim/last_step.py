@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from proxsps.core.array import Array, over_blocks
 from proxsps.core.caps import Matched, l2_matched_height, matched_decision
 from proxsps.core.outcome import Report, Solution
 from proxsps.core.outcome import report as core_report
+from proxsps.core.plain_step import Step
 from proxsps.core.rules import Decision
 
 
@@ -21,7 +21,7 @@ class LastStep(Report):
 
 
 class Chosen(NamedTuple):
-    """A step that was chosen: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
+    """A step on a device: block j goes u alpha_j reach along its direction, with a prox of size alpha_j reach."""
 
     decision: Any  # a `Decision`, or something whose method `decision` makes it when it is read
     u: Array | float
@@ -29,7 +29,6 @@ class Chosen(NamedTuple):
     caps: Array | float = 1.0  # caps divided by `alpha`, including factors on the step
     distance: Array | float = math.nan  # the distance cap
     longest: Array | float = math.nan  # caps divided by `alpha`, before factors
-    memory: Sequence[Array | float] = ()  # of DecSPS after the step, one number per block
 
     @property
     def decided(self) -> Decision:
@@ -59,11 +58,11 @@ class L2Step(NamedTuple):
 class Taken(NamedTuple):
     """A step that was solved and written, or skipped."""
 
-    alpha: Array  # caps, or shares of `Chosen.caps`; one entry per group
+    alpha: Array  # caps, or shares of `Chosen.caps` or `Step.caps`; one entry per group
     ok: Array | bool  # whether loss and gradients allowed a step
     gap: Array
-    step: Chosen | Callable[[], Chosen] | None = None  # or what makes it when it is read; None if there was no step
-    relaxation: Array | float = 1.0
+    step: Chosen | Step | None = None  # None if there was no step
+    relaxation: Array | float = 1.0  # of a `Chosen`
 
 
 def report(taken: Taken) -> LastStep:
@@ -71,10 +70,13 @@ def report(taken: Taken) -> LastStep:
     alpha, ok, gap, step, s = taken
     if not isinstance(alpha, torch.Tensor):
         alpha, gap = np.array(alpha), np.float64(gap)
-    step = step() if callable(step) else step
     if step is None:
         solution = Solution.skipped(gap)
     else:
-        solution = Solution(ok, gap, *step.decided, s, step.distance, step.longest)
+        if isinstance(step, Step):
+            decided, s = Decision(step.root, step.dual, step.height, step.evaluations), step.relaxation
+        else:
+            decided = step.decided
+        solution = Solution(ok, gap, *decided, s, step.distance, step.longest)
         alpha = step.caps * alpha
     return LastStep(*map(torch.as_tensor, core_report(alpha, solution)))

@@ -12,8 +12,8 @@ from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from proxsps.core.array import Array
 from proxsps.core.checks import check_nonnegative
+from proxsps.core.plain_step import SKIPPED, TAKEN, Loss
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.checks import (
     SHARED,
@@ -31,7 +31,8 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
-from proxsps.optim.host import take
+from proxsps.optim.hints import Rest
+from proxsps.optim.host import solve
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
 from proxsps.optim.plan import Plan
@@ -56,6 +57,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     bounded = True  # whether the loss has a lower bound
     _complete = False  # whether all groups of the constructor have been added
     _small: int | None = None  # steps so far, if all had small factors on which there may be advice
+    _rest: Rest  # with a distance cap
+    _notice_rest: Callable[[Any], None]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Check the names of the options, then create an empty optimizer."""
@@ -245,17 +248,31 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     _observed_step = Optimizer.profile_hook_step(_step_once)
 
     def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> None:
-        """Take the step of a plan; in doubles if its numbers need them."""
-        numbers = float(value), 0.0 if bound is None else float(bound), bound is not None
-        if plan.closed_form is not None and plan.closed_form.ready():
-            taken = plan.closed_form.take(self, *numbers)
-        else:
-            taken = take(self, plan, *numbers, weight)
-        if taken is None:
+        """Take the step of a plan, or none if it has to be skipped; in doubles if its numbers need them."""
+        loss = Loss(float(value), 0.0 if bound is None else float(bound), bound is not None)
+        closed = plan.closed_form
+        solved = closed.solve(self, loss) if closed is not None and closed.ready() else solve(self, plan, loss, weight)
+        if solved is None:
             plan = self._planned(self._blocks(), exact=True)
-            taken = take(self, plan, *numbers, weight)
-        self._taken["last"] = taken
-        if taken is not None and self._ranks.check and 1 < self._ranks.size == plan.active:
+            solved = solve(self, plan, loss, weight)
+        if solved is None:
+            return
+        step, rule = solved.step, plan.rule
+        ok = step.code == TAKEN
+        if ok:
+            self._skips = 0
+            solved.write()
+            plan.keep_numbers(self.param_groups, solved)
+            if rule.distance and rule.max_move is None and (solved.k == 0 or self._rest.steps is not None):
+                self._notice_rest(solved)
+            if (rule.beta is not None or rule.mix is not None) and loss.bounded and (step.gap <= 0 or self._low):
+                self._notice_low(step.gap, solved.loss.C)
+        elif step.code == SKIPPED:
+            self._explain_skip(*solved.loss)
+        else:
+            self._skip("move", "The step leaves the range of the parameters' precision")
+        taken = self._taken["last"] = Taken(solved.share, ok, step.gap, step if ok else None)
+        if self._ranks.check and 1 < self._ranks.size == plan.active:
             self._ranks.compare(report(taken).tau, self._named())
 
     def _rule(self) -> Rule:
@@ -293,26 +310,20 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         taken = self._taken["last"]
         return None if taken is None else report(taken)
 
-    def _explain_skip(self, m: Array, C: Array, bounded: bool) -> None:
+    def _explain_skip(self, f: float, C: float, bounded: bool) -> None:
         """Warn once for each reason to leave parameters as they are."""
         if not abs(C) < math.inf:
-            kind, reason = "bound", f"lower_bound is {float(C)}"
-        elif not abs(m) < math.inf:
-            kind, reason = "loss", f"The loss is {float(m)}"
-        elif bounded and m < C:
-            kind, reason = (
-                "bound",
-                (
-                    f"The loss {float(m):.6g} is below lower_bound={float(C):.6g}; set lower_bound to a value "
-                    "that it never falls below, or to None if there is none"
-                ),
+            self._skip("bound", f"lower_bound is {C}")
+        elif not abs(f) < math.inf:
+            self._skip("loss", f"The loss is {f}")
+        elif bounded and f < C:
+            reason = (
+                f"The loss {f:.6g} is below lower_bound={C:.6g}; set lower_bound to a value that it never falls below, "
+                "or to None if there is none"
             )
+            self._skip("bound", reason)
         else:
-            kind, reason = "gradient", "A gradient or a parameter is not finite"
-        self._skip(kind, reason)
-
-    def _skip_far_move(self) -> None:
-        self._skip("move", "The step leaves the range of the parameters' precision")
+            self._skip("gradient", "A gradient or a parameter is not finite")
 
     def _skip(self, kind: str, reason: str) -> None:
         """Count a skipped step, and warn once for each reason."""
@@ -321,12 +332,12 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if self._skips == LOW:
             self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}")
 
-    def _notice_low(self, gap: Array, C: Array) -> None:
+    def _notice_low(self, gap: float, C: float) -> None:
         """Warn once if the model stays at or below its bound, so that the loss has no effect."""
         self._low = self._low + 1 if gap <= 0 else 0
         if self._low == LOW:
             reason = (
-                f"The average of the linear models was at or below lower_bound={float(C):.6g} for {LOW} steps in a "
+                f"The average of the linear models was at or below lower_bound={C:.6g} for {LOW} steps in a "
                 "row. The bound is too high for this loss; lower it, or set it to None"
             )
             self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")

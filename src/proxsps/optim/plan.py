@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.plain import corrected_weight, gradient_squares, gradient_weight
+from proxsps.core.plain_step import Method
 from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
 from proxsps.optim.distance import ORIGIN
 from proxsps.optim.held import HeldState, Member, key_of, lasting, parameters
@@ -66,7 +67,6 @@ class Plan(HeldState):
         self.active = self.ranks  # how many of them stepped; others may have run out of batches
         self.averages = [name for name, beta in (("average", rule.beta), ("square", rule.beta2)) if beta is not None]
         self.weight = 1.0  # of new values in averages
-        self.share = 0.0  # of a new point in the average of the schedule-free form
         if rule.mix is not None:
             for block in blocks:
                 move_points(block, partial(self.entries_of, block))
@@ -80,7 +80,11 @@ class Plan(HeldState):
         dtypes = {x.dtype for block in blocks for x in block.params}
         self.wide = exact or dtypes <= {torch.float64}
         curved = {x.dtype for b, affine in zip(blocks, self.affine, strict=True) if not affine for x in b.params}
-        self.longest = 1e300 if dtypes <= {torch.float64} else 1e38  # a move that is well inside the range of numbers
+        beyond = 1e300 if dtypes <= {torch.float64} else 1e38  # a move below it is well inside the range of numbers
+        self.method = Method(
+            rule.beta is not None, rule.mix is not None, rule.coupled, rule.beta2 is not None, rule.matched,
+            rule.distance, rule.factor, float(rule.scale), beyond,
+        )  # fmt: skip
         self.eps = torch.finfo(torch.float64 if curved <= {torch.float64} else torch.float32).eps
         if rule.distance:
             measured = {id(p) for p in self.apart}
@@ -98,12 +102,7 @@ class Plan(HeldState):
         if compiled and self._is_closed:
             from proxsps.optim.kernels.closed_form import ClosedForm  # needs numba
 
-            self.closed_form = ClosedForm(self, *self._digits)
-
-    @property
-    def _digits(self) -> tuple[float, float]:
-        """Between which sums of squares have all their digits."""
-        return (-1.0, math.inf) if self.wide else (LEAST, MOST)
+            self.closed_form = ClosedForm(self, *((-1.0, math.inf) if self.wide else (LEAST, MOST)))
 
     @property
     def _is_closed(self) -> bool:
@@ -168,7 +167,8 @@ class Plan(HeldState):
     def prepare(self, k: float, lam: Sequence[float]) -> None:
         """Set the weights of averages for step number k, and how much of x is in the slopes of coupled methods."""
         rule = self.rule
-        self.weight = self.weight_at(k)
+        if rule.beta is not None:
+            self.weight = 1 - rule.beta * min(k, 1.0) if rule.beta2 is None else corrected_weight(k, rule.beta)
         if rule.mix is not None:
             mu = gradient_weight(k)
             self.momentum = mu, gradient_squares(k, float(self.blocks[0].group["squares"]))
@@ -177,13 +177,6 @@ class Plan(HeldState):
                 member.part.set_weights(k, rule)
             if rule.coupled:
                 member.part.set_coupling([lam[j] for j in member.places])
-
-    def weight_at(self, k: float) -> float:
-        """The weight of new values in averages."""
-        beta = self.rule.beta
-        if beta is None:
-            return 1.0
-        return 1 - beta * min(k, 1.0) if self.rule.beta2 is None else corrected_weight(k, beta)
 
     def sums(self, alpha: Sequence[float], ahead: Sequence[float], moving: bool) -> tuple[Table, Heights]:
         """The sums of all blocks, and the heights of the others at the points `ahead`, from the same pass."""
@@ -200,48 +193,64 @@ class Plan(HeldState):
                 for j, number in zip(member.places, numbers, strict=True):
                     row[j] = number
         curved = [own for member, (_, own) in zip(self.parts, found, strict=True) if member.part.curved]
-        return Table(*rows), _total(curved)
+        return Table(*rows), self._added(curved if ahead else [])
 
     def heights(self, alpha: Sequence[float], u: Sequence[float], every: int = 1) -> Heights:
         """sum <d, y(u) - x> over the blocks that are not affine, and its derivative; a sample for `every` above 1."""
-        found = [member.part.heights([alpha[j] for j in member.places], u, every) for member in self.curves]
-        if self._sharded:
-            h, slope = self._over_ranks(found)
-            return Heights(h.tolist(), slope.tolist())
-        return _total(found)
+        return self._added([member.part.heights([alpha[j] for j in member.places], u, every) for member in self.curves])
 
     def ray(self, share: Sequence[float], s: Sequence[float], every: int = 1) -> list[float]:
         """sum <d, x+(s) - x> over the blocks that are not affine, where step and prox have the size s times `share`."""
-        found = [member.part.ray([share[j] for j in member.places], s, every) for member in self.curves]
-        if self._sharded:
-            total: list[float] = self._over_ranks(found).tolist()
-            return total
-        return found[0] if len(found) == 1 else list(map(sum, zip(*found, strict=True)))
+        return self._total([member.part.ray([share[j] for j in member.places], s, every) for member in self.curves])
 
     def move_sq(self, alpha: Sequence[float], u: float) -> float:
         """||y(u) - x||^2 over the blocks that are not affine."""
-        found = [member.part.move_sq([alpha[j] for j in member.places], u) for member in self.curves]
-        return float(self._over_ranks(found)) if self._sharded else sum(found)
+        return self._total([[part.move_sq([alpha[j] for j in places], u)] for part, places, *_ in self.curves])[0]
 
     def noise_sq(self, table: Table) -> float:
         """The sum of (d x)^2 over entries with a prox, from which the rounding of heights follows."""
         if not self._sharded:
             return sum(table.noise_sq)
-        return float(self._over_ranks([sum([table.noise_sq[j] for j in member.places]) for member in self.curves]))
+        return self._total([[sum([table.noise_sq[j] for j in member.places])] for member in self.curves])[0]
 
-    def _over_ranks(self, found: Sequence[Any]) -> np.ndarray:
-        """The numbers of all parts added up over all ranks; replicas count once."""
+    def _added(self, found: Sequence[Heights]) -> Heights:
+        """The heights of parts, and their slopes, added up."""
+        total = self._total([[*h, *slope] for h, slope in found]) if found else []
+        points = len(total) // 2
+        return Heights(total[:points], total[points:])
+
+    def _total(self, found: Sequence[list[float]]) -> list[float]:
+        """The numbers of all parts that are not affine added up, over all ranks if some are sharded."""
+        if not self._sharded:
+            return found[0] if len(found) == 1 else list(map(sum, zip(*found, strict=True)))
         own = sum([member.share * np.array(one) for member, one in zip(self.curves, found, strict=True)])
-        (total,) = self._all_ranks.sum(np.asarray(own, np.float64))
-        return np.asarray(total)
+        (total,) = self._all_ranks.sum(np.asarray(own))
+        numbers: list[float] = np.asarray(total).tolist()
+        return numbers
 
     def write(
-        self, keep: Sequence[float], move: Sequence[float], alpha: Sequence[float], u: float, relax: float
+        self,
+        keep: Sequence[float],
+        move: Sequence[float],
+        alpha: Sequence[float],
+        u: float,
+        relax: float,
+        share: float = 1.0,
     ) -> None:
-        """Move all blocks, and store new averages."""
+        """Move all blocks, and store new averages; `share` is that of the new point in the schedule-free form."""
+        mixed, b = self.rule.mix is not None, self.rule.mix or 0.0
         for member in self.parts:
             own = [[numbers[j] for j in member.places] for numbers in (keep, move, alpha)]
-            self._write_member(member, own, u, relax)
+            apart: list[Block] = []  # whose parameters, beside the points that move, the part does not write
+            if mixed and member.part.mixes:
+                member.part.set_share(share)
+            elif mixed:
+                apart = [self.blocks[j] for j in member.places]
+            for block in apart:
+                to_averages(block, b)
+            member.part.write(*own, u, relax)
+            for block in apart:
+                to_next_points(block, b, share)
             if self.rule.beta2 is not None:
                 self._count(member)
         for block in self.blocks:
@@ -258,21 +267,6 @@ class Plan(HeldState):
         for (owner, key), tensor in self._whole.items():
             replace(owner, self._opt_state[owner], key, tensor, True)
 
-    def _write_member(self, member: Member, numbers: list[list[float]], u: float, relax: float) -> None:
-        b = self.rule.mix
-        if b is None:
-            member.part.write(*numbers, u, relax)
-        elif member.part.mixes:
-            member.part.set_share(self.share)
-            member.part.write(*numbers, u, relax)
-        else:
-            blocks = [self.blocks[j] for j in member.places]
-            for block in blocks:
-                to_averages(block, b)
-            member.part.write(*numbers, u, relax)
-            for block in blocks:
-                to_next_points(block, b, self.share)
-
     def _count(self, member: Member) -> None:
         """Count one more gradient of each tensor."""
         if member.compiled:
@@ -287,20 +281,15 @@ class Plan(HeldState):
         return math.isfinite(sum(map(sum, table))) and all([LEAST < table.d_sq[i] < MOST for i in self._full])
 
     @property
+    def rates(self) -> list[float]:
+        """The learning rate of each block, or the factor on its step."""
+        return [float(block.group["lr"]) for block in self.blocks]
+
+    @property
     def lam(self) -> list[float]:
         """The strength of the squared l2 norm of each block."""
         pairs = zip(self.blocks, self._lam, strict=True)
         return [float(block.group["weight_decay"]) if lam is None else lam for block, lam in pairs]
-
-    def sampled_sums(self, every: int) -> Table:
-        """The sums of a plan with one part, estimated from a sample."""
-        return Table(*self.parts[0].part.sampled_sums(every))
-
-
-def _total(found: Sequence[Heights]) -> Heights:
-    if len(found) < 2:
-        return found[0] if found else Heights([], [])
-    return Heights(*([sum(column) for column in zip(*rows, strict=True)] for rows in zip(*found, strict=True)))
 
 
 def make_vectors(plan: Plan, kind: str, places: Sequence[int]) -> Any:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace
+from proxsps.core.plain_step import Loss
 from proxsps.optim.lists import is_sharded
 from proxsps.optim.rule import Rule, Table
 from proxsps.regularizers.base import flatten, unflatten
@@ -193,26 +194,25 @@ def join(
 def join_tables(
     ranks: Ranks,
     plan: Any,
-    f: float,
-    C: float,
+    loss: Loss,
     weight: float,
     table: Table,
-    travelled: Sequence[tuple[float, float]],
+    travelled: tuple[list[float], list[float]],
     resting: list[float],
-) -> tuple[float, float, Table, Sequence[tuple[float, float]], list[float]]:
+) -> tuple[Loss, Table, tuple[list[float], list[float]]]:
     """The numbers of a plan over all ranks, in one all-reduce."""
     names, nothing = (*Sums._fields, *FURTHER), [0.0] * len(plan.blocks)
     rows = {name: np.array(getattr(table, name) or nothing) for name in names}
     rows["g_dot_x"] += resting  # <d, x> of resting tensors is in both products
     rows["d_dot_c"] += resting
     sums, extras = Sums(*[rows[name] for name in Sums._fields]), [*[rows[name] for name in FURTHER], plan.penalties]
-    squared = [np.array(travelled).reshape(-1)] if plan.rule.distance else []
-    found = join(ranks, np.array, plan.blocks, f, C, weight, sums, extras, squared, active=True)
+    squared = [np.concatenate(travelled)] if plan.rule.distance else []
+    found = join(ranks, np.array, plan.blocks, loss.f, loss.C, weight, sums, extras, squared, active=True)
     *extras, penalties = found.extras
     plan.active, plan.penalty = int(found.active), float(penalties.sum())
     totals = {name: row.tolist() for name, row in zip(names, (*found.sums, *extras), strict=True)}
-    travelled = found.travelled[0].reshape(-1, 2).tolist() if plan.rule.distance else ()
-    return float(found.m), float(found.C), table._replace(**totals), travelled, []
+    moved_sq, start_sq = found.travelled[0].reshape(2, -1).tolist() if squared else travelled
+    return loss._replace(f=float(found.m), C=float(found.C)), table._replace(**totals), (moved_sq, start_sq)
 
 
 def _words(blocks: Sequence[Block]) -> list[float]:

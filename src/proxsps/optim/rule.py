@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from proxsps.core.distance import SCALE
+from proxsps.core.plain_step import Blocks, Loss, Step
 
 
 class Rule(NamedTuple):
@@ -46,3 +47,16 @@ class Heights(NamedTuple):
 
     h: list[float]
     slope: list[float]
+
+
+class Solved(NamedTuple):
+    """A step on the host that was solved, before it is written."""
+
+    step: Step
+    k: float  # steps so far
+    loss: Loss  # over all ranks
+    blocks: Blocks
+    share: list[float]  # `Room.share`
+    after: list[list[float]]  # `Room.after`
+    write: Callable[[], None]
+    memory: Sequence[float] = ()  # of DecSPS after the step, one number per block

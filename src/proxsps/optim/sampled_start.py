@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from proxsps.core.dual import geometric
-from proxsps.core.plain import Found, search
+from proxsps.core.plain_step import Found, search
 
 LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
 SAMPLE, COARSEST = 16, 64  # a search starts from a sample of one entry in 16; one in 64 if there are many

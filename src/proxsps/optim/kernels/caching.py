@@ -18,7 +18,7 @@ import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 # Files of other packages that kernels are made of.
-FURTHER = tuple([("proxsps.core", name) for name in ("affine_step.py", "plain.py", "sampling.py")])
+FURTHER = tuple([("proxsps.core", name) for name in ("plain.py", "plain_step.py", "sampling.py")])
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
