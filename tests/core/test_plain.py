@@ -172,6 +172,44 @@ def test_heights_of_the_matched_cap(case, s):
     assert close(plain.l2_matched_height(*case, s), float(want), sum(terms))
 
 
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    spread=st.floats(0, 3),
+    l1=decades(-6, 6),
+    s=decades(-6, 6),
+    lam=or_zero(decades(-6, 6)),
+)
+def test_the_lower_bound_of_heights_with_an_l1_norm(seed, spread, l1, s, lam):
+    """Against the heights themselves; it is reached where all entries stay on one side, and move away from 0."""
+    draw = np.random.default_rng(seed)
+    x, d, r = (draw.standard_normal((2, 50)) * 10 ** (spread * draw.standard_normal((2, 50))) for _ in range(3))
+    share, r = [1.0, 0.3], np.abs(r)
+    for apart in (False, True):
+        if apart:
+            x[0] = np.abs(x[0]) + s * r[0] * (np.abs(d[0]) + l1)
+            d[0] = np.abs(d[0])
+        sums = [[float(a @ b) for a, b in zip(one, other, strict=True)] for one, other in ((d, r * d), (d, x))]
+        p_abs = [float(np.abs(r[0] * d[0]).sum()), math.nan]
+        z = x[0] - s * r[0] * d[0]
+        soft = np.sign(z) * np.maximum(np.abs(z) - s * l1 * r[0], 0)
+        line = (x[1] - s * 0.3 * r[1] * d[1]) / (1 + s * 0.3 * lam)
+        height = d[0] @ (soft - x[0]) + d[1] @ (line - x[1])
+        least = plain.least_height(0.0, *sums, [p_abs[0], 0.0], share, [0.0, lam], [l1, 0.0], s)
+        size = s * (sums[0][0] + sums[0][1] + l1 * p_abs[0]) + lam * s * np.abs(d[1] * x[1]).sum() + np.abs(d * x).sum()
+        assert least <= height + 1e-12 * size
+        assert not apart or abs(height - least) <= 1e-12 * size
+
+
+@given(f=signed(-9, 9), new=st.floats(0.01, 1), before=st.tuples(*[signed(-9, 9)] * 3), g_dot_x=signed(-9, 9))
+def test_the_value_of_an_average_is_known_ahead(f, new, before, g_dot_x):
+    """<d, x> of the new average d follows from that of the old one, which is in the value of the last model."""
+    value, offset, old = before
+    d_dot_x = (1 - new) * old + new * g_dot_x
+    m, _, _ = plain.averaged_model(f, new, value, offset, g_dot_x, d_dot_x)
+    size = sum(map(abs, (f, value, offset, old, g_dot_x)))
+    assert close(plain.value_ahead(f, new, value - offset + old), m, size)
+
+
 @given(blocks(most=1), decades(-9, 9))
 def test_the_matched_step_of_one_block(case, longest):
     assert close(

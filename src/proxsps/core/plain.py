@@ -34,6 +34,11 @@ def averaged_model(
     return f + ((value - f) - (offset - d_dot_x)), value, offset
 
 
+def value_ahead(f: float, new: float, ahead: float) -> float:
+    """m, if the average of the models before was `ahead` at x: known without a sum, unless x was changed meanwhile."""
+    return new * f + (1 - new) * ahead
+
+
 def gradient_weight(k: float) -> float:
     """mu, the weight of the old average of gradients (`schedule_free.gradient_weights`)."""
     return min(k / (k + WINDOW), LATEST)
@@ -269,6 +274,19 @@ def matched_root(part: float, gap: float, steep: float) -> float:
     `steep` is how far the model falls along the longest step without a regulariser.
     """
     return part if part < 1 else max(gap / steep if steep > 0 else gap, 1.0)
+
+
+def least_height(
+    gap: float, d_sq: Floats, d_dot_x: Floats, p_abs: Floats, share: Floats, lam: Floats, l1: Floats, s: float
+) -> float:
+    """A lower bound of H(s) for blocks with the squared l2 norm or the l1 norm, from sums.
+
+    Soft thresholding moves no entry of x - s w p by more than s w l1 / D, and p_abs is ||p||_1 = ||D^-1 d||_1.
+    """
+    pull = 0.0
+    for j in range(len(d_sq)):
+        pull += share[j] * l1[j] * p_abs[j]
+    return l2_matched_height(gap, d_sq, d_dot_x, share, lam, s) - s * pull
 
 
 # Rays, and lengths of moves

@@ -20,8 +20,9 @@ from proxsps.optim.rule import Rule, Solved, Table
 from proxsps.optim.second_point import AVERAGING, Y, Z, measured, start_point
 from proxsps.regularizers._identity import constants
 
+MODEL = ("model_value", "model_offset", "model_ahead")  # of an average
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
-NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", *KEYS, *AVERAGING}
+NUMBERS = {"params", "lr", "weight_decay", "k", "memory", *MODEL, *KEYS, *AVERAGING}
 
 _address, _contiguous, _negated = Tensor.data_ptr, Tensor.is_contiguous, Tensor.is_neg
 _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
@@ -268,7 +269,8 @@ class HeldState:
     def numbers(self, options: dict[str, Any], k: float, new: float) -> Numbers:
         """The numbers of averages before step number k; `new` is the weight of this model."""
         if self.rule.beta is not None:
-            return Numbers(k, new, float(options["model_value"]), float(options["model_offset"]))
+            value, offset, ahead = (float(options[key]) for key in MODEL)
+            return Numbers(k, new, value, offset, ahead=ahead)
         if self.rule.mix is None:
             return Numbers(k)
         averages = [float(options[key]) for key in ("total", "longest", "squares")]
@@ -278,7 +280,9 @@ class HeldState:
         """Write the numbers of a step into the groups: those of all, those of each set, and those of each block."""
         step, k, after = solved.step, solved.k + 1, dict[str, float]()
         if self.rule.beta is not None:
-            after = {"model_value": step.value, "model_offset": step.offset, "k": k}
+            # The last one is the new average at the new point: a guess at the next model, before there are any sums.
+            ahead = solved.loss.C + step.height
+            after = dict(zip(MODEL, (step.value, step.offset, ahead), strict=True), k=k)
         elif self.rule.mix is not None:
             after = {"total": step.total, "longest": step.latest, "squares": step.squares, "k": k}
         for group in groups if after else ():

@@ -22,7 +22,6 @@ from proxsps.core.plain_step import (
     Room,
     Step,
     closed_form,
-    linear_model,
     search,
     take_step,
 )
@@ -32,6 +31,7 @@ from proxsps.optim.rule import Heights, Solved, Table
 from proxsps.optim.sampled_start import LIMIT, SAMPLE, SPREAD, WORTH, first_points, matched_points
 
 Floats = Sequence[float]
+MARGIN = 1e-3  # of the gap
 
 
 def solve(opt: Any, plan: Plan, loss: Loss, weight: float) -> Solved | None:
@@ -45,7 +45,7 @@ def solve(opt: Any, plan: Plan, loss: Loss, weight: float) -> Solved | None:
     numbers, resting = plan.numbers(options, k, plan.weight), plan.resting_dots()
     ahead: list[float] = []
     if plan.curves and not (rule.matched or rule.distance) and plan.ranks == 1:
-        ahead = _ahead(plan, numbers, loss, rates, lam, resting)
+        ahead = _ahead(plan, numbers, loss, rates, lam)
     table, heights = plan.sums(rates, ahead, rule.coupled or rule.max_move is not None)
     if not plan.ordinary(table):
         return None
@@ -63,7 +63,7 @@ def solve(opt: Any, plan: Plan, loss: Loss, weight: float) -> Solved | None:
     step = Step(*take_step(loss, plan.method, numbers, *_products(table, resting), blocks, room, found.choose))
     if step.code == TAKEN and rule.max_move is not None and step.reach > 0:
         step = _shortened(plan, table, step, room, rule.max_move)
-    write = partial(_write, plan, step, room)
+    write = partial(_write, plan, step, blocks, room)
     return Solved(step, k, loss, blocks, room.share, room.after, write, found.memory)
 
 
@@ -143,6 +143,8 @@ class Search:
             return 0.0, 0.0, gap, 0.0, 1.0, 0.0
         table, lines = self._table, self._lines(share)
         d_sq = plain.slope_fall(table.d_sq, share)
+        if factor == 1 and self._surely_capped(gap, longest, share):  # and the write tells the height
+            return plain.matched_root(1.0, gap, longest * d_sq), 1.0, math.nan, 0.0, 1.0, factor * longest
         ratio = plain.ray_ratio(gap, d_sq, longest)
 
         def height(steps: list[float], every: int = 1) -> list[float]:
@@ -167,28 +169,32 @@ class Search:
         root = plain.matched_root(s / longest, gap, longest * d_sq)
         return root, s / longest, h, float(found.evaluations), 1.0, factor * s
 
+    def _surely_capped(self, gap: float, longest: float, share: Floats) -> bool:
+        """Whether the sums alone show that the model stays above its bound; their rounding is far below the margin."""
+        table, plan = self._table, self._plan
+        if not plan.l1 or plan.ranks > 1 or plan.rule.max_move is not None:
+            return False
+        sums = table.d_sq, table.d_dot_x, table.p_abs
+        return plain.least_height(gap, *sums, share, self._lam, plan.l1, longest) > MARGIN * gap
+
     def _stopping(self, gap: float) -> tuple[float, float]:
         """The certificate, and the size of h, at which a search stops (`proxsps.core.dual.stopping`)."""
         products = math.sqrt(self._plan.noise_sq(self._table))
         return (SINGLE if self._eps > 1e-10 else DOUBLE) * abs(gap), 2 * self._eps * products
 
 
-def _ahead(plan: Plan, numbers: Numbers, loss: Loss, alpha: Floats, lam: Floats, resting: Floats) -> list[float]:
+def _ahead(plan: Plan, numbers: Numbers, loss: Loss, alpha: Floats, lam: Floats) -> list[float]:
     """Points at which the pass that computes the sums evaluates heights as well; none if they would not help."""
     if not loss.bounded:
         return [1.0]
     if plan.entries < WORTH:
         return SPREAD[plan.points]
-    if len(plan.parts) > 1:
+    m = loss.f if plan.rule.beta is None else plain.value_ahead(loss.f, numbers.new, numbers.ahead)
+    if len(plan.parts) > 1 or not math.isfinite(m):
         return []
-    table = Table(*plan.parts[0].part.sampled_sums(SAMPLE))
-    m, *_ = linear_model(loss.f, plan.method, numbers, *_products(table, resting))
-    # A sum over a sample is off by about the root of its squares, scaled up.
-    doubt = 0.0 if plan.rule.beta is None else 2 * math.sqrt(SAMPLE * sum(table.noise_sq))
-    if not math.isfinite(m + doubt):
-        return []
+    table = Table(*plan.parts[0].part.sampled_sums(SAMPLE)) if any(plan.affine) else Table(*[[]] * 9)
     start, heights = Search(plan, table, lam).curve(m - loss.C, alpha)
-    return first_points(plan, heights, start, doubt)
+    return first_points(plan, heights, start)
 
 
 # The write
@@ -210,7 +216,20 @@ def _shortened(plan: Plan, table: Table, step: Step, room: Room, max_move: float
     return step._replace(relaxation=s)
 
 
-def _write(plan: Plan, step: Step, room: Room) -> None:
-    """Move all blocks; where there is no step, averages are stored and nothing moves, not even onto a constraint."""
+def _write(plan: Plan, step: Step, blocks: Blocks, room: Room) -> float:
+    """Move all blocks; where there is no step, averages are stored and nothing moves, not even onto a constraint.
+
+    Returns the height of the new point, if kernels have computed it.
+    """
     alpha = [step.reach * a for a in room.share]
     plan.write(room.keep, room.move, alpha, step.u, step.relaxation if step.reach > 0 else 0.0, step.share)
+    if not plan.l1:
+        return math.nan
+    lines = [w if own else 0.0 for w, own in zip(room.share, plan.affine, strict=True)]
+    return plan.height + plain.l2_matched_height(step.gap, blocks.d_sq, blocks.d_dot_x, lines, blocks.lam, step.longest)
+
+
+def written(solved: Solved) -> Solved:
+    """A step after it was written, with its height, which some steps do not know before."""
+    height, step = solved.write(), solved.step
+    return solved._replace(step=step._replace(height=height)) if math.isnan(step.height) else solved

@@ -32,7 +32,7 @@ from proxsps.optim.checks import (
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
 from proxsps.optim.hints import Rest
-from proxsps.optim.host import solve
+from proxsps.optim.host import solve, written
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
 from proxsps.optim.plan import Plan
@@ -257,21 +257,19 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             solved = solve(self, plan, loss, weight)
         if solved is None:
             return
-        step, rule = solved.step, plan.rule
-        ok = step.code == TAKEN
+        rule, ok = plan.rule, solved.step.code == TAKEN
         if ok:
-            self._skips = 0
-            solved.write()
+            self._skips, solved = 0, written(solved)
             plan.keep_numbers(self.param_groups, solved)
             if rule.distance and rule.max_move is None and (solved.k == 0 or self._rest.steps is not None):
                 self._notice_rest(solved)
-            if (rule.beta is not None or rule.mix is not None) and loss.bounded and (step.gap <= 0 or self._low):
-                self._notice_low(step.gap, solved.loss.C)
-        elif step.code == SKIPPED:
+            if (rule.beta is not None or rule.mix is not None) and loss.bounded and (solved.step.gap <= 0 or self._low):
+                self._notice_low(solved.step.gap, solved.loss.C)
+        elif solved.step.code == SKIPPED:
             self._explain_skip(*solved.loss)
         else:
             self._skip("move", "The step leaves the range of the parameters' precision")
-        taken = self._taken["last"] = Taken(solved.share, ok, step.gap, step if ok else None)
+        taken = self._taken["last"] = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
         if self._ranks.check and 1 < self._ranks.size == plan.active:
             self._ranks.compare(report(taken).tau, self._named())
 

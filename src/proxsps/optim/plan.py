@@ -75,6 +75,7 @@ class Plan(HeldState):
         self._sharded = any([b.sharded and not affine for b, affine in zip(blocks, self.affine, strict=True)])
         self.parts = [self._member(opt, kind, places) for kind, places in self._kinds()]
         self.curves = [member for member in self.parts if member.part.curved]
+        self.l1 = self._l1()
         self.points = min([member.part.points for member in self.curves], default=1)
         self.entries = 0 if self._sharded else sum([member.part.entries for member in self.curves])
         dtypes = {x.dtype for block in blocks for x in block.params}
@@ -111,6 +112,21 @@ class Plan(HeldState):
         simple = rule.name == "truncated" and not rule.coupled and rule.max_move is None and self.ranks == 1
         alone = len(self.parts) == 1 and all(self.affine) and full and not self.apart
         return simple and alone and not self.exact and not any([b.resting or b.spectral for b in self.blocks])
+
+    def _l1(self) -> list[float]:
+        """The strength of the l1 norm in each block, where blocks have that or weight decay, by kernels; else none."""
+        found = [0.0] * len(self.blocks)
+        for member in self.curves:
+            if not member.compiled or member.part.l1 is None:
+                return []
+            for j, strength in zip(member.places, member.part.l1, strict=True):
+                found[j] = strength
+        return found if self.curves else []
+
+    @property
+    def height(self) -> float:
+        """sum <d, move> of the last write over the blocks that are not affine, if all of them have an l1 norm."""
+        return float(sum([member.part.height for member in self.curves]))
 
     def _state_names(self, member: Member) -> list[str]:
         """The names of the state tensors of each parameter of a part."""

@@ -58,5 +58,5 @@ class Solved(NamedTuple):
     blocks: Blocks
     share: list[float]  # `Room.share`
     after: list[list[float]]  # `Room.after`
-    write: Callable[[], None]
+    write: Callable[[], float]  # returns the height where it was written, which some steps do not know before
     memory: Sequence[float] = ()  # of DecSPS after the step, one number per block

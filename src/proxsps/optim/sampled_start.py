@@ -25,21 +25,20 @@ def _sample(entries: int) -> tuple[int, float]:
     return every, 3 * math.sqrt(every / entries)
 
 
-def first_points(plan: Any, heights: Sampled, start: float, doubt: float = 0.0) -> list[float]:
+def first_points(plan: Any, heights: Sampled, start: float) -> list[float]:
     """Points for the first round: around the root that a sample of the entries gives, or all over [0, 1].
 
     Args:
         plan: the plan.
         heights: (points, one entry in how many) -> h and its slope.
         start: h(0); infinity if the step will be the cap.
-        doubt: the possible error of `start`.
     """
     if start == math.inf:
         return [1.0]
     if plan.entries < WORTH:
         return SPREAD[plan.points]
     every, accuracy = _sample(plan.entries)
-    noise = accuracy * abs(start) + doubt
+    noise = accuracy * abs(start)
     found: Found = search(lambda u: heights(u, every), noise / 100, 1e-3, 8, 0.0, geometric(4), 4)
     u = found.u if found.done else found.estimate
     if not 0 < u < 1 or (plan.points == 1 and found.slope < 0):

@@ -59,6 +59,7 @@ class Averaging:
 
     at: Sources
     mixes = False  # whether a write moves the parameters of the schedule-free form too
+    l1: Sequence[float] | None = None  # strengths of the l1 norm, if blocks that are not affine have that alone
     _counts_at = entrywise.NOWHERE
 
     def bind(self, gradients: Sequence[int]) -> None:
@@ -117,6 +118,8 @@ class EntryPart(Averaging):
         self._psi = np.array([one or Scalar() for one in psi], np.float64).reshape(-1, 4).T.copy()
         self._weight = (1.0, 1.5, 3.0)[kind]
         self.curved = bool((self._kinds != LINE).any())
+        if set(self._kinds.tolist()) <= {LINE, SOFT}:
+            self.l1 = self._psi[0].tolist()
         self._curves = layout.of_blocks(np.flatnonzero(self._kinds != LINE)) if self.curved else layout
         self.entries = self._curves.chunks.total if self.curved else 0
         count = len(psi)
@@ -167,12 +170,14 @@ class EntryPart(Averaging):
             return self._bracket.heights(u, lambda few, points: _at_points(self._pass(few, [alpha], points)))
         return _at_points(self._search_pass(self._curves, alpha, u))
 
-    def _search_pass(self, layout: Layout, alpha: Floats, u: Floats, **wanted: bool) -> np.ndarray:
+    def _search_pass(
+        self, layout: Layout, alpha: Floats, u: Floats, summing: bool = False, moving: bool = False
+    ) -> np.ndarray:
         """A pass over everything; two points, which a sample has found around a root, bracket it for the next ones."""
+        crossed = _strips(layout, CHUNK // STRIP if len(u) == 2 else 0)
+        partial = self._pass(layout, [alpha], u, 1, summing, moving, crossed)
         if len(u) != 2:
-            return self._pass(layout, [alpha], u, **wanted)
-        crossed = _strips(layout, CHUNK // STRIP)
-        partial = self._pass(layout, [alpha], u, crossed=crossed, **wanted)
+            return partial
         self._bracket = Bracket(layout, crossed, alpha, u, _at_points(partial))
         return partial
 
