@@ -90,7 +90,8 @@ def test_distance_caps_of_sets(case, k, factor, is_factor):
         sums = np.array([e for e, j in zip(squares, of, strict=True) if j == i])
         largest = own.max()
         parts = own / largest if largest > 0 else own
-        moving = float((distance.moving_weights(parts) * sums).sum()) * (1.0 if is_factor else largest**2)
+        moving = float((distance.moving_weights(parts) * sums).sum())
+        moving *= 1.0 if is_factor or not any(share) else largest**2
         travel = distance.Travel(*arrays(reach, g_sq, k, first, weight))
         own_factor = np.float64(factor * largest if is_factor else factor)
         want = distance.update_travel(travel, np.float64(moved_sq[i]), np.float64(moving), own_factor)

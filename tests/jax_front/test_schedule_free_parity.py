@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adam, rate": {"learning_rate": 0.02, "b1": 0.8, "b2": 0.9, "eps": 1e-3},
     "spectral, decay, limit": {"metric": "spectral", "weight_decay": 0.4, "max_move": 0.05},
     "spectral, factors": {"metric": "spectral", "scale": 0.5, "rest": {"scale": 0.25}},
+    "adam, a set at rest": {"rest": {"scale": 0.0}},
 }
 
 
@@ -74,6 +75,8 @@ def steps(kit: Any, options: dict[str, Any], dtype: str) -> list[str]:
             agree(kit, xs[name], param, tolerance, f"{name}, step {k}")
             agree(kit, state.memory.z[name], other.state[param]["z"], tolerance, f"z of {name}, step {k}")
         agree(kit, last.tau, other.last_step.tau, tolerance, "tau")
+        squares = [other.param_groups[i]["g_sq"] for i in (0, 1)]
+        np.testing.assert_allclose(state.memory.travel.g_sq, squares, rtol=50 * tolerance, err_msg="G of both sets")
         agree(kit, last.gap, other.last_step.gap, 10 * tolerance, "gap")
         assert last.branch_name == other.last_step.branch_name
         seen.append(last.branch_name)

@@ -10,8 +10,8 @@ import pickle
 import pytest
 import torch
 
-from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
-from proxsps.regularizers import L1
+from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam, ScheduleFreeSPS
+from proxsps.regularizers import L1, Box, GroupLasso, NuclearNorm
 
 SHARED = {"lower_bound": 0.25, "max_move": 0.125, "fused": False, "capturable": True, "c": 2.0, "c0": 2.0}
 OPTIMIZERS = (ProxSPS, SPS, DecSPS, ProxSGD)
@@ -222,3 +222,33 @@ def test_what_is_no_group_is_refused_as_torch_does(case, kit):
     with pytest.raises(TypeError, match="ordered collections"):
         opt.add_param_group({"params": set(kit.drawn((4,)))})
     assert len(opt.param_groups) == 1
+
+
+def test_a_list_of_which_a_part_does_not_fit_adds_no_group():
+    first, matrix, vector = (torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 2), (4, 3), (5,)))
+    opt = ScheduleFreeSPS([first])
+    with pytest.raises(ValueError, match="does not fit parameter 0"):
+        opt.add_param_group({"params": [matrix, vector], "regularizer": GroupLasso(0.1, dims=1)})
+    opt.add_param_group({"params": [matrix, vector]})
+    assert [len(group["params"]) for group in opt.param_groups] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("cls", "phi", "message"),
+    [
+        (ProxSPS, GroupLasso(0.1, dims=5), "does not fit parameter 0.*group 0.*Nothing was changed"),
+        (ProxSPSAdam, NuclearNorm(0.1), "no exact prox"),
+        (SPS, Box(-1.0, 1.0), "subgradient"),
+        (ScheduleFreeSPS, NuclearNorm(0.1), "no exact prox"),
+    ],
+)
+def test_a_regularizer_that_is_written_into_a_group_is_checked(cls, phi, message):
+    param = torch.nn.Parameter(torch.ones(4, 3))
+    param.grad = torch.ones(4, 3)
+    opt = cls([param])
+    step(opt)
+    before, opt.param_groups[0]["regularizer"] = param.detach().clone(), phi
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            step(opt)
+    assert torch.equal(param, before)

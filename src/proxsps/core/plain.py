@@ -99,7 +99,9 @@ def distances(
         before: rbar, G, the first estimate of the distance and K of each set.
         after: gets the same after the step, and the cap.
     """
-    new = corrected_weight(k, FORGETTING)
+    new, moves = corrected_weight(k, FORGETTING), False
+    for j in range(len(of)):
+        moves = moves or share[j] > 0
     for i in range(len(before)):
         largest = 0.0
         for j in range(len(of)):
@@ -110,7 +112,7 @@ def distances(
             if of[j] == i:
                 moving += (share[j] / largest) ** 2 * squares[j] if largest > 0 else squares[j]
         own = factor * largest if is_factor else factor
-        moving *= 1.0 if is_factor else largest**2
+        moving *= largest**2 if moves and not is_factor else 1.0
         first = before[i][2]
         if not first > 0 and start_sq[i] + moving > 0:  # a set may get its first gradients later than others
             first = START * (1 + math.sqrt(start_sq[i]))

@@ -198,17 +198,19 @@ def advanced(
     held = kind.second or [Held(0)] * len(blocks)
     factor, share = shares(jnp.stack([block.alpha for block in blocks]))
     g_sq = [jnp.zeros((), dtype)] * len(sets)
-    for own, block, weight in zip(held, blocks, moving_weights(share), strict=True):
+    weights, divisor, own_factor = moving_weights(share), 1.0, jnp.ones((), dtype)
+    if kind.factors:  # the factor of a set is the largest one of its blocks; the average of a set that rests goes on
+        places = jnp.asarray([own.set for own in held])
+        largest = jnp.zeros(len(sets), dtype).at[places].max(share.astype(dtype))
+        resting, own_factor = largest <= 0, factor.astype(dtype) * largest
+        weights, divisor = (share + resting[places]) ** 2, largest**2 + resting
+    for own, block, weight in zip(held, blocks, weights, strict=True):
         ps = block.directions(block.ds)
         q = dot(ps, ps, dtype)
         q = counted(q / rho_sq, sum(p.size for p in ps)) if own.spectral else q
         g_sq[own.set] = g_sq[own.set] + weight * q.astype(dtype)
-    total, own_factor = jnp.stack(g_sq), jnp.ones((), dtype)
-    if kind.factors:  # the factor of a set is the largest one of its blocks
-        places = jnp.asarray([own.set for own in held])
-        largest = jnp.zeros(len(sets), dtype).at[places].max(share.astype(dtype))
-        total, own_factor = total / (largest**2 + (largest <= 0)), factor.astype(dtype) * largest
-    return advance_travel(travel, root(jnp.stack(distances_sq(start, sets))), total, own_factor)
+    moved = root(jnp.stack(distances_sq(start, sets)))
+    return advance_travel(travel, moved, jnp.stack(g_sq) / divisor, own_factor)
 
 
 def distances_sq(origin: Array, sets: Sequence[Sequence[Array]]) -> list[Array]:

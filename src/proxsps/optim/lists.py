@@ -80,9 +80,14 @@ def spread_all(vectors: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]) -> 
 
 
 def _copies(vector: Tensor, tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The tensors, each with its part of the vector."""
+    """The tensors, each with its part of the vector.
+
+    Without dims of length 1, which may have any stride: torch does not copy between two views of the same memory whose
+    strides differ, and a vector may be a view of its only tensor.
+    """
     parts = vector.split([x.numel() for x in tensors])
-    return [(x, part.view(x.shape)) for part, x in zip(parts, tensors, strict=True)]
+    targets = [x.squeeze() if 1 in x.shape and type(x) in PLAIN else x for x in tensors]
+    return [(x, part.view(x.shape)) for part, x in zip(parts, targets, strict=True)]
 
 
 def bundles(columns: Sequence[Sequence[Tensor]], size: int) -> Iterator[list[list[Tensor]]]:

@@ -85,7 +85,9 @@ def _show_cleaned(opt: Any, group: dict[str, Any], params: list[Tensor], b: floa
         ends.append(widened(z))
         points.append(average(widened(y), ends[-1], b))
         steps.append(CLEANING * float(group["tau"]) / metric(v, group["eps"]).clamp_min(least_metric(v.dtype)))
-    if phi.joint:
+    if not float(group["tau"]) > 0:  # nothing has moved yet, not even onto a constraint
+        found = points
+    elif phi.joint:
         found = unflatten(cleaned(flatten(points), phi.prox_diagonal(flatten(points), flatten(steps)) == 0), points)
     else:
         regularizers = [phi.at(places[id(p)]) if own is None else own for p, own in zip(params, pieces, strict=True)]

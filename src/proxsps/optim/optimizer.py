@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from operator import is_not
 from typing import Any, Literal, Self
 
 import torch
@@ -90,6 +91,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._plan: Plan | None = None
         self._scheduled: tuple[Any, ...] = ()  # numbers of the groups, as the last step found them
         self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
+        self._regularizers: list[Any] = []  # of the groups, as they were checked
         self._leave_join()
 
     # Groups
@@ -120,6 +122,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if (bound := group.get("lower_bound")) is not None:
             check_bound(bound)
         check_unflattened(group["params"])
+        self._check_regularizer(group)
+
+    def _check_regularizer(self, group: dict[str, Any]) -> None:
         check_regularizer(group)
 
     def _check_numbers(self, group: dict[str, Any]) -> None:
@@ -128,13 +133,18 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         check_limit(group["max_move"])
 
     def _check_changes(self) -> None:
-        """Check the numbers in the groups again, and let state follow the parameters into another dtype."""
+        """Check numbers and new regularisers in the groups, and let state follow the parameters into another dtype."""
+        regularizers = [group["regularizer"] for group in self.param_groups]
+        changed = len(regularizers) != len(self._regularizers) or any(map(is_not, regularizers, self._regularizers))
         for i, group in enumerate(self.param_groups):
             try:
                 self._check_numbers(group)
+                if changed:
+                    self._check_regularizer(group)
             except ValueError as error:
                 text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
                 raise ValueError(text) from None
+        self._regularizers = regularizers
         dtypes = tuple([param.dtype for group in self.param_groups for param in group["params"]])
         if dtypes != self._dtypes:
             follow_dtypes(self.state, self.param_groups)

@@ -95,9 +95,9 @@ class Plan(HeldState):
         names = [self._state_names(member) for member in self.parts for _ in member.owners]
         # Plans by torch, and those of subgradients, are made anew for every step.
         compiled = all([member.compiled for member in self.parts])
-        kept = (
-            compiled and all([lasting(block.phi) for block in blocks]) and not any([v is not None for v in penalties])
-        )
+        kept = compiled and all([lasting(block.phi) for block in blocks])
+        kept = kept and not any([type(member.part) is SpectralPart for member in self.parts])
+        kept = kept and not any([v is not None for v in penalties])
         self._key = key_of(opt, self.owners, names) if kept else None
         self.closed_form: Any = None
         if compiled and self._is_closed:

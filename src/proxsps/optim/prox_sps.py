@@ -194,8 +194,8 @@ class ProxSPSAdam(CappedPolyak):
     def _averages(options: dict[str, Any]) -> bool:
         return True
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_regularizer(self, group: dict[str, Any]) -> None:
+        super()._check_regularizer(group)
         check_diagonal(type(self).__name__, group["regularizer"])
 
     def _check_numbers(self, group: dict[str, Any]) -> None:

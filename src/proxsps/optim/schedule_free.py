@@ -105,17 +105,24 @@ class ScheduleFreeSPS(CappedPolyak):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as in `ProxSPSAdam`; matrices and other tensors of one group become two groups."""
         first = len(self.param_groups)
-        for group in _by_set(param_group, self.defaults):
-            super().add_param_group(group)
+        try:
+            for group in _by_set(param_group, self.defaults):
+                super().add_param_group(group)
+        except Exception:
+            del self.param_groups[first:]  # both or none
+            raise
         self._siblings += (range(first, len(self.param_groups)),)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_regularizer(self, group: dict[str, Any]) -> None:
+        super()._check_regularizer(group)
         _check_metric(group["metric"])
         if group["metric"] == SPECTRAL:
             _check_spectral(group)
         else:
             check_diagonal(type(self).__name__, group["regularizer"])
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
         if self._complete:  # groups of one set have the same numbers
             for other in self.param_groups[:-1]:
                 of_set = ("reach", "g_sq", "first_reach") if group["set"] == other["set"] else ()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import Block, plain
+from proxsps.optim.blocks import LINES, Block, plain
 from proxsps.optim.distance import Sample, sampled
 from proxsps.optim.lists import bundles, join, widened
 from proxsps.optim.memory import HALF, memory_dtype
@@ -63,8 +63,11 @@ def measured(owners: Sequence[Tensor], opt: Any, mix: float | None) -> list[Samp
 
 
 def bounds_of(block: Block) -> tuple[float, float] | None:
-    """The bounds of a constraint on the entries of a block, which rounding must not leave; None without."""
-    return None if block.quadratic or not block.params else bounds_on_entries(block.structures[0])
+    """The bounds of a constraint on the entries of a block, which rounding must not leave; None without.
+
+    A block with the factor 0 does not move, not even onto its constraint.
+    """
+    return None if block.kind == LINES else bounds_on_entries(block.structures[0])
 
 
 def bounds_on_entries(structure: Structure | None) -> tuple[float, float] | None:

@@ -25,8 +25,8 @@ class CoupledPolyak(PolyakOptimizer):
             if key in group:
                 check_positive(key, group[key])
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_regularizer(self, group: dict[str, Any]) -> None:
+        super()._check_regularizer(group)
         if group["regularizer"] is not None:
             check_subgradient(group["regularizer"], type(self).__name__, "ProxSPS or ProxSGD")
 

@@ -92,13 +92,16 @@ class Caps:
         if not self._rule.distance:
             return self._numbers.scalar(self._largest), 1.0, math.nan
         moved, length = torch.sqrt(travelled[0]).reshape(2, -1)
-        total = self._by_set(g_sq if self._even else moving_weights(self.alpha) * g_sq, torch.sum)
         factor = self._largest if self._rule.factor else 1.0
         own_factor: Any = factor
         several = len(self.sets.members) > 1
         if several and self._rule.factor and not self._even:  # the factor of a set is the largest one of its blocks
             shares = self._by_set(self.alpha, torch.amax)
-            total, own_factor = total / (shares**2 + (shares <= 0)), factor * shares
+            own_factor, resting = factor * shares, shares <= 0  # whose average goes on
+            own = resting if self._alone else torch.stack([resting[i] for i in self.sets.of_block])
+            total = self._by_set((self.alpha + own) ** 2 * g_sq, torch.sum) / (shares**2 + resting)
+        else:
+            total = self._by_set(g_sq if self._even else moving_weights(self.alpha) * g_sq, torch.sum)
         fresh = self._before.first <= 0
         if len(self._present) < len(self.sets.members):  # a set may get its first gradients later than others
             fresh = fresh & (length + total > 0)

@@ -298,5 +298,7 @@ def resting(psi: Any, alpha: Tensor | float) -> Any:
 
 def written(x: Tensor, y: Tensor, s: Tensor | float, ok: Tensor, cap: Tensor | float) -> Tensor:
     """x + s (y - x), y itself if s is exactly 1, where `ok` and the block moves; else x. A cap as a number is not 0."""
-    y = y if isinstance(s, float) and s == 1 else y + (1 - s) * (x - y)
+    y = (
+        torch.where(s < 1, x + s * (y - x), y) if isinstance(s, Tensor) else y
+    )  # y may be so far that it has no digits of x
     return torch.where(ok & (cap > 0) if isinstance(cap, Tensor) else ok, y, x)

@@ -127,12 +127,11 @@ class SecondPoints(Joined):
         new = gradient_point(torch.lerp(x, z, share.to(x.dtype)), z, self._mix)
         for j, span in own.spans.items():
             if (bounds := self._bounds[j]) is not None:
-                new[span].clamp_(*bounds)
-            rate = self._blocks[j].group["lr"]  # a block whose factor is 0 does not move
-            if isinstance(rate, Tensor):
-                new[span] = torch.where((rate > 0).to(ok.device), new[span], y[span])
-            elif not rate:
-                new[span] = y[span]
+                rate = self._blocks[j].group["lr"]  # with a factor of 0, it does not move onto its constraint
+                inside = new[span].clamp(*bounds)
+                new[span] = (
+                    torch.where((rate > 0).to(ok.device), inside, new[span]) if isinstance(rate, Tensor) else inside
+                )
         return torch.where(ok, new, y)
 
 

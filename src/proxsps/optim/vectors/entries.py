@@ -95,10 +95,13 @@ class EntryPart:
         return rows, Heights(heights, slopes)
 
     def _in_place(self, piece: Piece) -> bool:
-        """Whether the vector of a piece is its memory."""
+        """Whether the vectors of a piece and of its averages are their memory."""
         x = piece.xs[0]
-        alone = len(piece.xs) == 1 and not piece.centers and x.is_contiguous()
-        return self._plain and alone and not self._exact and x.dtype in FULL
+        alone = len(piece.xs) == 1 and not piece.centers
+        if not (self._plain and alone and not self._exact and x.dtype in FULL):
+            return False
+        # Averages keep the order of memory that the parameter had when they were made, or that of a checkpoint.
+        return all([t.is_contiguous() for t in (x, *(held[0] for held in piece.averages.held))])
 
     def _sums(self, piece: Piece, x: Tensor, g: Tensor, d: Tensor, D: Tensor | None, moving: bool) -> tuple[float, ...]:
         """The row of a table for one piece."""
