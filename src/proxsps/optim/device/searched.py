@@ -233,7 +233,7 @@ class SearchedEntries(SearchedParts):
         for part in self._pieces(len(u)):
             i = part.block
             found[i].append(_products(part, steps[i].to(part.x.dtype), self._psi[i], sizes[i]))
-        own = [_added(parts, u.dtype) for parts in found if parts]
+        own = [self.numbers.total(parts) for parts in found if parts]
         return self._scale * sum(own[1:], start=own[0])
 
     def _prox(self, k: int, z: Tensor, cap: Any, part: Part) -> Tensor:
@@ -248,10 +248,6 @@ def _products(part: Part, steps: Tensor, psi: Scalar | Prox, alpha: Tensor | flo
     """<d, y - x> for each of the steps, a column."""
     y = entry_prox(psi, torch.addcmul(part.x, part.e, steps), part.sizes(alpha))  # one row per step
     return entry_move(psi, part.x, y) @ part.d
-
-
-def _added(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    return parts[0].to(dtype) if len(parts) == 1 else torch.stack(list(parts)).sum(0, dtype=dtype)
 
 
 def per_point(reach: Any) -> TypeGuard[Tensor]:
