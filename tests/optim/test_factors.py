@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import mse_loss
 from torch.optim import lr_scheduler as schedulers
 
-from proxsps import CoolDown, ProxSPS, ProxSPSAdam
+from proxsps import L2, CoolDown, ProxSPS, ProxSPSAdam
 from proxsps.core.distance import distance_cap, start_travel, update_travel
 
 MAKERS = {
@@ -98,6 +98,22 @@ def test_a_group_at_rest_has_no_part_in_the_distance_cap(path, kit):
         other.step(loss=1e9)
         assert torch.equal(a, alone)
     assert torch.count_nonzero(b) == 0
+
+
+@PATHS
+def test_a_group_at_rest_with_a_centre_is_part_of_the_model(path, kit):
+    """The model of the loss, which its centre does not change, because its regulariser has no part in a step."""
+    tau = []
+    for center in (None, 0.5):
+        a, b = kit.drawn((70,), (34,))
+        resting = {"params": [b], "regularizer": L2(0.3, center=center), "factor": 0.0}
+        opt = ProxSPSAdam([{"params": [a]}, resting], **path)
+        for k in range(4):
+            a.grad, b.grad = noise(k) + a.detach(), noise(k)[:34]
+            opt.step(loss=5.0)
+        tau.append(opt.last_step.tau)
+    assert tau[0][0] > 0
+    torch.testing.assert_close(*tau)
 
 
 def test_a_tensor_as_factor_is_the_same_step(kit):

@@ -13,8 +13,8 @@ from proxsps.optim.device.searched import ROOM
 # What is counted, and a few launches that another version of torch may add.
 LIMITS = {
     "ProxSPS, weight decay": 48,
-    "SPS, weight decay": 54,
-    "DecSPS, weight decay": 78,
+    "SPS, weight decay": 52,
+    "DecSPS, weight decay": 76,
     "ProxSPS, momentum": 73,
     "ProxSPS, matched cap": 45,
     "ProxSPS, momentum, no lr": 101,

@@ -198,7 +198,8 @@ def advanced(
     held = kind.second or [Held(0)] * len(blocks)
     factor, share = shares(jnp.stack([block.alpha for block in blocks]))
     g_sq = [jnp.zeros((), dtype)] * len(sets)
-    weights, divisor, own_factor = moving_weights(share), 1.0, jnp.ones((), dtype)
+    weights, own_factor = moving_weights(share), jnp.ones((), dtype)
+    divisor = own_factor
     if kind.factors:  # the factor of a set is the largest one of its blocks; the average of a set that rests goes on
         places = jnp.asarray([own.set for own in held])
         largest = jnp.zeros(len(sets), dtype).at[places].max(share.astype(dtype))

@@ -119,6 +119,20 @@ def sibling_hint(groups: Sequence[dict[str, Any]], siblings: Iterable[range]) ->
     return None
 
 
+def skip_reason(f: float, C: float, bounded: bool) -> tuple[str, str]:
+    """Why the numbers of a step leave the parameters as they are: its kind, and a sentence."""
+    if not abs(C) < math.inf:
+        return "bound", f"lower_bound is {C}"
+    if not abs(f) < math.inf:
+        return "loss", f"The loss is {f}"
+    if bounded and f < C:
+        return "bound", (
+            f"The loss {f:.6g} is below lower_bound={C:.6g}; set lower_bound to a value that it never falls below, "
+            "or to None if there is none"
+        )
+    return "gradient", "A gradient or a parameter is not finite"
+
+
 class Rest:
     """The steps since the start of a run, for as long as the measured distance rests: steps cannot grow then.
 

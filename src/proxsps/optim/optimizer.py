@@ -32,7 +32,7 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
-from proxsps.optim.hints import Rest
+from proxsps.optim.hints import Rest, skip_reason
 from proxsps.optim.host import solve, written
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
@@ -276,7 +276,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             if (rule.beta is not None or rule.mix is not None) and loss.bounded and (solved.step.gap <= 0 or self._low):
                 self._notice_low(solved.step.gap, solved.loss.C)
         elif solved.step.code == SKIPPED:
-            self._explain_skip(*solved.loss)
+            self._skip(*skip_reason(*solved.loss))
         else:
             self._skip("move", "The step leaves the range of the parameters' precision")
         taken = self._taken["last"] = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
@@ -317,21 +317,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """What the last step did; None before the first step, and if there was no gradient."""
         taken = self._taken["last"]
         return None if taken is None else report(taken)
-
-    def _explain_skip(self, f: float, C: float, bounded: bool) -> None:
-        """Warn once for each reason to leave parameters as they are."""
-        if not abs(C) < math.inf:
-            self._skip("bound", f"lower_bound is {C}")
-        elif not abs(f) < math.inf:
-            self._skip("loss", f"The loss is {f}")
-        elif bounded and f < C:
-            reason = (
-                f"The loss {f:.6g} is below lower_bound={C:.6g}; set lower_bound to a value that it never falls below, "
-                "or to None if there is none"
-            )
-            self._skip("bound", reason)
-        else:
-            self._skip("gradient", "A gradient or a parameter is not finite")
 
     def _skip(self, kind: str, reason: str) -> None:
         """Count a skipped step, and warn once for each reason."""

@@ -39,10 +39,10 @@ class Numbers:
         return torch.stack([self.scalar(value) for value in values])
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
-        """Sum of 0-d tensors."""
+        """The sum of tensors of one shape."""
         if len(parts) == 1:
-            return self.scalar(parts[0])
-        return torch.stack(list(parts)).sum(dtype=self.dtype) if parts else self.scalar(0.0)
+            return parts[0].to(self.dtype)
+        return torch.stack(list(parts)).sum(0, dtype=self.dtype) if parts else self.scalar(0.0)
 
 
 def step_device(params: Sequence[Tensor], capturable: bool) -> torch.device | None:

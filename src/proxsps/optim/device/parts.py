@@ -27,7 +27,7 @@ from proxsps.core.step import (
     relaxation,
 )
 from proxsps.optim.blocks import ENTRIES, LINES, ROWS, UNITS, Block, plain, stored
-from proxsps.optim.device.numbers import Numbers, scale_of
+from proxsps.optim.device.joined import Estimate
 from proxsps.optim.device.refine import POINTS, refine_dual
 from proxsps.optim.device.rows import SearchedRows
 from proxsps.optim.device.searched import Searched, SearchedEntries, SearchedProxes
@@ -42,29 +42,18 @@ L2_ROUNDS = 4  # for the matched step of several blocks with weight decay; two a
 
 
 class Parts:
-    """The parts of a step over some blocks.
+    """The parts of a step: affine blocks, of which the estimate has the sums, and blocks that are searched.
 
     Args:
-        blocks: the blocks of the step.
-        numbers: its numbers.
+        estimate: the model of the loss, with the blocks of the step.
         ranks: the ranks that take the step together.
-        known: <d, p> and <d, x> of affine blocks without a centre, if they are known.
-        coupled: whether the slopes include the squared l2 norm.
         scaled: whether caps are multiplied by a number that is known after the sums.
     """
 
-    def __init__(
-        self,
-        blocks: Sequence[Block],
-        numbers: Numbers,
-        ranks: Ranks,
-        known: Sequence[Array],
-        coupled: bool,
-        scaled: bool,
-    ) -> None:
-        self.blocks, self.numbers, self._ranks = blocks, numbers, ranks
-        self._known, self._coupled = known, coupled
-        kinds = [block.kind for block in blocks]
+    def __init__(self, estimate: Estimate, ranks: Ranks, scaled: bool) -> None:
+        self._estimate, self._ranks, self._coupled = estimate, ranks, estimate.rule.coupled
+        self.blocks, self.numbers = blocks, numbers = estimate.blocks, estimate.numbers
+        kinds = estimate.kinds
         self._lines = {i: block for i, block in enumerate(blocks) if kinds[i] == LINES}
         others = {i: block for i, block in enumerate(blocks) if kinds[i] != LINES}
         self.curved = bool(others)  # also if this rank has no entries of blocks that are searched
@@ -84,28 +73,18 @@ class Parts:
                 self._searched.append(KINDS.get(kind, SearchedProxes)(numbers, own, places, scaled))
                 self._searched[-1].share = share
 
-    def sums(self, points: bool) -> Sums:
-        """The sums of all blocks, in their order; ||x||^2 only for `points`, and of affine blocks."""
-        known = {i for i, block in self._lines.items() if self._known and not (points or block.centered)}
-        if len(known) == len(self.blocks):
-            return Sums(self._known[0], self._known[1], 0.0)
-        columns: dict[int, Sequence[Tensor | float]] = {}
-        for i, block in self._lines.items():
-            if i in known:
-                columns[i] = [row[i] for row in self._known]
-            else:
-                columns[i] = line_sums(self.numbers, block, points, self._coupled)
-        for part in self._searched:
-            columns |= zip(part.places, part.sums(), strict=True)
-        every = [[*columns.get(i, (0.0, 0.0)), 0.0] for i in range(len(self.blocks))]
-        d_sq, d_dot_x, x_sq = ([column[row] for column in every] for row in range(3))
-        vector = self.numbers.vector
-        return Sums(vector(d_sq), vector(d_dot_x), vector(x_sq) if points else 0.0)
+    def sums(self) -> Sums:
+        """The sums of all blocks, in their order; ||x||^2 only if it is needed, and of affine blocks."""
+        found = {i: pair for part in self._searched for i, pair in zip(part.places, part.sums(), strict=True)}
+        d_sq, d_dot_x = ({i: pair[row] for i, pair in found.items()} for row in range(2))
+        estimate = self._estimate
+        x_sq = estimate.row("x_sq", dict.fromkeys(found, 0.0)) if estimate.measures else 0.0
+        return Sums(estimate.row("d_sq", d_sq), estimate.row("d_dot_x", d_dot_x), x_sq)
 
     @property
     def _of_affine(self) -> Tensor:
         """1 for affine blocks, 0 for the others."""
-        return self.numbers.vector([float(i in self._lines) for i in range(len(self.blocks))])
+        return self.numbers.vector([float(kind == LINES) for kind in self._estimate.kinds])
 
     def _total(self, found: Sequence[Tensor], like: Tensor) -> Array:
         """The numbers of all searched parts, each of the shape of `like`, added up over these and over all ranks."""
@@ -204,32 +183,7 @@ class Parts:
         return moves + prox_move_sq(update, *(affine * part for part in sums))
 
 
-# Blocks whose prox is affine: sums in few launches, and x <- keep x + move d + pull center
-
-
-def line_sums(numbers: Numbers, block: Block, points: bool, coupled: bool) -> list[Tensor | float]:
-    """||d||^2 (in a metric <d, D^-1 d>), <d, x - center> and, for `points`, ||x - center||^2, as numbers of a step.
-
-    Slopes of f32 may be beyond the range of their squares. If they are `coupled`, d = g + lam (x - center).
-    """
-    columns: list[Any] = [block.params, block.slopes]
-    if block.directions is not None:
-        columns.append(block.directions)
-    elif block.centered:
-        columns.append(block.centers)
-    d_sq, d_dot_x, x_sq = [], [], []
-    for lists in bundles(columns, LAUNCH):
-        x, d, *other = (widened(join(tensors)) for tensors in lists)
-        x = x - other[0] if block.centered else x
-        d = torch.add(d, x, alpha=block.lam) if coupled and block.lam else d
-        norm = torch.linalg.vector_norm(d, dtype=numbers.dtype)
-        scale = scale_of(norm)
-        in_metric = block.directions is not None
-        d_sq.append(torch.dot(d / scale, other[0]) * scale if in_metric else norm.square())
-        d_dot_x.append(torch.dot(d / scale, x) * scale)
-        if points:
-            x_sq.append(torch.linalg.vector_norm(x, dtype=numbers.dtype).square())
-    return [numbers.total(d_sq), numbers.total(d_dot_x), numbers.total(x_sq) if points else 0.0]
+# Blocks whose prox is affine: x <- keep x + move d + pull center
 
 
 def move_lines(blocks: Mapping[int, Block], update: Affine, ok: Tensor) -> None:
@@ -254,15 +208,15 @@ def _fuses(block: Block) -> bool:
 
 
 def _move(block: Block, keep: Tensor | float, move: Tensor, pull: Tensor | float, ok: Tensor) -> None:
-    if not block.centered and plain(block.params, block.along):
-        for xs, ds in bundles((block.params, block.along), LAUNCH):
-            x, d = widened(join(xs)), widened(join(ds))
-            spread(torch.where(ok, (keep * x + move * d).to(x.dtype), x).to(xs[0].dtype), xs)
-        return
-    for x, d, c in zip(block.params, block.along, block.centers, strict=True):
-        y = keep * widened(x) + move * widened(d)
-        y = y if c is None else y + pull * widened(c)
-        x.copy_(torch.where(ok, y.to(x.dtype), x))
+    columns: list[Any] = [block.params, block.along, *([block.centers] if block.centered else [])]
+    together = plain(block.params, block.along)
+    lists: Any = bundles(columns, LAUNCH) if together else ([[t] for t in ts] for ts in zip(*columns, strict=True))
+    for xs, ds, *centers in lists:
+        x, d = widened(join(xs)), widened(join(ds))
+        y = keep * x + move * d
+        for cs in centers:
+            y = y + pull * widened(join(cs))
+        spread(torch.where(ok, y.to(x.dtype), x).to(xs[0].dtype), xs)
 
 
 def _move_fused(block: Block, keep: Tensor | None, move: Tensor, skipped: Tensor) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,63 +12,13 @@ from proxsps.core.model import RowSums, row_moves_sq, row_values
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.device.refine import POINTS
-from proxsps.optim.device.searched import Searched, per_point, resting, written
-from proxsps.optim.lists import join, spread_all, widened
+from proxsps.optim.device.searched import Searched, per_point, written
+from proxsps.optim.lists import spread_all
+from proxsps.optim.proxes import RowStack, row_stacks
 from proxsps.regularizers.structure import Scalar
 
 LADDER = 256  # points of the first round if there are only rows: their three sums are few numbers
 NUMBERS = 1 << 20  # limit on points times rows of a round
-
-
-@dataclass
-class Stack:
-    """Tensors of one block whose rows have one length, as a matrix with one row for each group of entries."""
-
-    block: int
-    params: list[Tensor]
-    slopes: list[Tensor]
-    order: tuple[int, ...] | None  # dims of tensors of one shape: tensor, counted dims, normed dims; None: in order
-    length: int
-    psi: Scalar
-
-    def matrices(self) -> Tensor:
-        """x and d stacked, in at least f32: (2, rows, length)."""
-        if self.params[0].dtype != self.slopes[0].dtype:
-            return torch.stack([self._matrix(self.params), self._matrix(self.slopes)])
-        return self._matrix([*self.params, *self.slopes]).view(2, -1, self.length)
-
-    def _matrix(self, tensors: list[Tensor]) -> Tensor:
-        if self.order is None:
-            return widened(join(tensors).view(-1, self.length))
-        return widened(torch.stack(tensors).permute(self.order).reshape(-1, self.length))
-
-    def vector(self, matrix: Tensor) -> Tensor:
-        """The entries of a matrix in the order of the parameters."""
-        if self.order is None:
-            return matrix.reshape(-1)
-        shape = (len(self.params), *self.params[0].shape)
-        moved = matrix.view([shape[d] for d in self.order])
-        return moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).reshape(-1)
-
-
-def stacks(block: Block, place: int) -> Iterator[Stack]:
-    """The tensors of a block by the length of their rows; if the rows are not in order, by shape as well."""
-    found: dict[tuple[object, ...], Stack] = {}
-    for x, d, rows in zip(block.params, block.slopes, block.rows, strict=True):
-        if x.numel() == 0:
-            continue
-        ndim = x.dim()
-        normed = range(ndim) if rows.dims is None else sorted(dim % ndim for dim in rows.dims)
-        counted = [dim for dim in range(ndim) if dim not in normed]
-        length = math.prod([x.shape[dim] for dim in normed])  # a list, which compilers can trace
-        ordered = [*counted, *normed] == list(range(ndim))
-        order = None if ordered else (0, *(dim + 1 for dim in counted), *(dim + 1 for dim in normed))
-        key = (length, x.dtype, d.dtype, rows.psi, None if ordered else (order, x.shape))
-        if key not in found:
-            found[key] = Stack(place, [], [], order, length, resting(rows.psi, block.alpha))
-        found[key].params.append(x)
-        found[key].slopes.append(d)
-    yield from found.values()
 
 
 class SearchedRows(Searched):
@@ -78,14 +26,16 @@ class SearchedRows(Searched):
 
     def __init__(self, numbers: Numbers, blocks: Sequence[Block], places: Sequence[int], scaled: bool) -> None:
         super().__init__(numbers, blocks, places, scaled)
-        self._stacks = [stack for i, block in enumerate(blocks) for stack in stacks(block, i)]
+        self._stacks = [
+            stack for i, block in enumerate(blocks) for stack in row_stacks(block, i, [block.params, block.slopes])
+        ]
 
     def sums(self) -> list[Sequence[Tensor]]:
         """Three sums per row, kept for the search, and added up over each block."""
         wide = self.numbers.dtype
         norms, dots = [], []
         for stack in self._stacks:
-            x, d = both = stack.matrices()
+            x, d = both = _matrices(stack)
             norms.append(torch.linalg.vector_norm(both, dim=2, dtype=wide))
             dots.append((x.to(wide) * d).sum(1))
         x_sq, d_sq = torch.cat(norms, dim=1).square()
@@ -130,7 +80,7 @@ class SearchedRows(Searched):
         steps = [u * -cap for cap in caps]
         xs, zs = [], []
         for stack in self._stacks:
-            x, d = stack.matrices()
+            x, d = _matrices(stack)
             xs.append(x)
             zs.append(torch.addcmul(x, d, steps[stack.block]))
         norms = torch.cat([torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype) for z in zs])
@@ -140,4 +90,11 @@ class SearchedRows(Searched):
         for stack, x, z, factor in zip(self._stacks, xs, zs, factors, strict=True):
             y = z * factor.to(z.dtype)[:, None]
             vectors.append(stack.vector(written(x, y, s, ok, caps[stack.block])))
-        spread_all(vectors, [stack.params for stack in self._stacks])
+        spread_all(vectors, [stack.columns[0] for stack in self._stacks])
+
+
+def _matrices(stack: RowStack) -> Tensor:
+    """x and d stacked: (2, rows, length)."""
+    if len({tensors[0].dtype for tensors in stack.columns}) > 1:
+        return torch.stack([stack.matrix(0), stack.matrix(1)])
+    return stack.matrix(0, 1).view(2, -1, stack.length)

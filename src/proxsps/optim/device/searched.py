@@ -20,7 +20,7 @@ from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.device.refine import POINTS
 from proxsps.optim.lists import bundles, join, spread, widened
-from proxsps.optim.vectors.proxes import piles
+from proxsps.optim.proxes import entry_move, entry_prox, piles, resting, stepping
 from proxsps.regularizers.structure import Prox, Scalar
 
 ROOM = 32 << 20  # bytes that the search over entries may use, or twice those of the parameters, if that is more
@@ -233,11 +233,11 @@ class SearchedEntries(SearchedParts):
         for part in self._pieces(len(u)):
             i = part.block
             found[i].append(_products(part, steps[i].to(part.x.dtype), self._psi[i], sizes[i]))
-        own = [_added(parts, u.dtype) for parts in found if parts]
+        own = [self.numbers.total(parts) for parts in found if parts]
         return self._scale * sum(own[1:], start=own[0])
 
     def _prox(self, k: int, z: Tensor, cap: Any, part: Part) -> Tensor:
-        return _prox(z, self._psi[part.block], part.sizes(cap))
+        return entry_prox(self._psi[part.block], z, part.sizes(cap))
 
     def _store(self, k: int, y: Tensor) -> None:
         _, (xs, *_) = self._lists[k]
@@ -246,54 +246,13 @@ class SearchedEntries(SearchedParts):
 
 def _products(part: Part, steps: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
     """<d, y - x> for each of the steps, a column."""
-    y = _prox(torch.addcmul(part.x, part.e, steps), psi, part.sizes(alpha))  # one row per step
-    return (y.sub_(part.x) if isinstance(psi, Scalar) else y - part.x) @ part.d
-
-
-def _prox(z: Tensor, psi: Scalar | Prox, alpha: Tensor | float) -> Tensor:
-    """The prox, in the memory of z if psi is known; z itself where alpha is 0."""
-    if not isinstance(psi, Scalar):
-        y: Tensor = psi.prox(z, stepping(alpha))
-        return torch.where(alpha == 0, z, y) if isinstance(alpha, Tensor) else y
-    if psi.l1:
-        z = _shrink(z, alpha * psi.l1)
-    if psi.l2:
-        z.div_(1 + alpha * psi.l2)
-    return z.clamp_(psi.lower, psi.upper) if psi.bounded else z
-
-
-def _shrink(z: Tensor, threshold: Tensor | float) -> Tensor:
-    """Soft thresholding in the memory of z; with a threshold on the device in twice as much."""
-    if isinstance(threshold, Tensor):
-        return z.sub_(z.clamp(-threshold, threshold))
-    if torch.compiler.is_compiling():
-        return torch.nn.functional.softshrink(z, threshold)
-    torch.ops.aten.softshrink.out(z, threshold, out=z)
-    return z
-
-
-def _added(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    return parts[0].to(dtype) if len(parts) == 1 else torch.stack(list(parts)).sum(0, dtype=dtype)
+    y = entry_prox(psi, torch.addcmul(part.x, part.e, steps), part.sizes(alpha))  # one row per step
+    return entry_move(psi, part.x, y) @ part.d
 
 
 def per_point(reach: Any) -> TypeGuard[Tensor]:
     """Whether each point of a round has its own number."""
     return isinstance(reach, Tensor) and reach.ndim > 0
-
-
-def stepping(alpha: Any) -> Any:
-    """A cap to divide by, 1 if it is 0: a block with cap 0 does not move."""
-    if isinstance(alpha, Tensor):
-        return torch.where(alpha == 0, torch.ones_like(alpha), alpha)
-    return alpha or 1.0
-
-
-def resting(psi: Any, alpha: Tensor | float) -> Any:
-    """The function without its bounds where the cap is 0, so that entries outside of them stay where they are."""
-    if not (isinstance(alpha, Tensor) and isinstance(psi, Scalar) and psi.bounded):
-        return psi  # blocks whose cap is known to be 0 are affine
-    moves, inf = alpha > 0, torch.full_like(alpha, math.inf)
-    return psi._replace(lower=torch.where(moves, psi.lower, -inf), upper=torch.where(moves, psi.upper, inf))
 
 
 def written(x: Tensor, y: Tensor, s: Tensor | float, ok: Tensor, cap: Tensor | float) -> Tensor:

@@ -6,7 +6,7 @@ blocks there are. Each block gets its part of the vectors as z, slope and direct
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from proxsps.core.array import Array, over_blocks, times
 from proxsps.core.schedule_free import Averaging, counted, gradient_point, gradient_weights, next_share
 from proxsps.optim.blocks import LINES, Block
-from proxsps.optim.device.estimate import Estimated, Joined, Vector
+from proxsps.optim.device.joined import Estimate, Estimated, Vector
 from proxsps.optim.device.numbers import Numbers, store
 from proxsps.optim.last_step import Chosen
 from proxsps.optim.lists import join
@@ -38,7 +38,7 @@ class Point(NamedTuple):
     old: Tensor  # the average of gradients, or of their squares
 
 
-class SecondPoints(Joined):
+class SecondPoints(Estimate):
     """The linear model at y, seen from z: the parameters of blocks become z. <g, x> is <g, z - y> here."""
 
     def __init__(self, rule: Rule, blocks: Sequence[Block], numbers: Numbers, opt: Any) -> None:
@@ -52,54 +52,60 @@ class SecondPoints(Joined):
         super().__init__(rule, blocks, numbers, opt.state, before, keys, apart)
         self._opt, self._mix, self._bounds = opt, rule.mix or 1.0, list(map(bounds_of, blocks))
         self._points = list(map(self._point, self._vectors))
-        self._made["params"] = {k: point.z for k, point in enumerate(self._points)}
         if spectral:
             mu, self._after["squares"] = gradient_weights(before["k"], before["squares"])
             rho = torch.sqrt(self._after["squares"])
+        made: dict[str, dict[int, Tensor]] = {"params": {}, "slopes": {}, "directions": {}, "metrics": {}}
         for j, block in spectral.items():
-            self._orthogonalize(j, block, mu, rho)
+            for k, d, p in self._orthogonalized(j, block, mu, rho):
+                made["slopes"][k], made["directions"][k] = d, p
         for k, point in enumerate(self._points):
+            made["params"][k] = point.z
             if "square" in point.own.keys:
-                self._scale(k, point)
-        self._hand_out()
+                made["slopes"][k], made["directions"][k], made["metrics"][k] = self._scaled(k, point)
+        self._hand_out(made, flat=True)
 
     def _columns(self, j: int, i: int) -> dict[str, Tensor]:
-        return super()._columns(j, i) | {Z: self._blocks[j].params[i], Y: self._blocks[j].ys[i]}
+        return super()._columns(j, i) | {Z: self.blocks[j].params[i], Y: self.blocks[j].ys[i]}
 
     def _point(self, own: Vector) -> Point:
         z, y, old, g = own.joined(Z, Y, *own.keys, "g")
         x = torch.lerp(z, y, 1 / self._mix)  # `proxsps.core.schedule_free.average` in one operation, before z moves
         return Point(own, z, y, x, g.to(old.dtype), old)
 
-    def _scale(self, k: int, point: Point) -> None:
-        """Directions in Adam's metric."""
-        v, D = self._squares(point.own, point.g, point.old)
-        self._new[k], self._made["metrics"][k] = {"square": v}, D
-        rows = self._products(k, point.g, point.g / D)
+    def _scaled(self, k: int, point: Point) -> tuple[Tensor, Tensor, Tensor]:
+        """Slopes, directions in Adam's metric, and D."""
+        self._new[k]["square"], D = self._squares(point.own, point.g, point.old)
+        p = point.g / D
+        rows = self._products(k, point.g, p)
         rows["g_sq"] = rows["p_sq"]
+        return point.g, p, D
 
-    def _orthogonalize(self, j: int, block: Block, mu: Tensor, rho: Tensor) -> None:
-        """Spectral directions, from the weight `mu` of old gradients, and what averaging takes away from noise."""
+    def _orthogonalized(self, j: int, block: Block, mu: Tensor, rho: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Slopes and spectral directions of vectors, from the weight `mu` of old gradients.
+
+        `rho` is what averaging takes away from noise.
+        """
         points = {k: point for k, point in enumerate(self._points) if j in point.own.spans}
         slopes = {k: torch.lerp(point.g, point.old, mu.to(point.old.dtype)) for k, point in points.items()}
         found = directions_of(block, self._shaped(j, slopes), rho, self._opt, few=True)
         for k, point in points.items():
-            self._new[k] = {"average": slopes[k]}
-            rows = self._products(k, slopes[k], join([found[i] for _, i in point.own.members]))
+            self._new[k]["average"], p = slopes[k], join([found[i] for _, i in point.own.members])
+            rows = self._products(k, slopes[k], p)
             rows["g_sq"] = counted(rows["p_sq"] / rho.square(), point.z.numel())
+            yield k, slopes[k], p
 
     def _products(self, k: int, d: Tensor, p: Tensor) -> dict[str, Tensor]:
-        """Keep slopes and directions; returns all sums over a vector but ||D^-1 g||^2."""
-        self._made["slopes"][k], self._made["directions"][k] = d, p
+        """All sums over a vector but ||D^-1 g||^2."""
         own, z, y, _, g, _ = self._points[k]
         along_g, along_d = {"g_dot_x": z - y}, {"d_sq": p, "d_dot_x": z}
-        if not any(self._blocks[j].kind == LINES for j in own.spans):
+        if not any(self.kinds[j] == LINES for j in own.spans):
             products = [(g, along_g)]
         else:
             products = [(g, along_g | along_d)] if d is g else [(g, along_g), (d, along_d)]
-        if self._rule.max_move is not None:
+        if self.rule.max_move is not None:
             products.append((p, {"p_dot_x": z}))
-        return self._sum(own, {"p_sq": p}, products)
+        return self._sum(own, {"p_sq": p, **({"x_sq": z} if self.measures else {})}, products)
 
     def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
         """f + <g, z - y>."""
@@ -115,9 +121,9 @@ class SecondPoints(Joined):
             y = self._next_point(point, share, ok)
             averages = {key: torch.where(ok, new, point.old) for key, new in self._new[k].items()}
             self._write(point.own, {Z: point.z, Y: y, **averages})
-        for i, block in enumerate(self._blocks):
+        for i, block in enumerate(self.blocks):
             if block.group["regularizer"] is not None:  # its zeros are those of a multiple of the last step
-                last = self._numbers.scalar(block.group["tau"])
+                last = self.numbers.scalar(block.group["tau"])
                 store(block.group, "tau", torch.where(ok & (tau > 0), tau * alpha[i], last))
         return super().finish(step, alpha, ok)
 
@@ -127,7 +133,7 @@ class SecondPoints(Joined):
         new = gradient_point(torch.lerp(x, z, share.to(x.dtype)), z, self._mix)
         for j, span in own.spans.items():
             if (bounds := self._bounds[j]) is not None:
-                rate = self._blocks[j].group["lr"]  # with a factor of 0, it does not move onto its constraint
+                rate = self.blocks[j].group["lr"]  # with a factor of 0, it does not move onto its constraint
                 inside = new[span].clamp(*bounds)
                 new[span] = (
                     torch.where((rate > 0).to(ok.device), inside, new[span]) if isinstance(rate, Tensor) else inside

@@ -16,7 +16,8 @@ from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, linear, sps
 from proxsps.core.step import admissible
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.caps import Caps
-from proxsps.optim.device.estimate import Averaged, Estimate
+from proxsps.optim.device.estimate import Averaged, Given
+from proxsps.optim.device.joined import Estimate
 from proxsps.optim.device.numbers import Numbers, keep_numbers, store
 from proxsps.optim.device.parts import Parts
 from proxsps.optim.device.second import SecondPoints
@@ -55,8 +56,8 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     estimate = _estimate(opt, rule, blocks, numbers)
     lams = [float(block.lam) for block in blocks]
     lam = lams[0] if len(set(lams)) == 1 else numbers.vector(lams)  # a Python number takes no launch
-    parts = Parts(blocks, numbers, ranks, estimate.known, rule.coupled, caps.scaled)
-    sums = parts.sums(points=rule.coupled or rule.max_move is not None)
+    parts = Parts(estimate, ranks, caps.scaled)
+    sums = parts.sums()
     extras, travelled = estimate.extras(), caps.sums()
     agreed, active = True, ranks.size
     if ranks.size > 1:
@@ -90,7 +91,7 @@ def _estimate(opt: Any, rule: Rule, blocks: list[Block], numbers: Numbers) -> Es
     """The linear model of a method."""
     if rule.mix is not None:
         return SecondPoints(rule, blocks, numbers, opt)
-    return Estimate(rule, blocks, numbers) if rule.beta is None else Averaged(rule, blocks, numbers, opt.state)
+    return Given(rule, blocks, numbers) if rule.beta is None else Averaged(rule, blocks, numbers, opt.state)
 
 
 def _choose(rule: Rule, caps: Caps, parts: Parts, known: Known) -> Chosen:

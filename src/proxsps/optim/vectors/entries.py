@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softshrink
 
 from proxsps.optim.blocks import FULL, plain
 from proxsps.optim.lists import bundles, join, spread, widened
+from proxsps.optim.proxes import entry_move, entry_prox, entry_tangent
 from proxsps.optim.rule import Heights, Table
 from proxsps.optim.vectors.averages import Averages
-from proxsps.regularizers.structure import Scalar
 
 PIECE = 1 << 18  # entries: few enough for the cache, and enough that the time of calls does not matter
 Floats = Sequence[float]
@@ -140,10 +139,10 @@ class EntryPart:
         p, step = (d, cap) if D is None else (d / D, cap / D)
         for i, v in enumerate(u):
             z = torch.add(x, p, alpha=-v * cap)
-            y = _prox(psi, z, step)
-            tangent = _tangent(psi, z, y, p, step)
-            heights[i] += scale * float(torch.dot(d, y - x))
+            y = entry_prox(psi, z, step)
+            tangent = entry_tangent(psi, z, y, p, step)
             slopes[i] += math.nan if tangent is None else -scale * cap * float(torch.dot(d, tangent))
+            heights[i] += scale * float(torch.dot(d, entry_move(psi, x, y)))
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """Heights at the points u."""
@@ -168,7 +167,7 @@ class EntryPart:
         """y(u) with the cap alpha."""
         psi = self._psi[piece.block]
         p, step = (d, alpha) if D is None else (d / D, alpha / D)
-        return _prox(psi, torch.add(x, p, alpha=-u * alpha), step)
+        return entry_prox(psi, torch.add(x, p, alpha=-u * alpha), step)
 
     def sampled_sums(self, every: int) -> list[list[float]]:
         """The sums of a step, estimated from a sample."""
@@ -210,33 +209,3 @@ class EntryPart:
                 if piece.centers:
                     y = torch.add(y, widened(join(piece.centers)), alpha=1 - keep[b])
             spread(y.to(piece.xs[0].dtype), piece.xs)
-
-
-def _prox(psi: Any, z: Tensor, step: Tensor | float) -> Tensor:
-    """The prox, by fewer operations than usual for functions with constants that are numbers."""
-    if isinstance(step, Tensor) or not _is_constant(psi):
-        found: Tensor = psi.prox(z, step)
-        return found
-    y = softshrink(z, _threshold(psi, z, step)) if psi.l1 else z
-    y = y / (1 + step * psi.l2) if psi.l2 else y
-    return y.clamp(psi.lower, psi.upper) if psi.bounded else y
-
-
-def _tangent(psi: Any, z: Tensor, y: Tensor, p: Tensor, step: Tensor | float) -> Tensor | None:
-    """The derivative of the prox along p, or None if it is not cheap."""
-    if isinstance(step, Tensor) or not _is_constant(psi):
-        found: Tensor | None = psi.prox_jvp(z, y, p, step)
-        return found
-    # The derivatives of torch's own functions are 0 where they do not move, else p.
-    p = torch.ops.aten.softshrink_backward(p, z, _threshold(psi, z, step)) if psi.l1 else p
-    p = p / (1 + step * psi.l2) if psi.l2 else p
-    return torch.ops.aten.hardtanh_backward(p, y, psi.lower, psi.upper) if psi.bounded else p
-
-
-def _is_constant(psi: Any) -> bool:
-    return isinstance(psi, Scalar) and all([isinstance(c, (int, float)) for c in psi])
-
-
-def _threshold(psi: Scalar, z: Tensor, step: float) -> float:
-    """What the l1 norm takes off each entry; at most the largest number of the dtype, beyond which torch raises."""
-    return min(step * psi.l1, torch.finfo(z.dtype).max)

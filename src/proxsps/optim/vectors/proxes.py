@@ -3,89 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from proxsps.core.array import Array
 from proxsps.optim.blocks import plain, stored
 from proxsps.optim.lists import widened
+from proxsps.optim.proxes import Pile, piles
 from proxsps.optim.rule import Heights, Table
 from proxsps.optim.vectors.averages import Averages
-from proxsps.regularizers import Regularizer
 from proxsps.regularizers._support import reading_numbers
-from proxsps.regularizers.base import flatten, unflatten
 
 Floats = Sequence[float]
-
-
-class Pile(NamedTuple):
-    """Tensors of a block to which the prox is applied in one call."""
-
-    block: int
-    phi: Regularizer
-    members: list[int]  # their positions in the block
-    in_metric: bool
-    stacked: bool  # tensors of one shape on a first axis
-    joined: bool  # the entries of all tensors as one vector
-
-    def gather(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The tensors as one."""
-        if self.joined:
-            vector: Tensor = flatten(list(tensors))
-            return vector
-        return torch.stack(list(tensors)) if self.stacked else tensors[0]
-
-    def split(self, y: Tensor, like: list[Tensor]) -> list[Tensor]:
-        """The inverse of `gather`."""
-        if self.joined:
-            return unflatten(y, like)
-        return list(y.unbind()) if self.stacked else [y]
-
-    def prox(self, z: Tensor, step: Tensor | float) -> Tensor:
-        """The prox of each tensor, with one step size, or in a metric with one for each entry."""
-        y: Tensor = self.phi.prox_diagonal(z, step) if self.in_metric else self._each(self.phi.prox, z, step)
-        return y
-
-    def tangent(self, z: Tensor, y: Tensor, p: Tensor, step: Tensor | float) -> Tensor | None:
-        """The derivative of the prox along p, or None if it is not cheap."""
-        if self.in_metric:
-            return self.phi.prox_jvp(z, y, p, step) if self.phi.separable else None
-        if self.stacked and type(self.phi).prox_jvp is Regularizer.prox_jvp:
-            return None
-        found: Tensor | None = self._each(self.phi.prox_jvp, z, y, p, step)
-        return found
-
-    def _each(self, formula: Callable[..., Array], *args: Tensor | float) -> Array:
-        """A formula of one tensor and a last number, for one tensor or for each of a stack."""
-        if not self.stacked:
-            return formula(*args)
-        return torch.func.vmap(formula, in_dims=(*[0] * (len(args) - 1), None))(*args)
-
-
-def piles(block: Any, place: int) -> Iterator[Pile]:
-    """The piles of a block: a joint prox takes all tensors, others take what is alike."""
-    phi, params, slopes = block.phi, block.params, block.slopes
-    everything = list(range(len(params)))
-    if phi.joint:
-        yield Pile(place, phi, everything, block.in_metric, False, True)
-        return
-    found: dict[object, list[int]] = defaultdict(list)
-    for i, x in enumerate(params):
-        own = phi.at(block.indices[i]) is phi
-        together: object = i
-        if block.in_metric and phi.separable and own:
-            together = x.dtype
-        elif not block.in_metric and getattr(phi, "batches", False) and own:
-            together = (x.shape, x.dtype, slopes[i].dtype)
-        found[together].append(i)
-    for members in found.values():
-        several, in_metric, own = len(members) > 1, block.in_metric, phi.at(block.indices[members[0]])
-        yield Pile(place, own, members, in_metric, several and not in_metric, several and in_metric)
 
 
 class State(NamedTuple):

@@ -6,73 +6,23 @@ is processed in slices that fit into the cache.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
-from proxsps.optim.lists import widened
+from proxsps.optim.lists import spread
+from proxsps.optim.proxes import RowStack, row_stacks
 from proxsps.optim.rule import Heights
-from proxsps.regularizers.structure import Rows, Scalar
+from proxsps.regularizers.structure import Scalar
 
 SLICE = 1 << 16  # entries that are processed at a time
 SMALL = 1 << 15  # entries up to which tensors of one shape are stacked
 
 Floats = Sequence[float]
-
-
-class Stack(NamedTuple):
-    """Tensors of one shape and block as matrices, one row for each group of entries."""
-
-    block: int
-    tensors: list[list[Tensor]]  # parameters, gradients and averages
-    order: tuple[int, ...]  # dims of a stack: tensor, counted dims, normed dims
-    length: int  # entries per row
-    rows: int
-    psi: Scalar
-
-    def matrix(self, column: int, exact: bool) -> Tensor:
-        """The tensors of a column as one matrix; a view of a single tensor where it has the rows in order."""
-        tensors = self.tensors[column]
-        x = tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
-        found = widened(x.permute(self.order).reshape(self.rows, self.length))
-        return found.double() if exact else found
-
-    def write(self, column: int, matrix: Tensor) -> None:
-        """The inverse of `matrix`."""
-        tensors = self.tensors[column]
-        shape = (len(tensors), *tensors[0].shape)
-        moved = matrix.reshape([shape[d] for d in self.order])
-        parts = moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).unbind()
-        torch._foreach_copy_(tensors, list(parts))
-
-    def slices(self, *matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Matrices, cut in the same way into slices that fit into the cache."""
-        return zip(*(matrix.split(max(1, SLICE // max(1, self.length))) for matrix in matrices), strict=True)
-
-
-def _stacks(block: Any, place: int, columns: Sequence[Sequence[Tensor]]) -> Iterator[Stack]:
-    """The tensors of a block by shape; large tensors alone."""
-    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for i, x in enumerate(block.params):
-        found[x.shape, x.dtype, columns[1][i].dtype, i if x.numel() > SMALL else -1].append(i)
-    structures: Sequence[Rows] = block.rows
-    for members in found.values():
-        first, rows = block.params[members[0]], structures[members[0]]
-        if not first.numel():
-            continue
-        ndim = first.dim()
-        normed = range(ndim) if rows.dims is None else sorted(d % ndim for d in rows.dims)
-        counted = [d for d in range(ndim) if d not in normed]
-        length = math.prod(first.shape[d] for d in normed)
-        order = (0, *(d + 1 for d in counted), *(d + 1 for d in normed))
-        count = len(members) * math.prod(first.shape[d] for d in counted)
-        yield Stack(place, [[column[i] for i in members] for column in columns], order, length, count, rows.psi)
 
 
 class RowPart:
@@ -82,18 +32,20 @@ class RowPart:
 
     def __init__(self, plan: Any, places: Sequence[int]) -> None:
         self._plan, self._exact, self._blocks = plan, plan.exact, [plan.blocks[i] for i in places]
-        self._stacks: list[Stack] = []
+        self._stacks: list[RowStack] = []
         for i, block in enumerate(self._blocks):
             held = [[plan.entries_of(block, j, name) for j in range(len(block.params))] for name in plan.averages]
-            self._stacks += _stacks(block, i, [block.params, block.slopes, *held])
+            self._stacks += row_stacks(block, i, [block.params, block.slopes, *held], SMALL)
         counts = [stack.rows for stack in self._stacks]
         self._owners = np.repeat([stack.block for stack in self._stacks], counts).astype(np.int64)
         columns = zip(*(stack.psi for stack in self._stacks), strict=True)
         self._psi = Scalar(*(np.repeat(np.array(column, np.float64), counts) for column in columns))
 
-    def _matrices(self, stack: Stack) -> tuple[Tensor, Tensor, Tensor]:
+    def _matrices(self, stack: RowStack) -> tuple[Tensor, Tensor, Tensor]:
         """x, g and the new d."""
-        x, g, *held = [stack.matrix(i, self._exact) for i in range(len(stack.tensors))]
+        x, g, *held = [stack.matrix(i) for i in range(len(stack.columns))]
+        if self._exact:
+            x, g, *held = [t.double() for t in (x, g, *held)]
         if not held or self._plan.weight == 1:
             return x, g, g
         return x, g, torch.lerp(held[0], g, self._plan.weight)
@@ -104,7 +56,7 @@ class RowPart:
         g_dot_x, g_sq = [0.0] * blocks, [0.0] * blocks
         for stack in self._stacks:
             x, g, d = self._matrices(stack)
-            for a, b in stack.slices(x, d):
+            for a, b in _slices(x, d):
                 norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in (a, b)]
                 found.append(torch.stack([norms[0], torch.linalg.vecdot(a, b).double(), norms[1]]))
             if self._plan.averages:
@@ -140,13 +92,18 @@ class RowPart:
         for stack in self._stacks:
             x, _, d = self._matrices(stack)
             cap, out = alpha[stack.block], torch.empty_like(x)
-            for a, b, y in stack.slices(x, d, out) if relax else ():
+            for a, b, y in _slices(x, d, out) if relax else ():
                 z = torch.add(a, b, alpha=-u * cap)
                 norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
                 torch.mul(z, stack.psi.prox(norm, cap).div_(norm), out=y)
                 if relax != 1:
                     y.copy_(a + relax * (y - a))
             if self._plan.averages:
-                stack.write(2, d)
+                spread(stack.vector(d), stack.columns[2])
             if relax:
-                stack.write(0, out)
+                spread(stack.vector(out), stack.columns[0])
+
+
+def _slices(*matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Matrices, cut in the same way into slices that fit into the cache."""
+    return zip(*(matrix.split(max(1, SLICE // matrix.shape[1])) for matrix in matrices), strict=True)

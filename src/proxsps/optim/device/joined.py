@@ -1,0 +1,243 @@
+"""Tensors of blocks joined into long vectors, so that averages and sums of a step on a device take few launches.
+
+Averages are made before the step and written only where it is taken, so that a skipped step leaves everything as it
+was; in place, so that a captured step finds them again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxsps.core.array import Array
+from proxsps.core.estimate import corrected_weight, metric
+from proxsps.optim.blocks import LINES, Block
+from proxsps.optim.device.numbers import Numbers, scale_of
+from proxsps.optim.last_step import Chosen
+from proxsps.optim.lists import LAUNCH, join_all, split_alike, spread_all, widened
+from proxsps.optim.memory import State, entries, least_metric, replace, start_averages
+from proxsps.optim.reduce import Sums, further_rows
+from proxsps.optim.rule import Rule
+
+Columns = dict[str, Tensor]
+NOTHING: dict[int, Tensor] = {}
+
+
+class Estimated(NamedTuple):
+    """What a step needs of a model besides its slopes."""
+
+    m: Array  # its value at x
+    g_sq: Array  # ||D_j^-1 g_j||^2 of the gradient g of this step, one number per block
+    moves: Sums  # the sums from which the Euclidean length of a move follows
+
+
+class Vector(NamedTuple):
+    """Tensors of one dtype that are treated alike, as one vector."""
+
+    members: list[tuple[int, int]]  # the block of each tensor, and its place there
+    sizes: list[int]
+    spans: dict[int, slice]  # the part of each block
+    keys: tuple[str, ...]  # of averages in the state
+    columns: dict[str, list[Tensor]]  # these, gradients "g", points "x", and centres "c" if there are any
+
+    def joined(self, *names: str) -> list[Tensor]:
+        """Columns as vectors, in at least f32."""
+        return list(map(widened, join_all([self.columns[name] for name in names])))
+
+    def from_center(self, x: Tensor) -> Tensor:
+        """x - center."""
+        return x - self.joined("c")[0] if "c" in self.columns else x
+
+    def products(self, slope: Tensor, scale: Tensor, others: Sequence[Tensor]) -> Tensor:
+        """Products of a slope with vectors, block by block; divided by its norm, it stays in the range of f32."""
+        scaled = slope / scale
+        dots = [torch.dot(scaled[span], t[span]) for t in others for span in self.spans.values()]
+        found = torch.stack(dots) if len(dots) > 1 else dots[0][None]
+        return (found * scale[None]).view(len(others), -1)
+
+
+class Estimate:
+    """A linear model, made from tensors of blocks that are joined into vectors.
+
+    Args:
+        rule: the rule of the method.
+        blocks: the blocks, which get their slopes.
+        numbers: the numbers of the step.
+        state: the optimizer's state.
+        before: numbers in the groups that the model changes, before the step.
+        keys: of the averages of each block in the state.
+        apart: of each block; only blocks for which these are equal share vectors, and those with None have none.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        blocks: Sequence[Block],
+        numbers: Numbers,
+        state: State,
+        before: dict[str, Tensor],
+        keys: Sequence[tuple[str, ...]],
+        apart: Sequence[object],
+    ) -> None:
+        self.rule, self.blocks, self.numbers = rule, blocks, numbers
+        self._state, self._before, self._keys = state, before, keys
+        self.kinds = [block.kind for block in blocks]
+        self.measures = rule.coupled or rule.max_move is not None  # whether ||x||^2 is needed
+        self._centers: list[Sequence[Any]] = [
+            block.centers if block.centered and block.quadratic else () for block in blocks
+        ]
+        self._vectors = list(map(self._vector, self._together(apart)))
+        self._rows: list[tuple[Iterable[int], dict[str, Tensor]]] = []  # places of blocks, and sums over them
+        self._counts: list[tuple[list[Tensor], Tensor]] = []  # of squares so far, in the state and as one tensor
+        self._new: list[Columns] = [{} for _ in self._vectors]  # averages after the step
+        self._after: dict[str, Array] = {}  # numbers in the groups after the step
+
+    # Vectors
+
+    def _columns(self, j: int, i: int) -> Columns:
+        """The gradient of a tensor of a block, its point, and its averages, which are created if they are missing."""
+        block = self.blocks[j]
+        found = {"g": block.slopes[i], "x": block.params[i]}
+        if self._centers[j]:
+            found["c"] = self._centers[j][i]
+        if self._keys[j]:
+            own = self._state[block.owner(i)]
+            start_averages(own, block.owner(i), self._keys[j])
+            found |= {key: entries(own[key], block.gathered) for key in self._keys[j]}
+        return found
+
+    def _together(self, apart: Sequence[object]) -> Iterator[list[tuple[int, int, Columns]]]:
+        """Places and columns of tensors that are joined."""
+        found: dict[object, list[tuple[int, int, Columns]]] = {}
+        room: dict[object, int] = {}
+        for j, block in enumerate(self.blocks):
+            for i in range(len(block.params) if apart[j] is not None else 0):
+                for own in self._cut(j, self._columns(j, i)):
+                    x = own["x"]
+                    key = x.dtype, own["g"].dtype, apart[j], "c" in own
+                    if key in found and x.numel() > room[key]:
+                        yield found.pop(key)
+                    if key not in found:
+                        found[key], room[key] = [], LAUNCH
+                    found[key].append((j, i, own))
+                    room[key] -= x.numel()
+        yield from found.values()
+
+    def _cut(self, j: int, columns: Columns) -> Iterable[Columns]:
+        """Parts of a long tensor, of which only sums are needed."""
+        if self._keys[j] or columns["x"].numel() <= LAUNCH:
+            return [columns]
+        return [dict(zip(columns, parts, strict=True)) for parts in split_alike(tuple(columns.values()), LAUNCH)]
+
+    def _vector(self, tensors: list[tuple[int, int, Columns]]) -> Vector:
+        sizes = [own["x"].numel() for *_, own in tensors]
+        spans: dict[int, slice] = {}
+        last = 0
+        for (j, *_), size in zip(tensors, sizes, strict=True):
+            spans[j] = slice(spans[j].start if j in spans else last, last + size)
+            last += size
+        columns = {name: [own[name] for *_, own in tensors] for name in tensors[0][2]}
+        return Vector([(j, i) for j, i, _ in tensors], sizes, spans, self._keys[tensors[0][0]], columns)
+
+    def _shaped(self, j: int, vectors: Mapping[int, Tensor]) -> list[Tensor]:
+        """The parts of the tensors of a block, in their shapes and in their order, from its vectors."""
+        found = {}
+        for k, vector in vectors.items():
+            own = self._vectors[k]
+            for (place, i), g, part in zip(own.members, own.columns["g"], vector.split(own.sizes), strict=True):
+                if place == j:
+                    found[i] = part.view(g.shape)
+        return [found[i] for i in sorted(found)]
+
+    def _hand_out(self, made: Mapping[str, Mapping[int, Tensor]], flat: bool = False) -> None:
+        """Let blocks have their parts of vectors as attributes of these names; if `flat`, affine blocks as vectors."""
+        for j, block in enumerate(self.blocks):
+            for name, vectors in made.items():
+                own = {k: vector for k, vector in vectors.items() if j in self._vectors[k].spans}
+                parts = [vector[self._vectors[k].spans[j]] for k, vector in own.items()]
+                setattr(block, name, parts if flat and self.kinds[j] == LINES else self._shaped(j, own))
+
+    def _squares(self, own: Vector, g: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+        """The new average of squares, and the metric D."""
+        # A tensor that gets its first gradient late has its own count.
+        steps = [self._state[self.blocks[j].owner(i)]["steps"] for j, i in own.members]
+        counts = torch.stack(steps)
+        self._counts.append((steps, counts))
+        weights = corrected_weight(counts.to(old.dtype), self.rule.beta2).unbind()
+        new = torch.cat([weight.expand(size) for weight, size in zip(weights, own.sizes, strict=True)])
+        v, eps, least = torch.lerp(old, g * g, new), self.rule.eps, least_metric(old.dtype)
+        D: Tensor = metric(v, eps)
+        D = D.clamp_min(least) if eps < least else D
+        # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
+        return v, torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
+
+    # Sums
+
+    def _sum(self, own: Vector, squares: Columns, products: Sequence[tuple[Tensor, Columns]]) -> Columns:
+        """Squares of norms, and products of slopes with vectors, block by block."""
+        spans = list(own.spans.values())
+        vectors = {id(t): t for t in (*(slope for slope, _ in products), *squares.values())}
+        norms = torch.stack(
+            torch._foreach_norm([t[span] for t in vectors.values() for span in spans], 2, self.numbers.dtype)
+        ).view(len(vectors), -1)
+        scales = scale_of(norms[:, 0] if len(spans) == 1 else torch.linalg.vector_norm(norms, dim=1))
+        scale_by, square_by = (dict(zip(vectors, numbers, strict=True)) for numbers in (scales, norms.square()))
+        rows = {name: square_by[id(t)] for name, t in squares.items()}
+        for slope, others in products:
+            found = own.products(slope, scale_by[id(slope)], list(others.values()))
+            rows |= zip(others, found, strict=True)
+        self._rows.append((own.spans, rows))
+        return rows
+
+    def row(self, name: str, others: Mapping[int, Tensor | float] = NOTHING) -> Array:
+        """A sum over each block; `others` are those of blocks that are summed elsewhere."""
+        parts = [(places, rows[name]) for places, rows in self._rows if name in rows]
+        if not others and len(parts) == 1 and len(parts[0][1]) == len(self.blocks):
+            return parts[0][1]  # without a launch
+        found: list[list[Tensor]] = [[] for _ in self.blocks]
+        for places, numbers in parts:
+            for j, number in zip(places, numbers, strict=True):
+                found[j] += [] if j in others else [number]
+        totals = {j: self.numbers.total(own) for j, own in enumerate(found) if own}
+        known: dict[int, Tensor | float] = {**totals, **others}
+        return self.numbers.vector([known.get(j, 0.0) for j in range(len(self.blocks))])
+
+    def extras(self) -> list[Array]:
+        """<g, x>, ||D^-1 g||^2, <d, center>, and for lengths of moves in a metric ||p||^2 and <p, x>.
+
+        The third completes <d, x>, because sums of blocks with a centre have <d, x - center>.
+        """
+        names = ("p_sq", "p_dot_x")[: further_rows(self.rule) - 3]
+        moves = [0.0 if self.rule.beta2 is None else self.row(name) for name in names]
+        return [self.row("g_dot_x"), self.row("g_sq"), self.row("d_dot_c") if any(self._centers) else 0.0, *moves]
+
+    def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
+        """The model, from the loss and sums over all ranks."""
+        raise NotImplementedError
+
+    def _moves(self, extras: Sequence[Array], sums: Sums) -> Sums:
+        """In a metric, a move is along D^-1 d."""
+        in_metric = self.rule.beta2 is not None and self.rule.max_move is not None
+        return Sums(extras[3], extras[4], sums.x_sq) if in_metric else sums
+
+    # After the step
+
+    def _write(self, own: Vector, new: Columns) -> None:
+        """Write vectors into columns of tensors; those of whole tensors are cut into shards again."""
+        spread_all(list(new.values()), [own.columns[key] for key in new])
+        for place, (j, i) in enumerate(own.members):
+            block = self.blocks[j]
+            state = self._state[block.owner(i)]
+            for key in new if block.gathered else ():
+                if key in state:
+                    replace(block.owner(i), state, key, own.columns[key][place], True)
+
+    def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
+        """Write new averages, if the step was taken; returns numbers in the groups, after and before it."""
+        for steps, counts in self._counts:  # to add one tensor to all counts, torch would read it
+            torch._foreach_copy_(steps, (counts + ok).unbind())
+        return {key: (after, self._before[key]) for key, after in self._after.items()}
