@@ -152,6 +152,8 @@ class HeldState:
         rule: its rule.
     """
 
+    affine: list[bool]  # of each block: whether its prox is affine
+
     def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule) -> None:
         self.rule, self.blocks, self._opt_state = rule, blocks, opt.state
         self.sets = by_set(blocks)
@@ -280,9 +282,9 @@ class HeldState:
         """Write the numbers of a step into the groups: those of all, those of each set, and those of each block."""
         step, k, after = solved.step, solved.k + 1, dict[str, float]()
         if self.rule.beta is not None:
-            # The last one is the new average at the new point: a guess at the next model, before there are any sums.
-            ahead = solved.loss.C + step.height
-            after = dict(zip(MODEL, (step.value, step.offset, ahead), strict=True), k=k)
+            after = {"model_value": step.value, "model_offset": step.offset, "k": k}
+            if not all(self.affine):  # the new average at the new point, for the next search before there are any sums
+                after["model_ahead"] = solved.loss.C + step.height
         elif self.rule.mix is not None:
             after = {"total": step.total, "longest": step.latest, "squares": step.squares, "k": k}
         for group in groups if after else ():

@@ -91,7 +91,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._plan: Plan | None = None
         self._scheduled: tuple[Any, ...] = ()  # numbers of the groups, as the last step found them
         self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
-        self._regularizers: list[Any] = []  # of the groups, as they were checked
+        self._regularizers: tuple[Any, ...] = ()  # of the groups, as they were checked
         self._leave_join()
 
     # Groups
@@ -134,7 +134,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _check_changes(self) -> None:
         """Check numbers and new regularisers in the groups, and let state follow the parameters into another dtype."""
-        regularizers = [group["regularizer"] for group in self.param_groups]
+        regularizers = tuple([group["regularizer"] for group in self.param_groups])
         changed = len(regularizers) != len(self._regularizers) or any(map(is_not, regularizers, self._regularizers))
         for i, group in enumerate(self.param_groups):
             try:
