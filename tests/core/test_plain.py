@@ -201,16 +201,6 @@ def test_the_lower_bound_of_heights_with_an_l1_norm(seed, spread, l1, s, lam):
         assert not apart or abs(height - least) <= 1e-12 * size
 
 
-@given(f=signed(-9, 9), new=st.floats(0.01, 1), before=st.tuples(*[signed(-9, 9)] * 3), g_dot_x=signed(-9, 9))
-def test_the_value_of_an_average_is_known_ahead(f, new, before, g_dot_x):
-    """<d, x> of the new average d follows from that of the old one, which is in the value of the last model."""
-    value, offset, old = before
-    d_dot_x = (1 - new) * old + new * g_dot_x
-    m, _, _ = plain.averaged_model(f, new, value, offset, g_dot_x, d_dot_x)
-    size = sum(map(abs, (f, value, offset, old, g_dot_x)))
-    assert close(plain.value_ahead(f, new, value - offset + old), m, size)
-
-
 @given(blocks(most=1), decades(-9, 9))
 def test_the_matched_step_of_one_block(case, longest):
     assert close(

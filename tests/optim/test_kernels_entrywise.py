@@ -231,50 +231,6 @@ def test_the_new_point_is_that_of_the_regularizer(relax, name, slope, dtype):
 
 
 @of_both_dtypes
-@of_all_slopes
-@of_all_functions
-def test_a_bracket_gives_the_heights_of_everything_from_few_entries(name, slope, dtype):
-    """And only those: other caps, and points outside, take a pass over everything."""
-    psi = FUNCTIONS[name][1]
-    case = Case([[70_001], [1_025, 16_385], [33]], dtype, slope, [psi, psi, None], scale=10.0)
-    alpha, low, high, inner = [0.4, 1.3, 0.9], 0.6, 0.601, [0.6002, 0.6007]
-    part, whole, ends = case.part(), case.part(), [low, high]
-    whole.heights(alpha, inner[:1])
-    part.sums(alpha, ends, False)
-    bracket = part._bracket
-    read = bracket._layout.chunks.total
-    assert bracket.few
-    assert read < 0.2 * 87_444
-    assert read > 0 or name in ("L2", "Zero")  # which have no kinks
-    numbers, wanted = part.heights(alpha, inner), whole.heights(alpha, inner)
-    _, _, error, slope_error = sum(case.at(b, FUNCTIONS[name][0], alpha[b], inner[0])[2] for b in (0, 1))
-    np.testing.assert_allclose(numbers.h, wanted.h, rtol=0, atol=2 * error)
-    np.testing.assert_allclose(numbers.slope, wanted.slope, rtol=0, atol=2 * slope_error)
-    for caps, u in (([0.4, 1.2, 0.9], inner), (alpha, [0.59]), (alpha, [0.6005, 0.7])):  # other caps, other points
-        assert not bracket.covers(caps, u)
-        assert part.heights(caps, u) == whole.heights(caps, u)
-
-
-@of_both_dtypes
-@of_all_functions
-def test_a_bracket_reads_all_entries_that_change_their_branch(name, dtype):
-    """Also those that pass a whole branch, so that they move with z at both ends."""
-    psi = FUNCTIONS[name][1]
-    case, cap = Case([[40_001]], dtype, psi=[psi], scale=3.0), 0.4
-    case.g[0][0][::1_000] *= 1e4
-    part, (x, _, d, *_), points = case.part(), case.block(0)[0], torch.linspace(0.3, 0.301, 200, dtype=torch.float64)
-    part.sums([cap], points[[0, -1]].tolist(), False)
-    z = x - points[3:-3, None] * cap * d  # entries with a kink at one of the ends may count on either side
-    y = (z - z.clamp(-cap * psi.l1, cap * psi.l1)) / (1 + cap * psi.l2)
-    sides = torch.stack([*([y > 0, y < 0] if psi.l1 else []), y > psi.lower, y < psi.upper])
-    kinked = (sides != sides[:, :1]).any(1).any(0).nonzero().flatten()
-    _, _, origin, length = part._bracket._layout.chunks.columns
-    read = np.concatenate([np.arange(0), *(np.arange(a, a + n) for a, n in zip(origin, length, strict=True))])
-    assert set(kinked.tolist()) <= set(read.tolist())
-    assert len(kinked) or name in ("L2", "Zero")
-
-
-@of_both_dtypes
 def test_all_constants_at_once(dtype):
     """l1, l2 and bounds together are none of the regularisers: against the prox written out."""
     l1, l2, lower, upper, alpha, u = 0.3, 0.5, -0.25, 0.5, 0.8, 0.7

@@ -34,11 +34,6 @@ def averaged_model(
     return f + ((value - f) - (offset - d_dot_x)), value, offset
 
 
-def value_ahead(f: float, new: float, ahead: float) -> float:
-    """m, if the average of the models before was `ahead` at x: known without a sum, unless x was changed meanwhile."""
-    return new * f + (1 - new) * ahead
-
-
 def gradient_weight(k: float) -> float:
     """mu, the weight of the old average of gradients (`schedule_free.gradient_weights`)."""
     return min(k / (k + WINDOW), LATEST)

@@ -67,7 +67,6 @@ class Numbers(NamedTuple):
     total: float = 0.0  # W of the schedule-free form
     latest: float = 0.0  # its taumax
     squares: float = 0.0  # rho^2 of its spectral blocks
-    ahead: float = 0.0  # the average of all models before this one, at x
 
 
 class Blocks(NamedTuple):

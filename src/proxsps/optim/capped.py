@@ -29,7 +29,7 @@ from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.rule import Rule, Solved
 
 PROXIMAL, MATCHED = "proximal", "matched"
-AVERAGES = ("model_value", "model_offset", "k", "model_ahead")  # numbers of an averaged model, in the groups
+AVERAGES = ("model_value", "model_offset", "k")  # numbers of an averaged model, in the groups
 
 
 class CappedPolyak(PolyakOptimizer):

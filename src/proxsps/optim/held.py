@@ -20,9 +20,8 @@ from proxsps.optim.rule import Rule, Solved, Table
 from proxsps.optim.second_point import AVERAGING, Y, Z, measured, start_point
 from proxsps.regularizers._identity import constants
 
-MODEL = ("model_value", "model_offset", "model_ahead")  # of an average
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
-NUMBERS = {"params", "lr", "weight_decay", "k", "memory", *MODEL, *KEYS, *AVERAGING}
+NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", *KEYS, *AVERAGING}
 
 _address, _contiguous, _negated = Tensor.data_ptr, Tensor.is_contiguous, Tensor.is_neg
 _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
@@ -152,8 +151,6 @@ class HeldState:
         rule: its rule.
     """
 
-    affine: list[bool]  # of each block: whether its prox is affine
-
     def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule) -> None:
         self.rule, self.blocks, self._opt_state = rule, blocks, opt.state
         self.sets = by_set(blocks)
@@ -271,8 +268,7 @@ class HeldState:
     def numbers(self, options: dict[str, Any], k: float, new: float) -> Numbers:
         """The numbers of averages before step number k; `new` is the weight of this model."""
         if self.rule.beta is not None:
-            value, offset, ahead = (float(options[key]) for key in MODEL)
-            return Numbers(k, new, value, offset, ahead=ahead)
+            return Numbers(k, new, float(options["model_value"]), float(options["model_offset"]))
         if self.rule.mix is None:
             return Numbers(k)
         averages = [float(options[key]) for key in ("total", "longest", "squares")]
@@ -283,8 +279,6 @@ class HeldState:
         step, k, after = solved.step, solved.k + 1, dict[str, float]()
         if self.rule.beta is not None:
             after = {"model_value": step.value, "model_offset": step.offset, "k": k}
-            if not all(self.affine):  # the new average at the new point, for the next search before there are any sums
-                after["model_ahead"] = solved.loss.C + step.height
         elif self.rule.mix is not None:
             after = {"total": step.total, "longest": step.latest, "squares": step.squares, "k": k}
         for group in groups if after else ():

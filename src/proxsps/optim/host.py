@@ -22,6 +22,7 @@ from proxsps.core.plain_step import (
     Room,
     Step,
     closed_form,
+    linear_model,
     search,
     take_step,
 )
@@ -45,7 +46,7 @@ def solve(opt: Any, plan: Plan, loss: Loss, weight: float) -> Solved | None:
     numbers, resting = plan.numbers(options, k, plan.weight), plan.resting_dots()
     ahead: list[float] = []
     if plan.curves and not (rule.matched or rule.distance) and plan.ranks == 1:
-        ahead = _ahead(plan, numbers, loss, rates, lam)
+        ahead = _ahead(plan, numbers, loss, rates, lam, resting)
     table, heights = plan.sums(rates, ahead, rule.coupled or rule.max_move is not None)
     if not plan.ordinary(table):
         return None
@@ -133,7 +134,7 @@ class Search:
         points, several = self._ahead, 1
         if not points:
             points = first_points(self._plan, heights, start)
-            several = self._plan.points if len(points) > 1 else 1
+            several = self._plan.points if len(points) == self._plan.points else 1
         found = search(heights, tolerance, self._eps, LIMIT, noise, points, several)
         return found.unclipped_root(), found.u, found.h, float(found.evaluations), found.u
 
@@ -183,18 +184,22 @@ class Search:
         return (SINGLE if self._eps > 1e-10 else DOUBLE) * abs(gap), 2 * self._eps * products
 
 
-def _ahead(plan: Plan, numbers: Numbers, loss: Loss, alpha: Floats, lam: Floats) -> list[float]:
+def _ahead(plan: Plan, numbers: Numbers, loss: Loss, alpha: Floats, lam: Floats, resting: Floats) -> list[float]:
     """Points at which the pass that computes the sums evaluates heights as well; none if they would not help."""
     if not loss.bounded:
         return [1.0]
     if plan.entries < WORTH:
         return SPREAD[plan.points]
-    m = loss.f if plan.rule.beta is None else plain.value_ahead(loss.f, numbers.new, numbers.ahead)
-    if len(plan.parts) > 1 or not math.isfinite(m):
+    if len(plan.parts) > 1:
         return []
-    table = Table(*plan.parts[0].part.sampled_sums(SAMPLE)) if any(plan.affine) else Table(*[[]] * 9)
+    table = Table(*plan.parts[0].part.sampled_sums(SAMPLE))
+    m, *_ = linear_model(loss.f, plan.method, numbers, *_products(table, resting))
+    # A sum over a sample is off by about the root of its squares, scaled up.
+    doubt = 0.0 if plan.rule.beta is None else 2 * math.sqrt(SAMPLE * sum(table.noise_sq))
+    if not math.isfinite(m + doubt):
+        return []
     start, heights = Search(plan, table, lam).curve(m - loss.C, alpha)
-    return first_points(plan, heights, start)
+    return first_points(plan, heights, start, doubt)
 
 
 # The write

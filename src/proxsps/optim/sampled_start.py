@@ -13,7 +13,6 @@ LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double 
 SAMPLE, COARSEST = 16, 64  # a search starts from a sample of one entry in 16; one in 64 if there are many
 ENOUGH = 1 << 18  # entries of a sample that give the root to half a percent: more cost more than they save
 WORTH = 1 << 20  # entries from which on a pass over a sample saves time
-NARROW = 0.025  # of u: half the width of a bracket that is narrow
 SPREAD = {points: list(geometric(points)) for points in (1, 3)}  # without a sample, by the points of a round
 
 Sampled = Callable[[list[float], int], tuple[list[float], list[float]]]
@@ -25,28 +24,27 @@ def _sample(entries: int) -> tuple[int, float]:
     return every, 3 * math.sqrt(every / entries)
 
 
-def first_points(plan: Any, heights: Sampled, start: float) -> list[float]:
+def first_points(plan: Any, heights: Sampled, start: float, doubt: float = 0.0) -> list[float]:
     """Points for the first round: around the root that a sample of the entries gives, or all over [0, 1].
 
     Args:
         plan: the plan.
         heights: (points, one entry in how many) -> h and its slope.
         start: h(0); infinity if the step will be the cap.
+        doubt: the possible error of `start`.
     """
     if start == math.inf:
         return [1.0]
     if plan.entries < WORTH:
         return SPREAD[plan.points]
     every, accuracy = _sample(plan.entries)
-    noise = accuracy * abs(start)
+    noise = accuracy * abs(start) + doubt
     found: Found = search(lambda u: heights(u, every), noise / 100, 1e-3, 8, 0.0, geometric(4), 4)
     u = found.u if found.done else found.estimate
     if not 0 < u < 1 or (plan.points == 1 and found.slope < 0):
         return [u]
     spread = min(-noise / found.slope, u / 4) if found.slope < 0 else u / 4
-    # In a narrow bracket hardly any entry changes its branch, and two points are enough to read only those later.
-    inner = [u] if spread > NARROW * u else []
-    return [u - spread, *inner, min(u + spread, 1.0)]
+    return [min(u + spread * k, 1.0) for k in (-1.0, 0.0, 1.0)]
 
 
 def matched_points(plan: Any, heights: Sampled, gap: float) -> list[float]:

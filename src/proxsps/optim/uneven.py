@@ -17,13 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from proxsps.optim.blocks import gather
 from proxsps.optim.device.numbers import Numbers, step_device
 from proxsps.optim.distance import KEYS, by_set
-from proxsps.optim.held import MODEL
 from proxsps.optim.lists import is_sharded
 from proxsps.optim.reduce import FURTHER, Ranks, Sums, further_rows, join
 from proxsps.optim.second_point import AVERAGING
 
 # What methods keep from step to step, in their groups.
-MEMORY = ("memory", *MODEL, *KEYS, *AVERAGING)
+MEMORY = ("memory", "model_value", "model_offset", *KEYS, *AVERAGING)
 
 
 class Shadow(JoinHook):

@@ -43,7 +43,7 @@ from proxsps.optim.kernels.averages import (
     typed_weights,
 )
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.heights import LINE, STRIP, add_heights, general_change, typed_psi
+from proxsps.optim.kernels.heights import LINE, add_heights, general_change, typed_psi
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, entries, run_memory
 from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.kernels.scalar import prox
@@ -94,7 +94,7 @@ def _add_lengths(x, d, r, zero, one, out):
 def _change_sq(x, d, r, s, psi):
     total = psi[-1]
     for k in range(len(x)):
-        change, _, _ = general_change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
+        change, _ = general_change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
         total += change * change
     return total
 
@@ -160,12 +160,11 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
     @compiled()
     def reduce(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, kinds, psi, caps, u, summing, moving, partial, crossed, first, last,
+        least, kinds, psi, caps, u, summing, moving, partial, first, last,
     ):  # fmt: skip
         """Sums of each chunk if `summing`, with lengths if `moving`; h and its slope at u, per row of caps.
 
-        With `moving` alone ||y - x||^2 at the only point. `crossed` has one column per strip, or none: it gets whether
-        entries of a strip change their branch between the first two points.
+        With `moving` alone ||y - x||^2 at the only point.
         """
         of, steps = like.dtype.type, numba.carray(run_memory(like), len(u))
         fresh, places = numba.carray(run_memory(like), RUN), numba.carray(run_memory(np.uint32), RUN)
@@ -201,8 +200,7 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
                         typed = typed_psi(like, psi, b, caps[0, b])
                         out[SUMS] += _change_sq(xs, ds, inverse, of(u[0] * caps[0, b]), typed)
                     else:
-                        strips, sets = crossed[i, at // STRIP :], out[SUMS:]
-                        add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, sets, strips)
+                        add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, out[SUMS:])
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
 

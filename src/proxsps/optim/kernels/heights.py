@@ -1,8 +1,6 @@
 """Heights of the model for blocks whose prox acts on each entry: h and its slope at several steps, run by run.
 
-The formulas are those in the head of `proxsps.optim.kernels.entrywise`. With a fixed cap, the prox of an entry is one
-affine function of the step on each of a few branches, which follow each other: an entry that is on the same branch at
-two steps is on it at all steps between them.
+The formulas are those in the head of `proxsps.optim.kernels.entrywise`.
 """
 
 from __future__ import annotations
@@ -13,43 +11,39 @@ from proxsps.optim.kernels.caching import inlined
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER
 
 LINE, SOFT, BOX, GENERAL = range(4)  # affine; l1 alone; bounds alone; everything
-STRIP = 256  # entries of a run for which it is noted together whether some change their branch
 
 
 @inlined(fastmath=ENTRYWISE)
 def _soft_change(x, d, r, s, psi):
-    """x - y for l1 alone, dy/dz along p, and what tells the branch."""
+    """x - y for l1 alone, and dy/dz along p."""
     threshold, _, _, _, _, _, zero = psi
     p, edge = r * d, r * threshold
     z = x - s * p
     c = min(max(z, -edge), edge)
     inside = z != c
-    return s * p + c if inside else x, p if inside else zero, (z > edge, z < -edge, True, True)
+    return s * p + c if inside else x, p if inside else zero
 
 
 @inlined(fastmath=ENTRYWISE)
 def _box_change(x, d, r, s, psi):
-    """x - y for bounds alone, dy/dz along p, and what tells the branch."""
+    """x - y for bounds alone, and dy/dz along p."""
     _, _, _, lower, upper, _, zero = psi
     p = r * d
     z = x - s * p
-    above, below = z > lower, z < upper
-    inside = above & below
-    return s * p if inside else x - min(max(z, lower), upper), p if inside else zero, (above, below, True, True)
+    inside = (z > lower) & (z < upper)
+    return s * p if inside else x - min(max(z, lower), upper), p if inside else zero
 
 
 @inlined(fastmath=ENTRYWISE, error_model="numpy")
 def general_change(x, d, r, s, psi):
-    """x - y, dy/dz along p, and what tells the branch."""
+    """x - y, and dy/dz along p."""
     threshold, edge, curvature, lower, upper, one, zero = psi
     p, most, bend = r * d, r * threshold, r * curvature
     z, shrink = x - s * p, one / (one + bend)
     c = min(max(z, -most), most)
     y = min(max((z - c) * shrink, lower), upper)
-    above, below = y > lower, y < upper
-    inside = (abs(z) > r * edge) & above & below
-    change = shrink * (s * p + c + bend * x) if inside else x - y
-    return change, shrink * p if inside else zero, (z > most, z < -most, above, below)
+    inside = (abs(z) > r * edge) & (y > lower) & (y < upper)
+    return shrink * (s * p + c + bend * x) if inside else x - y, shrink * p if inside else zero
 
 
 @inlined()
@@ -64,54 +58,33 @@ def typed_psi(like, psi, b, alpha):
 
 
 def _heights(change: Any) -> Any:
-    """A function that adds h and its slope at several steps, for a run of entries; several at a time are cheap."""
+    """A function that adds h and its slope at several steps, for a run of entries; three at a time are cheap."""
 
     @inlined(fastmath=REORDER)
     def added(h, slope, x, d, r, s, psi):
-        move, inside, branch = change(x, d, r, s, psi)
-        return h + d * move, slope + d * inside, branch
+        move, inside = change(x, d, r, s, psi)
+        return h + d * move, slope + d * inside
 
     @inlined(fastmath=REORDER)
     def one(x, d, r, s, psi):
         h, slope = psi[-1], psi[-1]
         for k in range(len(x)):
-            h, slope, _ = added(h, slope, x[k], d[k], psi[-2] if r is None else r[k], s, psi)
+            h, slope = added(h, slope, x[k], d[k], psi[-2] if r is None else r[k], s, psi)
         return h, slope
-
-    @inlined(fastmath=REORDER)
-    def two(x, d, r, s, t, psi):
-        h_s, h_t, slope_s, slope_t, crossed = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
-        for k in range(len(x)):
-            scale = psi[-2] if r is None else r[k]
-            h_s, slope_s, one = added(h_s, slope_s, x[k], d[k], scale, s, psi)
-            h_t, slope_t, two = added(h_t, slope_t, x[k], d[k], scale, t, psi)
-            same = (one[0] == two[0]) & (one[1] == two[1]) & (one[2] == two[2]) & (one[3] == two[3])
-            crossed += psi[-1] if same else psi[-2]
-        return h_s, h_t, slope_s, slope_t, crossed
 
     @inlined(fastmath=REORDER)
     def three(x, d, r, s, t, v, psi):
         h_s, h_t, h_v, slope_s, slope_t, slope_v = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
         for k in range(len(x)):
             scale = psi[-2] if r is None else r[k]
-            h_s, slope_s, _ = added(h_s, slope_s, x[k], d[k], scale, s, psi)
-            h_t, slope_t, _ = added(h_t, slope_t, x[k], d[k], scale, t, psi)
-            h_v, slope_v, _ = added(h_v, slope_v, x[k], d[k], scale, v, psi)
+            h_s, slope_s = added(h_s, slope_s, x[k], d[k], scale, s, psi)
+            h_t, slope_t = added(h_t, slope_t, x[k], d[k], scale, t, psi)
+            h_v, slope_v = added(h_v, slope_v, x[k], d[k], scale, v, psi)
         return h_s, h_t, h_v, slope_s, slope_t, slope_v
 
     @inlined()
-    def add(x, d, r, steps, psi, cap, heights, slopes, crossed):
+    def add(x, d, r, steps, psi, cap, heights, slopes):
         p = 0
-        if len(crossed):
-            for low in range(0, len(x), STRIP):
-                end = low + STRIP
-                rs = None if r is None else r[low:end]
-                found = two(x[low:end], d[low:end], rs, steps[0], steps[1], psi)
-                for q in range(2):
-                    heights[q] -= found[q]
-                    slopes[q] -= cap * found[2 + q]
-                crossed[low // STRIP] = found[4] > 0
-            p = 2
         while p + 3 <= len(steps):
             found = three(x, d, r, steps[p], steps[p + 1], steps[p + 2], psi)
             for q in range(3):
@@ -131,11 +104,8 @@ _add_soft, _add_box, _add_general = (_heights(change) for change in (_soft_chang
 
 
 @inlined()
-def add_heights(like, x, d, r, kind, psi, caps, b, u, steps, out, crossed):
-    """Add h at the points u and its slopes, for each set of caps, of a run of a block that is not affine.
-
-    Unless it is empty, `crossed` gets for each strip of the run whether entries change their branch between two points.
-    """
+def add_heights(like, x, d, r, kind, psi, caps, b, u, steps, out):
+    """Add h at the points u and its slopes, for each set of caps, of a run of a block that is not affine."""
     points = len(u)
     for c in range(len(caps)):
         heights, bends = out[2 * c * points : (2 * c + 1) * points], out[(2 * c + 1) * points : 2 * (c + 1) * points]
@@ -143,8 +113,8 @@ def add_heights(like, x, d, r, kind, psi, caps, b, u, steps, out, crossed):
         for p in range(points):
             steps[p] = like.dtype.type(caps[c, b] * u[p])
         if kind == SOFT:
-            _add_soft(x, d, r, steps, typed, caps[c, b], heights, bends, crossed)
+            _add_soft(x, d, r, steps, typed, caps[c, b], heights, bends)
         elif kind == BOX:
-            _add_box(x, d, r, steps, typed, caps[c, b], heights, bends, crossed)
+            _add_box(x, d, r, steps, typed, caps[c, b], heights, bends)
         else:
-            _add_general(x, d, r, steps, typed, caps[c, b], heights, bends, crossed)
+            _add_general(x, d, r, steps, typed, caps[c, b], heights, bends)

@@ -15,11 +15,10 @@ import numpy as np
 from proxsps.core import plain
 from proxsps.optim.kernels import entrywise, rows
 from proxsps.optim.kernels.averages import SUMS
-from proxsps.optim.kernels.bracket import Bracket
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.entrywise import Sources
-from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT, STRIP
-from proxsps.optim.kernels.layout import CHUNK, Layout, fold, pointer, run, sampled, turns
+from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT
+from proxsps.optim.kernels.layout import Layout, fold, pointer, run, sampled, turns
 from proxsps.optim.kernels.row_layout import RowMemory
 from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.kernels.scalar import Psi
@@ -126,16 +125,14 @@ class EntryPart(Averaging):
         self._caps, self._keep, self._move = np.zeros((1, count)), np.zeros(count), np.zeros(count)
         self._room = np.empty((len(layout.chunks.sizes), SUMS))  # of a pass without points
         own = (like, *layout.chunks.columns, *at, self._kinds)
-        self._sum_args = (*own, self._psi, self._caps, np.empty(0), True, False, self._room, _strips(layout, 0))
-        self._bracket: Bracket | None = None
+        self._sum_args = (*own, self._psi, self._caps, np.empty(0), True, False, self._room)
         self._heights = np.zeros(len(layout.chunks.sizes))  # of each chunk where it was written
         self._write_args = (*own, self._keep, self._move, self._psi, self._caps[0])
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
-        self._bracket = None
         u = u if self.curved else ()
-        partial = self._search_pass(self._layout, alpha, u, summing=True, moving=moving)
+        partial = self._pass(self._layout, [alpha], u, summing=True, moving=moving)
         found = fold(partial[:, :SUMS].T, self._layout.chunks.columns[0], self._layout.count).tolist()
         return found, _at_points(partial) if u else Heights([], [])
 
@@ -164,22 +161,7 @@ class EntryPart(Averaging):
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """Heights at the points u."""
-        if every > 1:
-            return _at_points(self._pass(self._curves, [alpha], u, every))
-        if self._bracket is not None and self._bracket.covers(alpha, u):
-            return self._bracket.heights(u, lambda few, points: _at_points(self._pass(few, [alpha], points)))
-        return _at_points(self._search_pass(self._curves, alpha, u))
-
-    def _search_pass(
-        self, layout: Layout, alpha: Floats, u: Floats, summing: bool = False, moving: bool = False
-    ) -> np.ndarray:
-        """A pass over everything; two points, which a sample has found around a root, bracket it for the next ones."""
-        crossed = _strips(layout, CHUNK // STRIP if len(u) == 2 else 0)
-        partial = self._pass(layout, [alpha], u, 1, summing, moving, crossed)
-        if len(u) != 2:
-            return partial
-        self._bracket = Bracket(layout, crossed, alpha, u, _at_points(partial))
-        return partial
+        return _at_points(self._pass(self._curves, [alpha], u, every))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """Heights where step and prox have the size s times `share`."""
@@ -194,14 +176,7 @@ class EntryPart(Averaging):
         return found
 
     def _pass(
-        self,
-        layout: Layout,
-        caps: Any,
-        u: Floats,
-        every: int = 1,
-        summing: bool = False,
-        moving: bool = False,
-        crossed: np.ndarray | None = None,
+        self, layout: Layout, caps: Any, u: Floats, every: int = 1, summing: bool = False, moving: bool = False
     ) -> np.ndarray:
         """Sums, then heights and slopes for each set of caps, one row per chunk."""
         layout, scale = (layout, None) if every == 1 else sampled(layout, every)
@@ -214,9 +189,8 @@ class EntryPart(Averaging):
         else:
             partial = self._room
         at = self.at if every == 1 else self.at._replace(start_at=NO_START.at)
-        crossed = _strips(layout, 0) if crossed is None else crossed
         backwards = every == 1 and next(self._turns)
-        args = (*at, self._kinds, self._psi, all_caps, np.array(u, np.float64), summing, moving, partial, crossed)
+        args = (*at, self._kinds, self._psi, all_caps, np.array(u, np.float64), summing, moving, partial)
         weight = self._weight + sets * points
         run(self._reduce, chunks, self._like, *chunks.columns, *args, weight=weight, backwards=backwards)
         if scale is not None:
@@ -240,11 +214,6 @@ class EntryPart(Averaging):
     def height(self) -> float:
         """<d, move> of the last write, over the blocks that are not affine."""
         return float(self._heights.sum())
-
-
-def _strips(layout: Layout, columns: int) -> np.ndarray:
-    """Memory for what is noted of the strips of each chunk."""
-    return np.zeros((len(layout.chunks.sizes), columns), np.bool_)
 
 
 def _at_points(partial: np.ndarray) -> Heights:
