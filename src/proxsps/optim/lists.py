@@ -100,7 +100,7 @@ def bundles(columns: Sequence[Sequence[Tensor]], size: int) -> Iterator[list[lis
             yield list(map(list, zip(*found, strict=True)))
             found, room = [], size
         if length > size:
-            yield from ([[part] for part in parts] for parts in split_alike(tensors, size))
+            yield from ([[part] for part in parts] for parts in _cut(tensors, size))
         elif length:
             found.append(tensors)
             room -= length
@@ -108,7 +108,7 @@ def bundles(columns: Sequence[Sequence[Tensor]], size: int) -> Iterator[list[lis
         yield list(map(list, zip(*found, strict=True)))
 
 
-def split_alike(tensors: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor, ...]]:
+def _cut(tensors: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor, ...]]:
     """Views of long tensors, cut in the same way into parts of at most `size` entries."""
     x = tensors[0]
     if all([t.is_contiguous() for t in tensors]):
@@ -119,6 +119,6 @@ def split_alike(tensors: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor
     length = max(1, size * x.shape[dim] // x.numel())
     for parts in zip(*(t.split(length, dim) for t in tensors), strict=True):
         if parts[0].numel() > size:
-            yield from split_alike(parts, size)
+            yield from _cut(parts, size)
         else:
             yield parts

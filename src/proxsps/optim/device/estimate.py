@@ -21,7 +21,7 @@ from proxsps.optim.blocks import LINES, Block, couple
 from proxsps.optim.device.joined import Columns, Estimate, Estimated, Vector
 from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.last_step import Chosen
-from proxsps.optim.lists import LAUNCH, bundles, join, widened
+from proxsps.optim.lists import LAUNCH, bundles, join, join_all, widened
 from proxsps.optim.memory import State, entries
 from proxsps.optim.reduce import Sums
 from proxsps.optim.rule import Rule
@@ -32,29 +32,30 @@ KEYS = ("model_value", "model_offset", "k")  # in the groups
 class Given(Estimate):
     """The loss and its gradient as they are; for coupled methods with the regulariser in both.
 
-    Vectors are needed for the sums of affine blocks only.
+    Tensors are joined only for the sums of affine blocks, a few at a time.
     """
 
     def __init__(self, rule: Rule, blocks: Sequence[Block], numbers: Numbers) -> None:
-        penalties = list(map(couple, blocks)) if rule.coupled else []
-        self._penalties = (
-            [numbers.vector([0.0 if value is None else value for value in penalties])] if penalties else []
-        )
-        lams = [block.lam if rule.coupled else 0.0 for block in blocks]
-        apart = [lam if block.kind == LINES else None for lam, block in zip(lams, blocks, strict=True)]
-        super().__init__(rule, blocks, numbers, {}, {}, [()] * len(blocks), apart)
-        for own in self._vectors:
-            self._measure(own, lams[own.members[0][0]])
+        penalties = map(couple, blocks) if rule.coupled else ()
+        self._penalties = [0.0 if value is None else value for value in penalties]
+        super().__init__(rule, blocks, numbers, {}, {}, [()] * len(blocks), None)
+        for j, block in enumerate(blocks):
+            centers = [self._centers[j]] if self._centers[j] else []
+            columns = (block.slopes, block.params, *centers) if self.kinds[j] == LINES else ()
+            for lists in bundles(columns, LAUNCH):
+                self._measure(j, lists, block.lam if rule.coupled else 0.0)
 
-    def _measure(self, own: Vector, lam: float) -> None:
-        g, x = own.joined("g", "x")
-        x = own.from_center(x)
+    def _measure(self, j: int, lists: Sequence[Sequence[Tensor]], lam: float) -> None:
+        """Sums over gradients, points and centres of a block; the slopes have `lam` times the points."""
+        g, x, *center = map(widened, join_all(lists))
+        x = x - center[0] if center else x
         d = torch.add(g, x, alpha=lam) if lam else g
-        self._sum(own, {"d_sq": d, **({"x_sq": x} if self.measures else {})}, [(d, {"d_dot_x": x})])
+        squares = {"d_sq": d, **({"x_sq": x} if self.measures else {})}
+        self._sum({j: slice(0, x.numel())}, squares, [(d, {"d_dot_x": x})])
 
     def extras(self) -> list[Array]:
         """The values of regularisers on this rank, one number per block."""
-        return self._penalties
+        return [self.numbers.vector(self._penalties)] if self.rule.coupled else []
 
     def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
         """The loss, with the regulariser if they are coupled."""
@@ -106,7 +107,7 @@ class Averaged(Estimate):
                 products.append((p, {"p_dot_x": x}))
         elif lines:
             squares["d_sq"] = d
-        self._sum(own, squares, products)
+        self._sum(own.spans, squares, products)
         return made
 
     def extras(self) -> list[Array]:

@@ -18,7 +18,7 @@ from proxsps.core.estimate import corrected_weight, metric
 from proxsps.optim.blocks import LINES, Block
 from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.last_step import Chosen
-from proxsps.optim.lists import LAUNCH, join_all, split_alike, spread_all, widened
+from proxsps.optim.lists import LAUNCH, join_all, spread_all, widened
 from proxsps.optim.memory import State, entries, least_metric, replace, start_averages
 from proxsps.optim.reduce import Sums, further_rows
 from proxsps.optim.rule import Rule
@@ -52,13 +52,6 @@ class Vector(NamedTuple):
         """x - center."""
         return x - self.joined("c")[0] if "c" in self.columns else x
 
-    def products(self, slope: Tensor, scale: Tensor, others: Sequence[Tensor]) -> Tensor:
-        """Products of a slope with vectors, block by block; divided by its norm, it stays in the range of f32."""
-        scaled = slope / scale
-        dots = [torch.dot(scaled[span], t[span]) for t in others for span in self.spans.values()]
-        found = torch.stack(dots) if len(dots) > 1 else dots[0][None]
-        return (found * scale[None]).view(len(others), -1)
-
 
 class Estimate:
     """A linear model, made from tensors of blocks that are joined into vectors.
@@ -70,7 +63,7 @@ class Estimate:
         state: the optimizer's state.
         before: numbers in the groups that the model changes, before the step.
         keys: of the averages of each block in the state.
-        apart: of each block; only blocks for which these are equal share vectors, and those with None have none.
+        apart: of each block; only blocks for which these are equal share vectors. Without it there are none.
     """
 
     def __init__(
@@ -81,7 +74,7 @@ class Estimate:
         state: State,
         before: dict[str, Tensor],
         keys: Sequence[tuple[str, ...]],
-        apart: Sequence[object],
+        apart: Sequence[object] | None,
     ) -> None:
         self.rule, self.blocks, self.numbers = rule, blocks, numbers
         self._state, self._before, self._keys = state, before, keys
@@ -90,7 +83,7 @@ class Estimate:
         self._centers: list[Sequence[Any]] = [
             block.centers if block.centered and block.quadratic else () for block in blocks
         ]
-        self._vectors = list(map(self._vector, self._together(apart)))
+        self._vectors = [] if apart is None else list(map(self._vector, self._together(apart)))
         self._rows: list[tuple[Iterable[int], dict[str, Tensor]]] = []  # places of blocks, and sums over them
         self._counts: list[tuple[list[Tensor], Tensor]] = []  # of squares so far, in the state and as one tensor
         self._new: list[Columns] = [{} for _ in self._vectors]  # averages after the step
@@ -101,37 +94,25 @@ class Estimate:
     def _columns(self, j: int, i: int) -> Columns:
         """The gradient of a tensor of a block, its point, and its averages, which are created if they are missing."""
         block = self.blocks[j]
-        found = {"g": block.slopes[i], "x": block.params[i]}
-        if self._centers[j]:
-            found["c"] = self._centers[j][i]
-        if self._keys[j]:
-            own = self._state[block.owner(i)]
-            start_averages(own, block.owner(i), self._keys[j])
-            found |= {key: entries(own[key], block.gathered) for key in self._keys[j]}
-        return found
+        own, center = self._state[block.owner(i)], self._centers[j]
+        start_averages(own, block.owner(i), self._keys[j])
+        held = {key: entries(own[key], block.gathered) for key in self._keys[j]}
+        return {"g": block.slopes[i], "x": block.params[i], **({"c": center[i]} if center else {}), **held}
 
     def _together(self, apart: Sequence[object]) -> Iterator[list[tuple[int, int, Columns]]]:
         """Places and columns of tensors that are joined."""
         found: dict[object, list[tuple[int, int, Columns]]] = {}
         room: dict[object, int] = {}
         for j, block in enumerate(self.blocks):
-            for i in range(len(block.params) if apart[j] is not None else 0):
-                for own in self._cut(j, self._columns(j, i)):
-                    x = own["x"]
-                    key = x.dtype, own["g"].dtype, apart[j], "c" in own
-                    if key in found and x.numel() > room[key]:
-                        yield found.pop(key)
-                    if key not in found:
-                        found[key], room[key] = [], LAUNCH
-                    found[key].append((j, i, own))
-                    room[key] -= x.numel()
+            for i, (x, g) in enumerate(zip(block.params, block.slopes, strict=True)):
+                key = x.dtype, g.dtype, apart[j]
+                if key in found and x.numel() > room[key]:
+                    yield found.pop(key)
+                if key not in found:
+                    found[key], room[key] = [], LAUNCH
+                found[key].append((j, i, self._columns(j, i)))
+                room[key] -= x.numel()
         yield from found.values()
-
-    def _cut(self, j: int, columns: Columns) -> Iterable[Columns]:
-        """Parts of a long tensor, of which only sums are needed."""
-        if self._keys[j] or columns["x"].numel() <= LAUNCH:
-            return [columns]
-        return [dict(zip(columns, parts, strict=True)) for parts in split_alike(tuple(columns.values()), LAUNCH)]
 
     def _vector(self, tensors: list[tuple[int, int, Columns]]) -> Vector:
         sizes = [own["x"].numel() for *_, own in tensors]
@@ -177,9 +158,11 @@ class Estimate:
 
     # Sums
 
-    def _sum(self, own: Vector, squares: Columns, products: Sequence[tuple[Tensor, Columns]]) -> Columns:
-        """Squares of norms, and products of slopes with vectors, block by block."""
-        spans = list(own.spans.values())
+    def _sum(
+        self, blocks: Mapping[int, slice], squares: Columns, products: Sequence[tuple[Tensor, Columns]]
+    ) -> Columns:
+        """Squares of norms, and products of slopes with vectors, block by block; `blocks` are the parts of vectors."""
+        spans = list(blocks.values())
         vectors = {id(t): t for t in (*(slope for slope, _ in products), *squares.values())}
         norms = torch.stack(
             torch._foreach_norm([t[span] for t in vectors.values() for span in spans], 2, self.numbers.dtype)
@@ -188,9 +171,9 @@ class Estimate:
         scale_by, square_by = (dict(zip(vectors, numbers, strict=True)) for numbers in (scales, norms.square()))
         rows = {name: square_by[id(t)] for name, t in squares.items()}
         for slope, others in products:
-            found = own.products(slope, scale_by[id(slope)], list(others.values()))
+            found = _products(slope, scale_by[id(slope)], list(others.values()), spans)
             rows |= zip(others, found, strict=True)
-        self._rows.append((own.spans, rows))
+        self._rows.append((blocks, rows))
         return rows
 
     def row(self, name: str, others: Mapping[int, Tensor | float] = NOTHING) -> Array:
@@ -241,3 +224,11 @@ class Estimate:
         for steps, counts in self._counts:  # to add one tensor to all counts, torch would read it
             torch._foreach_copy_(steps, (counts + ok).unbind())
         return {key: (after, self._before[key]) for key, after in self._after.items()}
+
+
+def _products(slope: Tensor, scale: Tensor, others: Sequence[Tensor], spans: Sequence[slice]) -> Tensor:
+    """Products of parts of a slope with vectors; divided by its norm, it stays in the range of f32."""
+    scaled = slope / scale
+    dots = [torch.dot(scaled[span], t[span]) for t in others for span in spans]
+    found = torch.stack(dots) if len(dots) > 1 else dots[0][None]
+    return (found * scale[None]).view(len(others), -1)

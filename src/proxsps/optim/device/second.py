@@ -105,7 +105,7 @@ class SecondPoints(Estimate):
             products = [(g, along_g | along_d)] if d is g else [(g, along_g), (d, along_d)]
         if self.rule.max_move is not None:
             products.append((p, {"p_dot_x": z}))
-        return self._sum(own, {"p_sq": p, **({"x_sq": z} if self.measures else {})}, products)
+        return self._sum(own.spans, {"p_sq": p, **({"x_sq": z} if self.measures else {})}, products)
 
     def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
         """f + <g, z - y>."""
