@@ -232,9 +232,3 @@ def _write(plan: Plan, step: Step, blocks: Blocks, room: Room) -> float:
         return math.nan
     lines = [w if own else 0.0 for w, own in zip(room.share, plan.affine, strict=True)]
     return plan.height + plain.l2_matched_height(step.gap, blocks.d_sq, blocks.d_dot_x, lines, blocks.lam, step.longest)
-
-
-def written(solved: Solved) -> Solved:
-    """A step after it was written, with its height, which some steps do not know before."""
-    height, step = solved.write(), solved.step
-    return solved._replace(step=step._replace(height=height)) if math.isnan(step.height) else solved

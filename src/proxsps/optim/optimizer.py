@@ -33,7 +33,7 @@ from proxsps.optim.checks import (
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
 from proxsps.optim.hints import Rest, skip_reason
-from proxsps.optim.host import solve, written
+from proxsps.optim.host import solve
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
 from proxsps.optim.plan import Plan
@@ -269,7 +269,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             return
         rule, ok = plan.rule, solved.step.code == TAKEN
         if ok:
-            self._skips, solved = 0, written(solved)
+            self._skips, height = 0, solved.write()
+            if math.isnan(solved.step.height):
+                solved = solved._replace(step=solved.step._replace(height=height))
             plan.keep_numbers(self.param_groups, solved)
             if rule.distance and rule.max_move is None and (solved.k == 0 or self._rest.steps is not None):
                 self._notice_rest(solved)
