@@ -224,11 +224,11 @@ def _shortened(plan: Plan, table: Table, step: Step, room: Room, max_move: float
 def _write(plan: Plan, step: Step, blocks: Blocks, room: Room) -> float:
     """Move all blocks; where there is no step, averages are stored and nothing moves, not even onto a constraint.
 
-    Returns the height of the new point, if kernels have computed it.
+    Returns the height of the new point, which kernels have computed where it was not known before.
     """
     alpha = [step.reach * a for a in room.share]
     plan.write(room.keep, room.move, alpha, step.u, step.relaxation if step.reach > 0 else 0.0, step.share)
-    if not plan.l1:
-        return math.nan
+    if not plan.l1 or not math.isnan(step.height):
+        return step.height
     lines = [w if own else 0.0 for w, own in zip(room.share, plan.affine, strict=True)]
     return plan.height + plain.l2_matched_height(step.gap, blocks.d_sq, blocks.d_dot_x, lines, blocks.lam, step.longest)
