@@ -131,10 +131,8 @@ class Search:
     def _dual(self, start: float, heights: Callable[..., Any]) -> tuple[float, float, float, float, float]:
         """The dual variable of the truncated model."""
         tolerance, noise = self._stopping(start)
-        points, several = self._ahead, 1
-        if not points:
-            points = first_points(self._plan, heights, start)
-            several = self._plan.points if len(points) == self._plan.points else 1
+        points = self._ahead or first_points(self._plan, heights, start)
+        several = self._plan.points if len(points) > 1 else 1
         found = search(heights, tolerance, self._eps, LIMIT, noise, points, several)
         return found.unclipped_root(), found.u, found.h, float(found.evaluations), found.u
 

@@ -44,7 +44,7 @@ def first_points(plan: Any, heights: Sampled, start: float, doubt: float = 0.0) 
     if not 0 < u < 1 or (plan.points == 1 and found.slope < 0):
         return [u]
     spread = min(-noise / found.slope, u / 4) if found.slope < 0 else u / 4
-    return [min(u + spread * k, 1.0) for k in (-1.0, 0.0, 1.0)]
+    return [u - spread, min(u + spread, 1.0)]
 
 
 def matched_points(plan: Any, heights: Sampled, gap: float) -> list[float]:
