@@ -16,54 +16,50 @@ import numpy as np
 from proxsps.optim.kernels.averages import inverse_metric, new_slope, new_square
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.heights import add_heights
-from proxsps.optim.kernels.layout import CHUNK, RUN, Layout, pointer, run_memory
+from proxsps.optim.kernels.layout import CHUNK, Layout, in_words, run_memory
 from proxsps.optim.rule import Heights
 
-ROOM = CHUNK // 32  # entries of a chunk that are listed at most: lists take 3/32 of the memory of the parameters
-WORD = 8  # marks that are looked at together
-WORDS = np.empty(0, np.uint64)
+ROOM = CHUNK // 64  # entries of a chunk that are listed at most: lists take 3/64 of the memory of the parameters
 
 
 class Lists(NamedTuple):
-    """The listed entries of each chunk, in rows with room for the same number of them."""
+    """The listed entries of each chunk."""
 
-    count: np.ndarray  # of each chunk, also beyond the room
-    x: np.ndarray
-    d: np.ndarray
-    r: np.ndarray  # 1/D
+    counts: np.ndarray  # also beyond the room
+    entries: np.ndarray  # x, d and 1/D of each chunk
+    at: np.ndarray  # their address; empty without lists
 
-
-def lists(like: np.ndarray, chunks: int, room: int) -> Lists:
-    """Memory for lists."""
-    return Lists(np.zeros(chunks, np.int64), *(np.empty((chunks, room), like.dtype) for _ in range(3)))
+    @classmethod
+    def of(cls, like: np.ndarray, chunks: int) -> Lists:
+        """Memory for lists."""
+        found = np.empty((chunks, 3, ROOM), like.dtype)
+        return cls(np.zeros(chunks, np.int64), found, np.array([found.ctypes.data] * min(chunks, 1), np.int64))
 
 
 @inlined()
-def list_marked(x, g, d, v, own, marks, i, listed):
-    """List the marked entries of a run of chunk i."""
-    words, count = (len(x) + WORD - 1) // WORD, listed.count[i]
-    marks[len(x) : WORD * words] = 0
-    at_once = numba.carray(pointer(marks.ctypes.data, WORDS), words)
-    for w in range(words):
-        if at_once[w] == 0:
-            continue
-        for k in range(WORD * w, WORD * w + WORD):
-            if marks[k]:
-                if count < listed.x.shape[1]:
-                    listed.x[i, count] = x[k]
-                    listed.d[i, count] = g[k] if d is None else new_slope(g[k], d[k], own)
-                    listed.r[i, count] = own[6] if v is None else inverse_metric(new_square(g[k], v[k], own), own)
-                count += 1
-    listed.count[i] = count
+def list_marked(x, g, d, v, own, marks, count, room):
+    """List the marked entries of a run, of which there were `count` before; returns how many there are now."""
+    words, single = numba.carray(in_words(marks), -(-len(x) // 8)), numba.carray(marks, len(x))
+    for w in range(len(words)):
+        if words[w] != 0:  # eight marks at once
+            for k in range(8 * w, min(8 * w + 8, len(x))):
+                if single[k]:
+                    if count < ROOM:
+                        room[count] = x[k]
+                        room[ROOM + count] = g[k] if d is None else new_slope(g[k], d[k], own)
+                        r = own[6] if v is None else inverse_metric(new_square(g[k], v[k], own), own)
+                        room[2 * ROOM + count] = r
+                    count += 1
+    return count
 
 
 @compiled()
-def _listed_heights(like, block, count, x, d, r, kinds, psi, caps, u, out):
+def _listed_heights(like, block, counts, found, kinds, psi, caps, u, out):
     """h at the points u, and its slopes, over all listed entries."""
     steps = numba.carray(run_memory(like), len(u))
-    for i in range(len(count)):
-        n, b = count[i], block[i]
-        add_heights(like, x[i, :n], d[i, :n], r[i, :n], kinds[b], psi, caps, b, u, steps, out)
+    for i in range(len(counts)):
+        n, b = counts[i], block[i]
+        add_heights(like, found[i, 0, :n], found[i, 1, :n], found[i, 2, :n], kinds[b], psi, caps, b, u, steps, out)
 
 
 class Between:
@@ -89,9 +85,10 @@ class Between:
         u: Sequence[float],
         heights: Heights,
     ) -> None:
-        self._args = (layout.chunks.columns[0], *listed, kinds, psi, np.array([caps]))
-        self._like, self._caps, (self._low, self._high) = listed.x[:0, 0], list(caps), u
-        self._known = bool(listed.count.max(initial=0) <= ROOM)
+        like = listed.entries[:0, 0, 0]
+        self._args = (like, layout.chunks.columns[0], listed.counts, listed.entries, kinds, psi, np.array([caps]))
+        self._caps, (self._low, self._high) = list(caps), u
+        self._known = bool(listed.counts.max(initial=0) <= ROOM)
         if self._known:
             own = self._listed(u)
             self._h = heights.h[0] - own.h[0]
@@ -109,6 +106,6 @@ class Between:
 
     def _listed(self, u: Sequence[float]) -> Heights:
         out = np.zeros(2 * len(u))
-        _listed_heights(self._like, *self._args, np.array(u, np.float64), out)
+        _listed_heights(*self._args, np.array(u, np.float64), out)
         h, slope = out.reshape(2, -1).tolist()
         return Heights(h, slope)
