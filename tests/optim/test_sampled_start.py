@@ -90,15 +90,17 @@ def passes(monkeypatch):
 @needs_kernels
 @pytest.mark.parametrize("phi", REGULARIZERS, ids=str)
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize(("enough", "sample"), [(sampled_start.ENOUGH, 16), (1_000, 64)])
-def test_two_or_three_passes_over_all_entries_are_enough(phi, alone, enough, sample, monkeypatch, passes):
+@pytest.mark.parametrize(("enough", "coarser"), [(sampled_start.ENOUGH, False), (1_000, True)])
+def test_one_to_three_passes_over_all_entries_are_enough(phi, alone, enough, coarser, monkeypatch, passes):
     monkeypatch.setattr(sampled_start, "ENOUGH", enough)
     params = drawn(2)
     groups = [{"params": params, "regularizer": phi}] if alone else groups_of(phi, params)
     ProxSPS(groups, lr=ALPHA).step(loss=-(height(groups, 0.0) + height(groups, 1.0)) / 2)
-    assert passes.count(sample) - (alone and sample == 16) == 2  # a part alone has a sample of its sums as well
+    samples = [every for every in passes if every > 1]
+    assert len(samples) == 2
+    assert (min(samples) > sampled_start.SAMPLE) == coarser
     # Entries are few here, so that their kinks count for more than in a network.
-    assert passes.count(1) <= (4 if alone else 5)
+    assert passes.count(1) <= (3 if alone else 5)
 
 
 @needs_kernels

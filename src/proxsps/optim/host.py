@@ -131,10 +131,8 @@ class Search:
     def _dual(self, start: float, heights: Callable[..., Any]) -> tuple[float, float, float, float, float]:
         """The dual variable of the truncated model."""
         tolerance, noise = self._stopping(start)
-        points, several = self._ahead, 1
-        if not points:
-            points = first_points(self._plan, heights, start)
-            several = self._plan.points if len(points) == self._plan.points else 1
+        points = self._ahead or first_points(self._plan, heights, start)
+        several = self._plan.points if len(points) == 2 or not self._ahead else 1
         found = search(heights, tolerance, self._eps, LIMIT, noise, points, several)
         return found.unclipped_root(), found.u, found.h, float(found.evaluations), found.u
 
@@ -192,10 +190,12 @@ def _ahead(plan: Plan, numbers: Numbers, loss: Loss, alpha: Floats, lam: Floats,
         return SPREAD[plan.points]
     if len(plan.parts) > 1:
         return []
-    table = Table(*plan.parts[0].part.sampled_sums(SAMPLE))
-    m, *_ = linear_model(loss.f, plan.method, numbers, *_products(table, resting))
-    # A sum over a sample is off by about the root of its squares, scaled up.
-    doubt = 0.0 if plan.rule.beta is None else 2 * math.sqrt(SAMPLE * sum(table.noise_sq))
+    m, doubt, table = loss.f, 0.0, Table(*[[0.0] * len(alpha)] * 9)
+    if plan.rule.beta is not None or any(plan.affine):
+        table = Table(*plan.parts[0].part.sampled_sums(SAMPLE))
+        m, *_ = linear_model(loss.f, plan.method, numbers, *_products(table, resting))
+    if plan.rule.beta is not None:  # a sum over a sample is off by about the root of its squares, scaled up
+        doubt = 2 * math.sqrt(SAMPLE * sum(table.noise_sq))
     if not math.isfinite(m + doubt):
         return []
     start, heights = Search(plan, table, lam).curve(m - loss.C, alpha)

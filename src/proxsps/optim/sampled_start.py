@@ -10,9 +10,10 @@ from proxsps.core.dual import geometric
 from proxsps.core.plain_step import Found, search
 
 LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
-SAMPLE, COARSEST = 16, 64  # a search starts from a sample of one entry in 16; one in 64 if there are many
+SAMPLE, COARSEST = 16, 128  # a search starts from a sample of one entry in 16; one in 128 if there are many
 ENOUGH = 1 << 18  # entries of a sample that give the root to half a percent: more cost more than they save
 WORTH = 1 << 20  # entries from which on a pass over a sample saves time
+NARROW = 0.1  # of u: half the width of a bracket in which few entries change their branch
 SPREAD = {points: list(geometric(points)) for points in (1, 3)}  # without a sample, by the points of a round
 
 Sampled = Callable[[list[float], int], tuple[list[float], list[float]]]
@@ -25,7 +26,7 @@ def _sample(entries: int) -> tuple[int, float]:
 
 
 def first_points(plan: Any, heights: Sampled, start: float, doubt: float = 0.0) -> list[float]:
-    """Points for the first round: around the root that a sample of the entries gives, or all over [0, 1].
+    """Points for the first round: on either side of the root that a sample of the entries gives, or all over [0, 1].
 
     Args:
         plan: the plan.
@@ -44,7 +45,8 @@ def first_points(plan: Any, heights: Sampled, start: float, doubt: float = 0.0) 
     if not 0 < u < 1 or (plan.points == 1 and found.slope < 0):
         return [u]
     spread = min(-noise / found.slope, u / 4) if found.slope < 0 else u / 4
-    return [min(u + spread * k, 1.0) for k in (-1.0, 0.0, 1.0)]
+    inner = [] if spread <= NARROW * u else [u]
+    return [u - spread, *inner, min(u + spread, 1.0)]
 
 
 def matched_points(plan: Any, heights: Sampled, gap: float) -> list[float]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from proxsps.optim.kernels.caching import inlined
+from proxsps.optim.kernels.heights import BOX, SOFT, box_change, changed, general_change, soft_change
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER
 
 # The sums of a first pass, in the order of its columns. Heights follow, then their slopes.
@@ -61,42 +62,59 @@ def new_averages(g, d, v, own, slopes, inverse):
                 v[k] = square
 
 
-@inlined(fastmath=REORDER)
-def _sums(x, g, d, v, y, own, slopes, inverse):
-    """<d', r d'>, <d', x>, the sum of (d' x)^2, <g, x> or <g, x - y>, ||r g||^2, ||g||^2 and ||r d'||_1 of a run.
+def _sums_with(change):
+    """A function that makes the sums of a run; with a psi also heights and slopes at the steps s and t.
 
-    <d', x> is made of two sums: it is bitwise <g, x> where d' is g.
+    `marks` then gets whether entries change their branch between the two.
     """
-    one, zero = own[6], own[6] - own[6]
-    dp, dx, noise, gx, gg, size, length = zero, zero, zero, zero, zero, zero, zero
-    for k in range(len(x)):
-        slope, r = g[k], one
-        if d is not None:
-            slope = new_slope(g[k], d[k], own)
-            if slopes is not None:
-                slopes[k] = slope
-        if v is not None:
-            r = inverse_metric(new_square(g[k], v[k], own), own)
-            if inverse is not None:
-                inverse[k] = r
-        scaled, along = r * g[k], slope * x[k]
-        dp += slope * (r * slope)
-        length += abs(r * slope)
-        dx += (g[k] if d is None else d[k]) * x[k]
-        noise += along * along
-        gx += g[k] * (x[k] if y is None else x[k] - y[k])
-        gg += scaled * scaled
-        size += g[k] * g[k]
-    return dp, dx if d is None else own[0] * dx + own[1] * gx, noise, gx, gg, size, length
+
+    @inlined(fastmath=REORDER)
+    def sums(x, g, d, v, y, own, slopes, inverse, s, t, psi, marks):
+        """<d', r d'>, <d', x>, the sum of (d' x)^2, <g, x> or <g, x - y>, ||r g||^2, ||g||^2 and ||r d'||_1, and these.
+
+        <d', x> is made of two sums: it is bitwise <g, x> where d' is g.
+        """
+        one, zero = own[6], own[6] - own[6]
+        dp, dx, noise, gx, gg, size, length = zero, zero, zero, zero, zero, zero, zero
+        h_s, h_t, slope_s, slope_t = zero, zero, zero, zero
+        for k in range(len(x)):
+            slope, r = g[k], one
+            if d is not None:
+                slope = new_slope(g[k], d[k], own)
+                if slopes is not None:
+                    slopes[k] = slope
+            if v is not None:
+                r = inverse_metric(new_square(g[k], v[k], own), own)
+                if inverse is not None:
+                    inverse[k] = r
+            scaled, along = r * g[k], slope * x[k]
+            dp += slope * (r * slope)
+            length += abs(r * slope)
+            dx += (g[k] if d is None else d[k]) * x[k]
+            noise += along * along
+            gx += g[k] * (x[k] if y is None else x[k] - y[k])
+            gg += scaled * scaled
+            size += g[k] * g[k]
+            if psi is not None:
+                move_s, bend_s, branch_s = change(x[k], slope, r, s, psi)
+                move_t, bend_t, branch_t = change(x[k], slope, r, t, psi)
+                h_s += slope * move_s
+                h_t += slope * move_t
+                slope_s += slope * bend_s
+                slope_t += slope * bend_t
+                marks[k] = changed(branch_s, branch_t)
+        dx = dx if d is None else own[0] * dx + own[1] * gx
+        return (dp, dx, noise, gx, gg, size, length), (h_s, h_t, slope_s, slope_t)
+
+    return sums
+
+
+_sums_soft, _sums_box, _sums_general = map(_sums_with, (soft_change, box_change, general_change))
 
 
 @inlined()
-def add_sums(x, g, d, v, y, own, slopes, inverse, curved, out):
-    """Add the sums of a run, with d' and r if there is memory; NaN if the square of a gradient overflows in a metric.
-
-    Where the square of an entry leaves the range of its type, v may too, and infinity does not show in sums.
-    """
-    dp, dx, noise, gx, gg, size, length = _sums(x, g, d, v, y, own, slopes, inverse)
+def _add(found, g, d, v, y, curved, out):
+    dp, dx, noise, gx, gg, size, length = found
     out[D_SQ] += dp
     out[D_DOT_X] += dx
     if curved:
@@ -107,6 +125,32 @@ def add_sums(x, g, d, v, y, own, slopes, inverse, curved, out):
         out[G_SQ] += gg
     if v is not None and not np.isfinite(size) and not np.isfinite(g * g).all():
         out[D_SQ] = np.nan
+
+
+@inlined()
+def add_sums(x, g, d, v, y, own, slopes, inverse, curved, out):
+    """Add the sums of a run, with d' and r if there is memory; NaN if the square of a gradient overflows in a metric.
+
+    Where the square of an entry leaves the range of its type, v may too, and infinity does not show in sums.
+    """
+    found, _ = _sums_soft(x, g, d, v, y, own, slopes, inverse, own[6], own[6], None, None)
+    _add(found, g, d, v, y, curved, out)
+
+
+@inlined()
+def add_sums_and_heights(x, g, d, v, own, kind, s, t, psi, cap, marks, out):
+    """The same with heights and slopes at the steps s and t; entries that change their branch are marked."""
+    if kind == SOFT:
+        found, heights = _sums_soft(x, g, d, v, None, own, None, None, s, t, psi, marks)
+    elif kind == BOX:
+        found, heights = _sums_box(x, g, d, v, None, own, None, None, s, t, psi, marks)
+    else:
+        found, heights = _sums_general(x, g, d, v, None, own, None, None, s, t, psi, marks)
+    _add(found, g, d, v, None, True, out)
+    points = (len(out) - SUMS) // 2
+    for q in range(points):
+        out[SUMS + q] -= heights[q]
+        out[SUMS + points + q] -= cap * heights[2 + q]
 
 
 # No operation of these two may be fused with another one: torch computes the same numbers when modes are switched. A

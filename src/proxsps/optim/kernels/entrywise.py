@@ -34,6 +34,7 @@ from proxsps.optim.kernels.averages import (
     SUMS,
     X_SQ,
     add_sums,
+    add_sums_and_heights,
     averaged_point,
     gradient_point,
     inverse_metric,
@@ -42,6 +43,7 @@ from proxsps.optim.kernels.averages import (
     new_square,
     typed_weights,
 )
+from proxsps.optim.kernels.between import ROOM, list_marked
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.heights import LINE, add_heights, general_change, typed_psi
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, entries, run_memory
@@ -94,7 +96,7 @@ def _add_lengths(x, d, r, zero, one, out):
 def _change_sq(x, d, r, s, psi):
     total = psi[-1]
     for k in range(len(x)):
-        change, _ = general_change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
+        change, _, _ = general_change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
         total += change * change
     return total
 
@@ -160,15 +162,16 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
     @compiled()
     def reduce(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, kinds, psi, caps, u, summing, moving, partial, first, last,
+        least, kinds, psi, caps, u, summing, moving, partial, listed, listed_at, first, last,
     ):  # fmt: skip
         """Sums of each chunk if `summing`, with lengths if `moving`; h and its slope at u, per row of caps.
 
-        With `moving` alone ||y - x||^2 at the only point.
+        With `moving` alone ||y - x||^2 at the only point. The entries that change their branch between two
+        points are listed, if there is memory for them.
         """
         of, steps = like.dtype.type, numba.carray(run_memory(like), len(u))
         fresh, places = numba.carray(run_memory(like), RUN), numba.carray(run_memory(np.uint32), RUN)
-        inverse = numba.carray(run_memory(like), RUN) if metric else None
+        inverse, marks = numba.carray(run_memory(like), RUN) if metric else None, run_memory(np.uint8)
         for i in range(first, last):
             j, low, n, b, out = tensor[i], origin[i], length[i], block[i], partial[i]
             x, g = entries(like, x_at, j, low, n), entries(like, g_at, j, low, n)
@@ -177,6 +180,7 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
             own, mix = typed_weights(like, weights, eps, least, j), of(weights[j, 4]) if second else None
             curved = kinds[b] != LINE
             out[:] = 0
+            count, room = 0, entries(like, listed_at, 0, 3 * ROOM * i, 3 * ROOM) if len(listed_at) else x
             for at in range(0, n, RUN):
                 end = at + RUN
                 xs, gs, ys = x[at:end], g[at:end], d[at:end] if second else None
@@ -187,6 +191,14 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
                     gs = _coupled_slopes(xs, gs, of(coupling[b]), fresh)
                 if summing and not moving and not (curved and len(u)):  # nothing else is wanted
                     add_sums(xs, gs, old, squares, ys, own, None, None, curved, out)
+                    continue
+                if not second and summing and not moving and len(u) < 3:  # in one loop, which is faster
+                    cap, typed = caps[0, b], typed_psi(like, psi, b, caps[0, b])
+                    s, t = of(u[0] * cap), of(u[-1] * cap)
+                    marked = numba.carray(marks, RUN)
+                    add_sums_and_heights(xs, gs, old, squares, own, kinds[b], s, t, typed, cap, marked, out)
+                    if len(listed_at):
+                        count = list_marked(xs, gs, old, squares, own, marks, count, room)
                     continue
                 if summing:
                     add_sums(xs, gs, old, squares, ys, own, fresh, inverse, curved, out)
@@ -203,6 +215,8 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
                         add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, out[SUMS:])
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
+            if len(listed_at):
+                listed[i] = count
 
     return reduce
 

@@ -1,6 +1,8 @@
 """Heights of the model for blocks whose prox acts on each entry: h and its slope at several steps, run by run.
 
-The formulas are those in the head of `proxsps.optim.kernels.entrywise`.
+The formulas are those in the head of `proxsps.optim.kernels.entrywise`. With a fixed cap, the prox of an entry is one
+affine function of the step on each of a few branches, which follow each other: an entry that is on the same branch at
+two steps is on it at all steps between them.
 """
 
 from __future__ import annotations
@@ -14,36 +16,45 @@ LINE, SOFT, BOX, GENERAL = range(4)  # affine; l1 alone; bounds alone; everythin
 
 
 @inlined(fastmath=ENTRYWISE)
-def _soft_change(x, d, r, s, psi):
-    """x - y for l1 alone, and dy/dz along p."""
+def soft_change(x, d, r, s, psi):
+    """x - y for l1 alone, dy/dz along p, and what tells the branch."""
     threshold, _, _, _, _, _, zero = psi
     p, edge = r * d, r * threshold
     z = x - s * p
     c = min(max(z, -edge), edge)
     inside = z != c
-    return s * p + c if inside else x, p if inside else zero
+    return s * p + c if inside else x, p if inside else zero, (z > edge, z < -edge, True, True)
 
 
 @inlined(fastmath=ENTRYWISE)
-def _box_change(x, d, r, s, psi):
-    """x - y for bounds alone, and dy/dz along p."""
+def box_change(x, d, r, s, psi):
+    """x - y for bounds alone, dy/dz along p, and what tells the branch."""
     _, _, _, lower, upper, _, zero = psi
     p = r * d
     z = x - s * p
-    inside = (z > lower) & (z < upper)
-    return s * p if inside else x - min(max(z, lower), upper), p if inside else zero
+    above, below = z > lower, z < upper
+    inside = above & below
+    return s * p if inside else x - min(max(z, lower), upper), p if inside else zero, (above, below, True, True)
 
 
 @inlined(fastmath=ENTRYWISE, error_model="numpy")
 def general_change(x, d, r, s, psi):
-    """x - y, and dy/dz along p."""
+    """x - y, dy/dz along p, and what tells the branch."""
     threshold, edge, curvature, lower, upper, one, zero = psi
     p, most, bend = r * d, r * threshold, r * curvature
     z, shrink = x - s * p, one / (one + bend)
     c = min(max(z, -most), most)
     y = min(max((z - c) * shrink, lower), upper)
-    inside = (abs(z) > r * edge) & (y > lower) & (y < upper)
-    return shrink * (s * p + c + bend * x) if inside else x - y, shrink * p if inside else zero
+    above, below = y > lower, y < upper
+    inside = (abs(z) > r * edge) & above & below
+    change = shrink * (s * p + c + bend * x) if inside else x - y
+    return change, shrink * p if inside else zero, (z > most, z < -most, above, below)
+
+
+@inlined()
+def changed(one, other):
+    """Whether two branches differ."""
+    return (one[0] != other[0]) | (one[1] != other[1]) | (one[2] != other[2]) | (one[3] != other[3])
 
 
 @inlined()
@@ -62,7 +73,7 @@ def _heights(change: Any) -> Any:
 
     @inlined(fastmath=REORDER)
     def added(h, slope, x, d, r, s, psi):
-        move, inside = change(x, d, r, s, psi)
+        move, inside, _ = change(x, d, r, s, psi)
         return h + d * move, slope + d * inside
 
     @inlined(fastmath=REORDER)
@@ -100,7 +111,7 @@ def _heights(change: Any) -> Any:
     return add
 
 
-_add_soft, _add_box, _add_general = (_heights(change) for change in (_soft_change, _box_change, general_change))
+_add_soft, _add_box, _add_general = (_heights(change) for change in (soft_change, box_change, general_change))
 
 
 @inlined()

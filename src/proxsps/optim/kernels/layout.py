@@ -76,6 +76,17 @@ def run_memory(typingctx, like):
     return types.CPointer(of)(like), build
 
 
+@intrinsic
+def in_words(typingctx, memory):
+    """A pointer to single bytes as one to words of eight."""
+    target = types.CPointer(types.uint64)
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(target))
+
+    return target(memory), build
+
+
 @inlined()
 def entries(like, at, j, low, n):
     """The n entries of tensor j from `low` on, as an array."""

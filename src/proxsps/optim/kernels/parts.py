@@ -15,6 +15,7 @@ import numpy as np
 from proxsps.core import plain
 from proxsps.optim.kernels import entrywise, rows
 from proxsps.optim.kernels.averages import SUMS
+from proxsps.optim.kernels.between import Between, Lists
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.entrywise import Sources
 from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT
@@ -125,16 +126,25 @@ class EntryPart(Averaging):
         self._caps, self._keep, self._move = np.zeros((1, count)), np.zeros(count), np.zeros(count)
         self._room = np.empty((len(layout.chunks.sizes), SUMS))  # of a pass without points
         own = (like, *layout.chunks.columns, *at, self._kinds)
-        self._sum_args = (*own, self._psi, self._caps, np.empty(0), True, False, self._room)
+        self._no_lists = self._lists = Lists.of(like, 0)
+        self._between: Between | None = None
+        self._sum_args = (*own, self._psi, self._caps, np.empty(0), True, False, self._room, *self._no_lists[::2])
         self._heights = np.zeros(len(layout.chunks.sizes))  # of each chunk where it was written
         self._write_args = (*own, self._keep, self._move, self._psi, self._caps[0])
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
-        u = u if self.curved else ()
-        partial = self._pass(self._layout, [alpha], u, summing=True, moving=moving)
-        found = fold(partial[:, :SUMS].T, self._layout.chunks.columns[0], self._layout.count).tolist()
-        return found, _at_points(partial) if u else Heights([], [])
+        u, layout, listed = u if self.curved else (), self._layout, self._no_lists
+        if len(u) == 2 and u[0] < u[1] and not moving:  # on either side of a root
+            if not len(self._lists.at):
+                self._lists = Lists.of(self._like, len(layout.chunks.sizes))
+            listed = self._lists
+        partial = self._pass(layout, [alpha], u, summing=True, moving=moving, listed=listed)
+        found = fold(partial[:, :SUMS].T, layout.chunks.columns[0], layout.count).tolist()
+        heights = _at_points(partial) if u else Heights([], [])
+        between = Between(layout, listed, self._kinds, self._psi, alpha, u, heights) if len(listed.at) else None
+        self._between = between
+        return found, heights
 
     # Where all blocks are affine
 
@@ -161,6 +171,10 @@ class EntryPart(Averaging):
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """Heights at the points u."""
+        if every == 1 and self._between is not None and self._between.covers(alpha, u):
+            return self._between.heights(u)
+        if every == 1 and len(u) == 2:  # the first round of a search
+            return self.sums(alpha, u, False)[1]
         return _at_points(self._pass(self._curves, [alpha], u, every))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
@@ -176,7 +190,14 @@ class EntryPart(Averaging):
         return found
 
     def _pass(
-        self, layout: Layout, caps: Any, u: Floats, every: int = 1, summing: bool = False, moving: bool = False
+        self,
+        layout: Layout,
+        caps: Any,
+        u: Floats,
+        every: int = 1,
+        summing: bool = False,
+        moving: bool = False,
+        listed: Lists | None = None,
     ) -> np.ndarray:
         """Sums, then heights and slopes for each set of caps, one row per chunk."""
         layout, scale = (layout, None) if every == 1 else sampled(layout, every)
@@ -191,8 +212,8 @@ class EntryPart(Averaging):
         at = self.at if every == 1 else self.at._replace(start_at=NO_START.at)
         backwards = every == 1 and next(self._turns)
         args = (*at, self._kinds, self._psi, all_caps, np.array(u, np.float64), summing, moving, partial)
-        weight = self._weight + sets * points
-        run(self._reduce, chunks, self._like, *chunks.columns, *args, weight=weight, backwards=backwards)
+        lists, weight = (listed or self._no_lists)[::2], self._weight + sets * points
+        run(self._reduce, chunks, self._like, *chunks.columns, *args, *lists, weight=weight, backwards=backwards)
         if scale is not None:
             partial *= scale[:, None]
         return partial
