@@ -18,6 +18,7 @@ from proxsps.optim.hints import sibling_hint
 from proxsps.optim.memory import HALF, start_averages
 from proxsps.optim.model_groups import ADAM, MATRICES, REST, model_groups
 from proxsps.optim.modes import follow, follow_copies, show_averages, show_gradient_points
+from proxsps.optim.polyak import options_of
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
 from proxsps.optim.second_point import AVERAGING, HELD, Y, Z, start_point
@@ -83,18 +84,14 @@ class ScheduleFreeSPS(CappedPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        if isinstance(params, Iterator):
-            params = list(params)
+        options = options_of(locals()) | {"cap": MATCHED, "distance_cap": True, **dict.fromkeys(AVERAGING, 0.0)}
+        options |= {"set": None, "packed": 1, "evaluating": False}
+        groups: Any = list(params) if isinstance(params, Iterator) else params
         if isinstance(lower_bound, str) and lower_bound == "auto":
-            lower_bound = _default_bound(params, regularizer)
-        groups: Any = params
+            options["lower_bound"] = _default_bound(groups, regularizer)
         if isinstance(params, nn.Module):
             _check_metric(metric)
-            groups, metric = model_groups(params, metric), "adam"
-        options: dict[str, Any] = {"lr": lr, "factor": factor, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        options |= {"regularizer": regularizer, "lower_bound": lower_bound, "cap": MATCHED, "distance_cap": True}
-        options |= {"metric": metric, "set": None, "packed": 1, "evaluating": False}
-        options |= {"max_move": max_move, "fused": fused, "capturable": capturable, **dict.fromkeys(AVERAGING, 0.0)}
+            groups, options["metric"] = model_groups(params, metric), ADAM
         super().__init__(groups, options, process_group, check_replicas)
         if isinstance(params, nn.Module):
             self._siblings = (range(len(self.param_groups)),)
