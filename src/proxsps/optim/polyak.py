@@ -192,8 +192,8 @@ class ProxSPSAdam(CappedPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        cap = MATCHED if cap is None else cap
-        super().__init__(params, options_of(locals()), process_group, check_replicas)
+        options = options_of(locals()) | {"cap": MATCHED if cap is None else cap}
+        super().__init__(params, options, process_group, check_replicas)
 
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:

@@ -180,20 +180,17 @@ class ScheduleFreeSPS(CappedPolyak):
 
     def train(self, mode: bool = True) -> None:
         """Let the parameters hold y, the point of gradients; in evaluation mode with `mode=False`."""
-        if not mode:
-            self.eval()
-        elif self._evaluating:
-            show_gradient_points(self)
-            self._set_evaluating(False)
+        if bool(mode) is self._evaluating:
+            (show_gradient_points if mode else show_averages)(self)
+            for group in self.param_groups:
+                group["evaluating"] = not mode
 
     def eval(self) -> None:
         """Let the parameters hold the average x, with the exact zeros of a regulariser; `train` brings back y bitwise.
 
         A second call, without `train` in between, does nothing.
         """
-        if not self._evaluating:
-            show_averages(self)
-            self._set_evaluating(True)
+        self.train(False)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -215,10 +212,6 @@ class ScheduleFreeSPS(CappedPolyak):
     @property
     def _evaluating(self) -> bool:
         return bool(self.param_groups[0]["evaluating"])
-
-    def _set_evaluating(self, evaluating: bool) -> None:
-        for group in self.param_groups:
-            group["evaluating"] = evaluating
 
     def _check_options(self) -> None:
         if self._evaluating:
