@@ -180,7 +180,7 @@ class Switch:
     def add(self, opt: Any) -> None:
         """Switch one more optimizer."""
         self._opts.add(opt)
-        vars(opt).setdefault("_switches", []).append(self)
+        opt._switches += (self,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Switch:
         copied = Switch(deepcopy(self._model(), memo))  # type: ignore[arg-type]
@@ -191,20 +191,3 @@ class Switch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Switch, (self._model(),)
-
-
-def follow(opt: Any, model: nn.Module) -> None:
-    """Let `model.train()` and `model.eval()` switch an optimizer."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"follow() needs the model, an nn.Module, got {type(model).__name__}.")
-    known = vars(model).get("train")
-    switch = known if isinstance(known, Switch) else Switch(model)
-    switch.add(opt)
-    model.train = switch  # type: ignore[method-assign]
-
-
-def follow_copies(opt: Any, copied: Any, memo: dict[int, Any]) -> None:
-    """Let the copies of models switch the copy of an optimizer, in a deepcopy of both that began with the models."""
-    for switch in vars(opt).get("_switches", ()):
-        if id(switch) in memo:
-            memo[id(switch)].add(copied)

@@ -17,7 +17,7 @@ from proxsps.optim.checks import check_betas, check_diagonal
 from proxsps.optim.hints import sibling_hint
 from proxsps.optim.memory import HALF, start_averages
 from proxsps.optim.model_groups import ADAM, MATRICES, REST, model_groups
-from proxsps.optim.modes import follow, follow_copies, show_averages, show_gradient_points
+from proxsps.optim.modes import Switch, show_averages, show_gradient_points
 from proxsps.optim.polyak import options_of
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
@@ -65,6 +65,7 @@ class ScheduleFreeSPS(CappedPolyak):
 
     _decay_is_l2 = False
     _siblings: tuple[range, ...] = ()  # places of groups that were made of one list, or of one model
+    _switches: tuple[Switch, ...] = ()  # of models that it follows
 
     def __init__(
         self,
@@ -143,10 +144,6 @@ class ScheduleFreeSPS(CappedPolyak):
                 for key in [Z, *[Y] * (owner.dtype in HALF)]:
                     own.setdefault(key, start_point(owner, key))
 
-    @staticmethod
-    def _averages(options: dict[str, Any]) -> bool:
-        return False
-
     def _rule(self) -> Rule:
         options = self.param_groups[0]
         mix, beta2 = options["betas"]
@@ -162,7 +159,9 @@ class ScheduleFreeSPS(CappedPolyak):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.__setstate__(deepcopy(self.__getstate__(), memo))
-        follow_copies(self, copied, memo)
+        for switch in self._switches:
+            if id(switch) in memo:  # its model was copied before
+                memo[id(switch)].add(copied)
         return copied
 
     def _further_state(self) -> dict[Tensor, dict[str, Any]]:
@@ -207,7 +206,11 @@ class ScheduleFreeSPS(CappedPolyak):
 
         A `copy.deepcopy` of both together keeps this. After they are unpickled, call it again.
         """
-        follow(self, model)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"follow() needs the model, an nn.Module, got {type(model).__name__}.")
+        known = vars(model).get("train")
+        model.train = switch = known if isinstance(known, Switch) else Switch(model)  # type: ignore[method-assign]
+        switch.add(self)
 
     @property
     def _evaluating(self) -> bool:
