@@ -107,15 +107,8 @@ class ProxSGD(PolyakOptimizer):
     r"""Proximal stochastic gradient descent: ProxSPS with the linear model, whose step is always the cap.
 
     $x^{k+1} = \mathrm{prox}_{\alpha_k\varphi}(x^k - \alpha_k g_k)$. It needs no loss value. With `weight_decay` it is
-    SGD with step $\alpha_k / (1 + \alpha_k\lambda)$ (appendix of the paper on the equivalence for SGD).
-
-    `max_move`, `process_group`, `check_replicas`, `fused` and `capturable` are as in `ProxSPS`.
-
-    Args:
-        params: parameters or parameter groups.
-        lr: $\alpha_k$, the step.
-        weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
-        regularizer: any other regulariser, instead of `weight_decay`.
+    SGD with step $\alpha_k / (1 + \alpha_k\lambda)$ (appendix of the paper on the equivalence for SGD). All options are
+    as in `ProxSPS`; `lr` is the step itself.
     """
 
     needs_loss = False
@@ -154,11 +147,9 @@ class ProxSPSAdam(CappedPolyak):
     The state is two tensors per parameter, and a sample of the starting parameters: all entries of tensors with up to
     4,096, of others one in 16.
 
-    `lower_bound`, `factor`, `max_move`, `process_group`, `check_replicas`, `fused` and `capturable` are as in
-    `ProxSPS`.
+    All other options are as in `ProxSPS`.
 
     Args:
-        params: parameters or parameter groups.
         lr: $\alpha_k$, a further cap on the step; None for no learning rate.
         betas: the weights of the old $d$ and $v$ in each step.
         eps: $\epsilon$ of the metric.
@@ -236,14 +227,10 @@ class SPS(CoupledPolyak):
     $$x^{k+1} = x^k - \min\Big\{\alpha_k, \frac{\ell(x^k) - C}{c\,\|d_k\|^2}\Big\}\, d_k.$$
 
     This is the paper's baseline: the regulariser is part of the loss, and `lower_bound` bounds their sum. `ProxSPS`
-    treats the two separately.
-
-    `max_move`, `process_group`, `check_replicas`, `fused` and `capturable` are as in `ProxSPS`.
+    treats the two separately. All other options are as in `ProxSPS`.
 
     Args:
-        params: parameters or parameter groups.
         lr: $\alpha_k$, the cap on the step (gamma_b of SPS_max).
-        weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
         regularizer: another regulariser with a subgradient, instead of `weight_decay`.
         lower_bound: $C$, which the regularised loss never falls below.
         c: divides the adaptive step; 1 gives the step of the truncated model.
@@ -276,16 +263,11 @@ class DecSPS(CoupledPolyak):
     $$\gamma_k = \frac{1}{c_k}\min\Big\{\frac{\ell(x^k) - C}{\|d_k\|^2},\; c_{k-1}\gamma_{k-1}\Big\},
     \qquad c_k = c_0\sqrt{k+1}.$$
 
-    It converges without interpolation and without a schedule. It keeps one number per group, in `param_groups`.
-
-    `max_move`, `process_group`, `check_replicas`, `fused` and `capturable` are as in `ProxSPS`.
+    It converges without interpolation and without a schedule. It keeps one number per group, in `param_groups`. All
+    other options are as in `SPS`.
 
     Args:
-        params: parameters or parameter groups.
         lr: bound on the first step (gamma_b); lowering it later bounds later steps.
-        weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$, part of the loss.
-        regularizer: another regulariser with a subgradient, instead of `weight_decay`.
-        lower_bound: $C$, which the regularised loss never falls below.
         c0: $c_0$.
     """
 

@@ -1,6 +1,6 @@
 """Every alpha_k of the paper, and a cool-down, as torch schedulers: call `step()` once per epoch, or once per step.
 
-The formulas are those of `proxsps.core.schedules`; a scheduler only keeps count.
+The formulas are those of `proxsps.core.schedules`; a scheduler only keeps count. `last_epoch` is as in torch.
 """
 
 from __future__ import annotations
@@ -57,11 +57,9 @@ class StronglyConvexLR(_Formula):
     r"""$\alpha_k = 1/(\lambda(k+k_0))$, or with `bounded=True` $2/(\lambda(k+1))$; the base lr does not matter.
 
     Args:
-        optimizer: the optimizer.
         lam: strong convexity of the regulariser, for instance `weight_decay`.
         k_0: offset of the first form; large enough that alpha_0 meets the step condition of the smooth convex theorem.
         bounded: use the second form, for losses with bounded subgradients.
-        last_epoch: as in torch: the count to resume from; -1 for a new run.
     """
 
     def __init__(
@@ -89,10 +87,8 @@ class CoolDown(_Formula):
     only the number of steps has to be chosen.
 
     Args:
-        optimizer: any torch optimizer.
         total_steps: steps of the whole training; from then on the lr is 0.
         fraction: the part of these steps over which the lr falls.
-        last_epoch: as in torch: the count to resume from; -1 for a new run.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, fraction: float = 0.25, last_epoch: int = -1) -> None:
@@ -113,7 +109,6 @@ class AdaptiveLR(LRScheduler):
     Args:
         optimizer: an optimizer of this package.
         factor: multiplies the median.
-        last_epoch: as in torch: the count to resume from; -1 for a new run.
     """
 
     def __init__(self, optimizer: PolyakOptimizer, factor: float = 1.0, last_epoch: int = -1) -> None:
