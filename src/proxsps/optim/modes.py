@@ -115,7 +115,8 @@ def _cleaned(phi: Regularizer, x: Tensor, z: Tensor, step: Tensor) -> Tensor:
 
 def _local(tensor: Tensor) -> Tensor:
     """The entries of this rank, as real numbers; writes to it are writes to the tensor."""
-    return torch.atleast_1d(entries(tensor.detach(), False))
+    local: Tensor = torch.atleast_1d(entries(tensor.detach(), False))
+    return local
 
 
 def _write(param: Tensor, new: Tensor, whole: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -26,9 +26,8 @@ class SavesState(Optimizer):
         raise NotImplementedError
 
     def _register_hooks(self) -> None:
-        # torch annotates hooks for any optimizer, and calls them with the one that they are registered with.
-        self.register_state_dict_post_hook(cast(Any, _only_plain_data))
-        self.register_load_state_dict_pre_hook(cast(Any, _remember))
+        self.register_state_dict_post_hook(_only_plain_data)
+        self.register_load_state_dict_pre_hook(_remember)
 
     def _further_state(self) -> dict[Tensor, dict[str, Any]]:
         """What a checkpoint has besides the state, so that it has the same keys in each mode of an optimizer."""
@@ -84,7 +83,7 @@ class SavesState(Optimizer):
                 _keep_regularizer(group, own[i]["regularizer"])
 
 
-def _only_plain_data(opt: SavesState, state: dict[str, Any]) -> None:
+def _only_plain_data(opt: Any, state: dict[str, Any]) -> None:
     """Turn a dictionary of state into plain data (regularisers as text) and copies, which later steps do not change.
 
     This is a hook, so that the user's hooks, which run after it, get what will be saved.
@@ -99,7 +98,7 @@ def _only_plain_data(opt: SavesState, state: dict[str, Any]) -> None:
             state["state"][i] = {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
 
 
-def _remember(opt: SavesState, state: dict[str, Any]) -> None:
+def _remember(opt: Any, state: dict[str, Any]) -> None:
     """Keep the dictionary that is being loaded; torch casts its own copy to the dtypes of the parameters."""
     opt._loading = state
 

@@ -6,7 +6,7 @@ The formulas are those of `proxsps.core.schedules`; a scheduler only keeps count
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,10 +122,8 @@ class AdaptiveLR(LRScheduler):
         optimizer.register_step_post_hook(self._observe)
         super().__init__(optimizer, last_epoch)
 
-    def _observe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # torch annotates the hook for any optimizer, and calls it with the one that it is registered with.
-        last = cast(PolyakOptimizer, optimizer).last_step
-        if last is not None:
+    def _observe(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if (last := optimizer.last_step) is not None:
             self.zetas.append(last.zeta)
 
     def get_lr(self) -> list[float | Tensor]:
