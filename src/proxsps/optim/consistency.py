@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from proxsps.optim.lists import is_sharded
 from proxsps.optim.optimizer import PolyakOptimizer
+from proxsps.optim.reduce import Ranks
 
 PIECES = 4
 SCALE = 2.0**10  # gradient scalers have powers of two from here on; sums over samples are rarely that long
@@ -93,10 +95,11 @@ def check_loss(
         raise TypeError("check_loss cannot check sharded parameters (DTensor): check the same model in one process.")
     eps = max(torch.finfo(kind).eps for kind in {p.dtype for p in params} | ({dtype} if dtype else set()))
     rtol = max(rtol, 12 * eps ** (2 / 3))  # 0.47 for bf16: factors of two are still found
-    with _unchanged(opt, params, model):
+    with _unchanged(opt, params, model) as start:
         given, weight = (loss, 1.0) if loss is not None else opt._watched_mean()
-        probe = _Probe(opt, closure, params, weight, eps)
-        handed = probe.value if given is None else probe.over_ranks(float(given))
+        mean = partial(_over_ranks, opt._ranks, weight)
+        probe = _Probe(lambda: mean(_evaluated(closure)), params, start, eps)
+        handed = probe.value if given is None else mean(given)
         ratios = probe.ratios(rtol / 2)
     fault = diagnose(handed, probe.value, ratios, rtol)
     if fault:
@@ -152,42 +155,41 @@ def _whole(number: float, tolerance: float) -> bool:
     return round(number) >= 2 and abs(number - round(number)) <= min(tolerance * number, 0.2)
 
 
+def _over_ranks(ranks: Ranks, weight: float, value: Tensor | float) -> float:
+    """The mean over the ranks."""
+    if ranks.size == 1:
+        return float(value)
+    total, weights = ranks.sum(np.array([weight * float(value), weight]))[0]
+    return float(total / weights)
+
+
+def _evaluated(closure: Callable[[], Any]) -> float:
+    try:
+        return float(closure())
+    except RuntimeError as error:
+        if "does not require grad" in str(error):
+            text = "check_loss: the closure must evaluate the loss and return it, without backward."
+            raise ValueError(text) from error
+        raise
+
+
 class _Probe:
     """The loss along pieces of the gradient."""
 
     def __init__(
-        self, opt: PolyakOptimizer, closure: Callable[[], Any], params: list[Tensor], weight: float, eps: float
+        self, evaluate: Callable[[], float], params: Sequence[Tensor], start: Sequence[Tensor], eps: float
     ) -> None:
-        self._ranks, self._closure, self._weight = opt._ranks, closure, weight
-        self._params, self._grads = params, [p.grad for p in params if p.grad is not None]
-        self._start = [x.clone() for x in params]
+        self._evaluate, self._params, self._start, self._eps = evaluate, params, start, eps
+        self._grads = [p.grad for p in params if p.grad is not None]
         self._labels, self._length = _pieces(self._grads)
-        self._eps = eps
         self._h = eps ** (1 / 3)  # rounding of f / h and curvature h^2 are of one size
         self._limit = 10 * self._h * (1 + math.sqrt(sum(map(_square, self._start))))
-        self.value = self._evaluate()
-        again = self._evaluate()
+        self.value, again = evaluate(), evaluate()
         if abs(again - self.value) > 100 * eps * abs(self.value):
             raise ValueError(
                 f"check_loss: The closure returned {self.value:.6g} and then {again:.6g} for the same parameters. It "
                 "must evaluate one fixed loss: take one batch, and switch dropout off for the gradients and here."
             )
-
-    def over_ranks(self, value: float) -> float:
-        """The mean over the ranks."""
-        if self._ranks.size == 1:
-            return value
-        total, weight = self._ranks.sum(np.array([self._weight * value, self._weight]))[0]
-        return float(total / weight)
-
-    def _evaluate(self) -> float:
-        try:
-            return self.over_ranks(float(self._closure()))
-        except RuntimeError as error:
-            if "does not require grad" in str(error):
-                text = "check_loss: the closure must evaluate the loss and return it, without backward."
-                raise ValueError(text) from error
-            raise
 
     def ratios(self, tolerance: float) -> list[float]:
         """The slope of the loss along each piece of the gradient, over the length of the piece."""
@@ -238,17 +240,14 @@ class _Probe:
     def _at(self, piece: int, t: float) -> tuple[float, float]:
         """The loss after a move along a piece, and <g, move> as it was rounded."""
         moved = 0.0
-        try:
-            for x, start, g, labels in zip(self._params, self._start, self._grads, self._labels, strict=True):
-                if (own := labels == piece).any():
-                    move = g.to(torch.promote_types(x.dtype, torch.float32)) * (t / self._length)
-                    x.copy_(start + move * own)
-                    exact = torch.promote_types(x.dtype, torch.float64)
-                    moved += float((g.to(exact).conj() * (x.to(exact) - start.to(exact))).sum().real)
-            return self._evaluate(), moved
-        finally:
-            for x, start in zip(self._params, self._start, strict=True):
-                x.copy_(start)
+        for x, start, g, labels in zip(self._params, self._start, self._grads, self._labels, strict=True):
+            x.copy_(start)
+            if (own := labels == piece).any():
+                move = g.to(torch.promote_types(x.dtype, torch.float32)) * (t / self._length)
+                x.copy_(start + move * own)
+                exact = torch.promote_types(x.dtype, torch.float64)
+                moved += float((g.to(exact).conj() * (x.to(exact) - start.to(exact))).sum().real)
+        return self._evaluate(), moved
 
 
 def _pieces(grads: Sequence[Tensor]) -> tuple[list[Tensor], float]:
@@ -269,17 +268,18 @@ def _square(x: Tensor) -> float:
 
 
 @contextlib.contextmanager
-def _unchanged(opt: PolyakOptimizer, params: Sequence[Tensor], model: nn.Module | None) -> Iterator[None]:
-    """Restore everything that an evaluation may change: gradients, watched losses, buffers, random numbers."""
+def _unchanged(opt: PolyakOptimizer, params: Sequence[Tensor], model: nn.Module | None) -> Iterator[list[Tensor]]:
+    """Restore parameters, gradients, watched losses, buffers and random numbers; yields copies of the parameters."""
     grads, watched = [p.grad for p in params], list(opt._watched)
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if model is not None else []
+    tensors = [*params, *(model.buffers() if model is not None else ())]
+    copies = [x.clone() for x in tensors]
     devices = sorted({p.device for p in params if not p.is_cpu}, key=str)
     try:
         with torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda"):
-            yield
+            yield copies[: len(params)]
     finally:
         opt._watched[:] = watched
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad
-        for buffer, saved in buffers:
-            buffer.copy_(saved)
+        for x, copied in zip(tensors, copies, strict=True):
+            x.copy_(copied)
