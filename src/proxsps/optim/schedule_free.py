@@ -265,23 +265,20 @@ def _check_spectral(group: dict[str, Any]) -> None:
 
 def _by_set(given: Any, defaults: dict[str, Any]) -> list[Any]:
     """A group, or two: tensors with two or more dims, and others; unless it names its set, or must stay whole."""
-    if not isinstance(given, dict) or given.get("set") is not None:
-        return [given]
+    if not isinstance(given, dict) or given.get("set") is not None or isinstance(given.get("params"), set):
+        return [given]  # torch raises for sets of parameters
     params, phi = given.get("params", ()), given.get("regularizer", defaults["regularizer"])
-    if isinstance(params, set) or not isinstance(phi, Regularizer | None):  # for which there are errors
-        return [given]
     params = [params] if isinstance(params, Tensor) else list(params)
-    given = {**given, "params": params}
     tensors = [one[1] if isinstance(one, tuple) else one for one in params]
     kinds = [MATRICES if isinstance(t, Tensor) and t.dim() > 1 else REST for t in tensors]
-    whole = phi is not None and (phi.joint or type(phi).at is not Regularizer.at)
-    spectral = given.get("metric", defaults["metric"]) == SPECTRAL
-    if whole or spectral or len(set(kinds)) < 2:
-        return [{**given, "set": MATRICES if spectral or not kinds or MATRICES in kinds else REST}]
-    names = given.get("param_names")
+    if given.get("metric", defaults["metric"]) == SPECTRAL:
+        kinds = [MATRICES] * len(kinds)
+    elif isinstance(phi, Regularizer) and (phi.joint or type(phi).at is not Regularizer.at):
+        kinds = [MATRICES if MATRICES in kinds else REST] * len(kinds)
     found = []
-    for kind in (MATRICES, REST):
+    for kind in [kind for kind in (MATRICES, REST) if kind in kinds] or [MATRICES]:
         own = [i for i, one in enumerate(kinds) if one == kind]
         group = {**given, "params": [params[i] for i in own], "set": kind}
+        names = given.get("param_names")
         found.append(group if names is None else {**group, "param_names": [names[i] for i in own]})
     return found
