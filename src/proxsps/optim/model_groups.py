@@ -79,6 +79,7 @@ def model_groups(
         include: as in `roles`.
         exclude: as in `roles`.
     """
+    check_metric(metric)
     found: dict[tuple[str, int], list[tuple[str, Tensor]]] = {}
     for role in roles(model, include, exclude):
         packed = role.packed if role.set == MATRICES and metric == SPECTRAL else 1
@@ -87,6 +88,12 @@ def model_groups(
         {"params": params, "set": kind, "metric": metric if kind == MATRICES else ADAM, "packed": packed}
         for (kind, packed), params in sorted(found.items())
     ]
+
+
+def check_metric(metric: Any) -> None:
+    """Raise an error for a metric that a group cannot have."""
+    if metric not in (ADAM, SPECTRAL):
+        raise ValueError(f'metric must be "adam" or "spectral", got {metric!r}.')
 
 
 def _maps_features(layer: nn.Module) -> bool:

@@ -92,7 +92,11 @@ def _show_cleaned(opt: Any, group: dict[str, Any], moved: list[tuple[int, Tensor
         regularizers = [phi.at(i) if piece is None else piece for (i, _), piece in zip(moved, pieces, strict=True)]
         found = list(map(_cleaned, regularizers, points, ends, steps))
     for (_, param), piece, x in zip(moved, pieces, found, strict=True):
-        _write(param, x, piece is None)
+        if piece is None and is_sharded(param):
+            from proxsps.optim.shards import cut
+
+            x = cut(x, param)
+        _local(param).copy_(x)
 
 
 def _piece(phi: Regularizer, index: int, param: Tensor) -> Regularizer | None:
@@ -117,15 +121,6 @@ def _local(tensor: Tensor) -> Tensor:
     """The entries of this rank, as real numbers; writes to it are writes to the tensor."""
     local: Tensor = torch.atleast_1d(entries(tensor.detach(), False))
     return local
-
-
-def _write(param: Tensor, new: Tensor, whole: bool) -> None:
-    """Store new entries of a whole tensor, or of a shard, in a parameter, which may be sharded."""
-    if whole and is_sharded(param):
-        from proxsps.optim.shards import cut
-
-        new = cut(new, param)
-    _local(param).copy_(new)
 
 
 @torch.no_grad()

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from proxsps.core.schedule_free import SCALE
-from proxsps.optim.blocks import SPECTRAL
 from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal
 from proxsps.optim.hints import sibling_hint
 from proxsps.optim.memory import HALF, start_averages
-from proxsps.optim.model_groups import ADAM, MATRICES, REST, model_groups
+from proxsps.optim.model_groups import ADAM, MATRICES, REST, SPECTRAL, check_metric, model_groups
 from proxsps.optim.modes import Switch, show_averages, show_gradient_points
 from proxsps.optim.polyak import options_of
 from proxsps.optim.reduce import ProcessGroup
@@ -91,7 +90,6 @@ class ScheduleFreeSPS(CappedPolyak):
         if isinstance(lower_bound, str) and lower_bound == "auto":
             options["lower_bound"] = _default_bound(groups, regularizer)
         if isinstance(params, nn.Module):
-            _check_metric(metric)
             groups, options["metric"] = model_groups(params, metric), ADAM
         super().__init__(groups, options, process_group, check_replicas)
         if isinstance(params, nn.Module):
@@ -113,7 +111,7 @@ class ScheduleFreeSPS(CappedPolyak):
 
     def _check_regularizer(self, group: dict[str, Any]) -> None:
         super()._check_regularizer(group)
-        _check_metric(group["metric"])
+        check_metric(group["metric"])
         if group["metric"] == SPECTRAL:
             _check_spectral(group)
         else:
@@ -235,11 +233,6 @@ def _default_bound(params: Any, regularizer: Regularizer | None) -> float | None
     groups = params if isinstance(params, (list, tuple)) else ()
     found = [regularizer, *[group.get("regularizer") for group in groups if isinstance(group, dict)]]
     return 0.0 if all([isinstance(phi, L2 | Zero | None) for phi in found]) else None
-
-
-def _check_metric(metric: Any) -> None:
-    if metric not in (ADAM, SPECTRAL):
-        raise ValueError(f'metric must be "adam" or "spectral", got {metric!r}.')
 
 
 def _check_spectral(group: dict[str, Any]) -> None:
