@@ -82,19 +82,19 @@ def _over_replicas(block: Block, slopes: Sequence[Tensor], solve: Solve, ranks: 
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         longest = max(sum(params[i].numel() for i in own) for own in shares)
         wire = torch.zeros(longest, dtype=dtype, device=params[min(large)].device)
-        for i, part in _parts(wire, shares[ranks.rank], params):
+        for i, part in _parts(wire, shares[ranks.rank], params).items():
             if i in known:
                 part.copy_(found[i])
         for own, told in zip(shares, ranks.gather(wire), strict=True):
-            found |= {i: part.to(known[i].dtype) for i, part in _parts(told, own, params) if i in known}
+            found |= {i: part.to(known[i].dtype) for i, part in _parts(told, own, params).items() if i in known}
     return [found[i] for i in block.indices]
 
 
-def _parts(wire: Tensor, places: Sequence[int], params: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-    """The tensors of a rank in its message, with their places in the group."""
-    sizes = [params[i].numel() for i in places]
+def _parts(wire: Tensor, places: Sequence[int], like: Any) -> dict[int, Tensor]:
+    """The tensors in a message, by their places in the group."""
+    sizes = [like[i].numel() for i in places]
     parts = wire[: sum(sizes)].split(sizes)
-    return [(i, part.view(params[i].shape)) for i, part in zip(places, parts, strict=True)]
+    return {i: part.view(like[i].shape) for i, part in zip(places, parts, strict=True)}
 
 
 def _over_shards(block: Block, slopes: Sequence[Tensor], solve: Solve) -> list[Tensor]:
@@ -103,9 +103,8 @@ def _over_shards(block: Block, slopes: Sequence[Tensor], solve: Solve) -> list[T
     for i in sorted([*block.indices, *block.resting]):
         teams.setdefault((_team(params[i]), memory_dtype("average", params[i])), {})[i] = params[i].shape
     for (team, dtype), shapes in teams.items():
-        shares = _shared_out(shapes, block.group["packed"], dist.get_world_size(team))
         sent = {i: known[i] if i in known else torch.zeros_like(local_entries(params[i]), dtype=dtype) for i in shapes}
-        known |= _exchanged(sent, shapes, shares, solve, team)
+        known |= _exchanged(sent, shapes, block.group["packed"], solve, team)
     return [known[i] for i in block.indices]
 
 
@@ -122,14 +121,12 @@ def _team(owner: Any) -> ProcessGroup:
 
 
 def _exchanged(
-    slopes: Mapping[int, Tensor],
-    shapes: Mapping[int, torch.Size],
-    shares: Sequence[Sequence[int]],
-    solve: Solve,
-    team: ProcessGroup,
+    slopes: Mapping[int, Tensor], shapes: Mapping[int, torch.Size], packed: int, solve: Solve, team: ProcessGroup
 ) -> dict[int, Tensor]:
     """The shards of the directions, from those of the slopes."""
-    size, own, order = len(shares), shares[dist.get_rank(team)], [i for share in shares for i in share]
+    size = dist.get_world_size(team)
+    shares = _shared_out(shapes, packed, size)
+    own, order = shares[dist.get_rank(team)], [i for share in shares for i in share]
     held = [[_entries_of(shapes[i], size, r) for i in own] for r in range(size)]
     sent, received = [sum(slopes[i].numel() for i in share) for share in shares], list(map(sum, held))
     flat = torch.cat([slopes[i].reshape(-1) for i in order])
@@ -141,8 +138,7 @@ def _exchanged(
     back = torch.cat([shards[r] for r in range(size) for shards in found]) if found else wire
     told = torch.empty_like(flat)
     dist.all_to_all_single(told, back, sent, received, group=team)
-    parts = zip(order, told.split([slopes[i].numel() for i in order]), strict=True)
-    return {i: part.view(slopes[i].shape) for i, part in parts}
+    return _parts(told, order, slopes)
 
 
 def _entries_of(shape: torch.Size, size: int, rank: int) -> int:
