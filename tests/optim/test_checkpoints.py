@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import warnings
 
 import pytest
 import torch
+from files import through_disk
 
 from proxsps.optim import SPS, DecSPS, ProxSGD, ProxSPS
 from proxsps.regularizers import L1
@@ -25,13 +25,6 @@ def drive(opt, seed, steps=3):
             p.grad = torch.randn(p.shape, generator=generator, dtype=F64)
         opt.step(loss=0.3 + k)
     return torch.cat([p.detach().reshape(-1) for p in params])
-
-
-def through_disk(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def reloaded(opt):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import numpy as np
 import pytest
 import torch
+from files import through_disk
 from torch.nn.functional import mse_loss
 from torch.optim import lr_scheduler as schedulers
 
@@ -166,11 +166,8 @@ def test_a_checkpoint_from_before_factors_were_counted_goes_on(make, path, kit):
     saved = opt.state_dict()
     for group in saved["param_groups"]:
         del group["first_reach"], group["factors_sq"]
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
     again = make([q], **path)
-    again.load_state_dict(torch.load(file, weights_only=True))
+    again.load_state_dict(through_disk(saved))
     assert float(again.param_groups[0]["factors_sq"]) == 4
     with torch.no_grad():
         q.copy_(p)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import itertools
 import pickle
 
 import pytest
 import torch
+from files import through_disk
 from torch import nn
 
 from proxsps import L1, Box, GroupLasso, LInfBall, NonNegative, ProxSPS, ProxSPSAdam
@@ -226,10 +226,7 @@ def test_evaluated_models_have_the_exact_zeros_of_the_regularizer(phi):
 
 
 def saved(opt, params):
-    file = io.BytesIO()
-    torch.save({"opt": opt.state_dict(), "params": [p.detach().clone() for p in params]}, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+    return through_disk({"opt": opt.state_dict(), "params": [p.detach().clone() for p in params]})
 
 
 def loaded(kit, variant, dtype, checkpoint, mode, opt_first):
@@ -415,10 +412,7 @@ def test_copies_of_a_model_leave_the_optimizer_alone(how, mode, kit):
     elif how == "pickle":
         other = pickle.loads(pickle.dumps(model))
     else:
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
+        other = through_disk(model, weights_only=False)
     assert kit.same(kit.points(model.parameters()), kit.points(other.parameters()))
     held = kit.points(other.parameters())
     for switch in ("eval", "train", "eval"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import statistics
 
 import pytest
 import torch
+from files import through_disk
 
 from proxsps.optim import AdaptiveLR, CoolDown, HorizonLR, ProxSPS, SqrtLR, StronglyConvexLR
 
@@ -37,13 +37,6 @@ def two_groups(lr=(3.0, 0.5)):
 
 def lrs(opt):
     return [float(group["lr"]) for group in opt.param_groups]
-
-
-def through_disk(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize("tensor", [False, True], ids=["float", "tensor"])

@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from files import through_disk
 from sampled import sample
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
@@ -60,13 +61,11 @@ def snapshot(opt):
 def test_a_resumed_run_goes_on_bitwise(variant, dtype, path, kit):
     params, opt = make(kit, variant, dtype, **path)
     drive(kit, params, opt, 0, 4)
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    file.seek(0)
+    saved = through_disk(opt.state_dict())
     twins, other = make(kit, variant, dtype, **path)
     for p, q in zip(twins, params, strict=True):
         p.data.copy_(q.detach())
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(saved)
     for one, two in zip(params, twins, strict=True):
         for key, value in opt.state[one].items():
             assert torch.equal(value, other.state[two][key])

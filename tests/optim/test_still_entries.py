@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import warnings
@@ -10,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from files import through_disk
 from sampled import norm_sq, places
 
 from proxsps import L1, Box, ProxSPS, ProxSPSAdam
@@ -132,12 +132,9 @@ def test_a_checkpoint_with_another_sample_measures_anew_and_keeps_the_largest_di
     for state, width in zip(saved["state"].values(), (4, 1), strict=True):
         origin = state.pop("origin")
         state["start"] = origin.new_zeros(len(origin), width)
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
     twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
     other = cls(twins, **own, **path)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(through_disk(saved))
     step(opt, params, 3)
     step(other, twins, 3)
     assert all("start" not in other.state[p] for p in twins)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from reads import Reads
 
 from proxsps.optim import ScheduleFreeSPS
 from proxsps.regularizers import L1, Box, GroupLasso, NuclearNorm, SparseGroupLasso
-
-READS = ("aten._local_scalar_dense", "aten.item", "aten.is_nonzero", "aten.equal", "aten.nonzero")
 
 OPTIONS = {
     "plain": {},
@@ -23,25 +21,11 @@ OPTIONS = {
 }
 
 
-class CountReads(TorchDispatchMode):
-    """Counts operations whose result the host waits for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads, self.operations = [], 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operations += 1
-        if str(func).startswith(READS):
-            self.reads.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("read", [lambda t: t.item(), float, bool, lambda t: torch.equal(t, t)])
 def test_the_counter_counts(read):
-    with CountReads() as count:
+    with Reads() as reads:
         read(torch.tensor(1.0) + 1)
-    assert len(count.reads) >= 1
+    assert len(reads.seen) >= 1
 
 
 @pytest.mark.parametrize(
@@ -51,11 +35,11 @@ def test_the_counter_counts(read):
 def test_a_capturable_step_reads_nothing(case, kit, options, loss):
     opt = case.make(kit.drawn((4, 3), (7,), dtype=torch.float32), **options, capturable=True)
     opt.step(loss=loss)
-    with CountReads() as count:
+    with Reads() as reads:
         opt.step(loss=loss)
         report = opt.last_step
-    assert count.operations > 5
-    assert count.reads == []
+    assert reads.operations > 5
+    assert reads.seen == []
     assert report.branch_name != "skipped"
 
 
@@ -78,9 +62,9 @@ def test_rows_and_proxes_read_nothing(prox_case, kit, phi):
     ]
     opt = prox_case.make(groups, capturable=True, max_move=0.1)
     opt.step(loss=0.7)
-    with CountReads() as count:
+    with Reads() as reads:
         opt.step(loss=torch.tensor(0.7))
-    assert count.reads == []
+    assert reads.seen == []
 
 
 @pytest.mark.parametrize("bad", ["loss", "grad", "bound"])
@@ -90,9 +74,9 @@ def test_a_masked_step_reads_nothing(case, kit, bad):
     if bad == "grad":
         params[0].grad[0, 0] = torch.nan
     loss = torch.tensor({"loss": torch.nan, "grad": 0.5, "bound": -1.0}[bad])
-    with CountReads() as count:
+    with Reads() as reads:
         opt.step(loss=loss)
-    assert count.reads == []
+    assert reads.seen == []
     if bad != "bound" or case.loss:
         assert all(map(torch.equal, kit.points(params), before))
 
@@ -101,11 +85,11 @@ def test_a_watched_step_reads_nothing(case, kit):
     problem = kit.least_squares()
     w = torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))
     opt = case.make([w], capturable=True)
-    with CountReads() as count:
+    with Reads() as reads:
         opt.watch(problem.loss(w), weight=3).backward()
         opt.watch(problem.loss(w), weight=1).backward()
         opt.step()
-    assert count.reads == []
+    assert reads.seen == []
 
 
 def test_groups_with_different_options_read_nothing(case, kit):
@@ -116,9 +100,9 @@ def test_groups_with_different_options_read_nothing(case, kit):
         {"params": [c], "regularizer": L1(0.1)},
     ]
     opt = case.make(groups, capturable=True)
-    with CountReads() as count:
+    with Reads() as reads:
         opt.step(loss=torch.tensor(0.7), lower_bound=torch.tensor(0.1) if case.loss else None)
-    assert count.reads == []
+    assert reads.seen == []
 
 
 def test_both_metrics_read_nothing_and_write_in_place(kit):
@@ -138,9 +122,9 @@ def test_both_metrics_read_nothing_and_write_in_place(kit):
         return [*params, *[t for t in held if isinstance(t, torch.Tensor)]]
 
     before, points = tensors(), kit.points(params)
-    with CountReads() as count:
+    with Reads() as reads:
         opt.step(loss=torch.tensor(0.7))
-    assert count.reads == []
+    assert reads.seen == []
     assert list(map(id, tensors())) == list(map(id, before))
     assert len(before) > 40
     assert not any(map(torch.equal, kit.points(params), points))

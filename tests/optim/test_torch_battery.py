@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 import pickle
 
 import pytest
 import torch
+from files import through_disk
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -40,13 +40,6 @@ CARRIERS = {
     **{f"pickle {p}": lambda o, p=p: pickle.loads(pickle.dumps(o, p)) for p in range(2, pickle.HIGHEST_PROTOCOL + 1)},
     "torch.save": lambda o: through_disk(o, weights_only=False),
 }
-
-
-def through_disk(thing, weights_only):
-    file = io.BytesIO()
-    torch.save(thing, file)
-    file.seek(0)
-    return torch.load(file, weights_only=weights_only)
 
 
 class Affine:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import pickle
 
 import pytest
 import torch
+from files import through_disk
 from torch.optim import lr_scheduler as schedulers
 
 BASES = (0.5, 0.05)
@@ -130,10 +130,7 @@ def test_a_run_goes_on_from_saved_dictionaries(case, make, through):
     saved = {"optimizer": opt.state_dict(), "scheduler": scheduler.state_dict(), "a": model.a.data, "b": model.b.data}
     saved = copy.deepcopy(saved)
     if through == "disk":
-        file = io.BytesIO()
-        torch.save(saved, file)
-        file.seek(0)
-        saved = torch.load(file, weights_only=False)  # schedulers of torch save more than plain data
+        saved = through_disk(saved, weights_only=False)  # schedulers of torch save more than plain data
     resumed = Model()
     resumed.a.data, resumed.b.data = saved["a"].clone(), saved["b"].clone()
     twin = case.make(resumed.groups)

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from reads import Reads
 
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, L2Ball, NuclearNorm, SparseGroupLasso
 
@@ -175,30 +175,10 @@ def test_compiles_without_graph_breaks(traceable_case):
         torch.testing.assert_close(compiled(z, alpha), phi.prox(z, alpha), rtol=1e-12, atol=1e-14)
 
 
-class CountSyncs(TorchDispatchMode):
-    """Counts what would make an accelerator wait: reading a scalar, or a shape that depends on data."""
-
-    blocking = ("_local_scalar_dense", "nonzero", "masked_select", "unique")
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        # A boolean index looks up its positions first.
-        mask = name.startswith("index") and any(
-            t is not None and t.dtype == torch.bool for a in args if isinstance(a, (list, tuple)) for t in a
-        )
-        if name in self.blocking or mask:
-            self.seen.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 def test_no_host_syncs(traceable_case):
     phi = in_dtype(traceable_case.phi, torch.float64)
     z, alpha = torch.as_tensor(traceable_case.draw(0)), torch.tensor(0.7)
-    with CountSyncs() as counter:
+    with Reads() as counter:
         y = phi.prox(z, alpha)
         phi.value(y)
         phi.prox_jvp(z, y, z, alpha)
@@ -209,7 +189,7 @@ def test_no_host_syncs(traceable_case):
 
 def test_the_sync_counter_counts():
     x = torch.ones(3)
-    with CountSyncs() as counter:
+    with Reads() as counter:
         float(x[0])
         x[x > 2] = 1.0
     assert len(counter.seen) == 2

@@ -6,10 +6,9 @@ from proxsps.optim.last_step import LastStep
 from proxsps.optim.model_groups import model_groups, roles
 from proxsps.optim.modes import renew_statistics
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.optim.prox_sps import ProxSGD, ProxSPS, ProxSPSAdam
+from proxsps.optim.polyak import SPS, DecSPS, ProxSGD, ProxSPS, ProxSPSAdam
 from proxsps.optim.schedule_free import ScheduleFreeSPS
 from proxsps.optim.schedulers import AdaptiveLR, CoolDown, HorizonLR, SqrtLR, StronglyConvexLR
-from proxsps.optim.sps import SPS, DecSPS
 
 __all__ = [
     "SPS",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from proxsps.core.averaging import polynomial_average, polynomial_weight
+from proxsps.core.averaging import polynomial_weight
 
 Averages = list[Tensor] | tuple[Tensor, ...]
 
@@ -19,12 +19,12 @@ def polynomial_avg_fn(power: float = 8.0) -> Callable[[Tensor, Tensor, Tensor | 
         power: how quickly old weights lose influence: the weights after step k count with about k^power. 8 is the
             9 / (k + 10) above, 0 the plain mean.
     """
-    if not 0 <= power < float("inf"):
-        raise ValueError(f"power must be a finite number >= 0, got {power!r}. 0 gives the plain mean.")
+    update_all = polynomial_multi_avg_fn(power)
 
     @torch.no_grad()
     def update(averaged: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
-        new: Tensor = polynomial_average(averaged, current, _precise(count, averaged), power)
+        new = averaged.clone()
+        update_all([new], [current], count)
         return new
 
     return update
@@ -46,22 +46,21 @@ def polynomial_multi_avg_fn(power: float = 8.0) -> Callable[[Averages, Averages,
         >>> bool((averaged.module.weight == model.weight).all())
         True
     """
-    update_one = polynomial_avg_fn(power)
+    if not 0 <= power < float("inf"):
+        raise ValueError(f"power must be a finite number >= 0, got {power!r}. 0 gives the plain mean.")
 
     @torch.no_grad()
     def update(averaged: Averages, current: Averages, count: Tensor | int) -> None:
-        if torch.is_floating_point(averaged[0]) or torch.is_complex(averaged[0]):
-            weight = polynomial_weight(_precise(count, averaged[0]), power)
+        first = averaged[0]
+        if isinstance(count, Tensor):  # torch divides integers in float32
+            count = count.to(torch.promote_types(first.dtype, torch.float32))
+        weight = polynomial_weight(count, power)
+        if first.is_floating_point() or first.is_complex():
             moves = torch._foreach_sub(list(current), list(averaged))
             torch._foreach_mul_(moves, weight)
             torch._foreach_add_(list(averaged), moves)
         else:  # counters among the buffers
             for average, value in zip(averaged, current, strict=True):
-                average.copy_(update_one(average, value, count))
+                average.copy_(average + weight * (value - average))
 
     return update
-
-
-def _precise(count: Tensor | int, like: Tensor) -> Tensor | int:
-    """The count in the precision of a tensor, at least float32: torch divides integers in float32."""
-    return count.to(torch.promote_types(like.dtype, torch.float32)) if isinstance(count, Tensor) else count

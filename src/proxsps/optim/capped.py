@@ -79,7 +79,7 @@ class CappedPolyak(PolyakOptimizer):
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:
         """Whether models are averaged."""
-        return bool(options["momentum"])
+        return bool(options.get("momentum"))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step.

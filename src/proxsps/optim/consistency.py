@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,10 +26,31 @@ from torch import Tensor, nn
 
 from proxsps.optim.lists import is_sharded
 from proxsps.optim.optimizer import PolyakOptimizer
+from proxsps.optim.reduce import Ranks
 
 PIECES = 4
-Piece = list[tuple[int, Tensor | None]]  # positions of tensors, with masks if only some of their entries belong to it
 SCALE = 2.0**10  # gradient scalers have powers of two from here on; sums over samples are rarely that long
+
+# What a factor means: a power of two, k, 1 / k, another one below 1, or any other.
+ON_LOSS = {
+    "power": "2^{k} times as much. Pass the loss before scaler.scale multiplies it.",
+    "times": "{k} times as much. Likely a sum over {k} samples while the gradients are those of the mean, or a loss "
+    "that was multiplied by a scale.",
+    "part": "1/{k} of it. Pass the loss before it is divided by the number of micro-batches or samples.",
+    "other": "no simple factor. Likely the loss of another batch, for instance of only one of several micro-batches, "
+    "or one from before the last step, or one with a penalty that the gradients do not have.",
+}
+UNCLIPPED = "Do not clip, because it makes the step longer; max_move= limits the move instead."
+ON_GRADIENTS = {
+    "power": "2^{k} times too long: call scaler.unscale_(opt) first.",
+    "times": "{k} times too long. Likely {k} passes were added up without zero_grad or without a division by their "
+    "number, or the gradients are those of a sum and the loss is a mean.",
+    "part": "{shorter:.3g} times too short. Likely they were clipped, or divided by {k} micro-batches while the loss "
+    f"was not. {UNCLIPPED}",
+    "less": f"{{shorter:.3g}} times too short. Likely they were clipped. {UNCLIPPED}",
+    "other": "{longer:.3g} times too long. Likely zero_grad was not called and older gradients are in the sum, or "
+    "something multiplied them after backward.",
+}
 
 
 class LossCheck(NamedTuple):
@@ -73,10 +95,11 @@ def check_loss(
         raise TypeError("check_loss cannot check sharded parameters (DTensor): check the same model in one process.")
     eps = max(torch.finfo(kind).eps for kind in {p.dtype for p in params} | ({dtype} if dtype else set()))
     rtol = max(rtol, 12 * eps ** (2 / 3))  # 0.47 for bf16: factors of two are still found
-    with _unchanged(opt, params, model):
+    with _unchanged(opt, params, model) as start:
         given, weight = (loss, 1.0) if loss is not None else opt._watched_mean()
-        probe = _Probe(opt, closure, params, weight, eps)
-        handed = probe.value if given is None else probe.over_ranks(float(given))
+        mean = partial(_over_ranks, opt._ranks, weight)
+        probe = _Probe(lambda: mean(_evaluated(closure)), params, start, eps)
+        handed = probe.value if given is None else mean(given)
         ratios = probe.ratios(rtol / 2)
     fault = diagnose(handed, probe.value, ratios, rtol)
     if fault:
@@ -85,14 +108,7 @@ def check_loss(
 
 
 def diagnose(handed: float, value: float, ratios: Sequence[float], rtol: float) -> str | None:
-    """What is wrong with a loss that was passed, or None.
-
-    Args:
-        handed: the loss that was passed.
-        value: the loss of the closure.
-        ratios: slope of the loss along each piece of the gradient, over the length of the piece.
-        rtol: relative tolerance.
-    """
+    """What is wrong with a loss that was `handed` over, beside the closure's `value` and its `ratios` r_i; or None."""
     if not all(map(math.isfinite, (handed, value, *ratios))):
         return f"Loss or slopes are not finite: got the loss {handed}, {value} from the closure, and slopes {ratios}."
     mean = sum(ratios) / len(ratios)
@@ -111,54 +127,27 @@ def diagnose(handed: float, value: float, ratios: Sequence[float], rtol: float) 
     gradient = 1 / mean
     if abs(handed - gradient * value) <= rtol * abs(gradient * value):
         return None
-    texts = [] if same_value else [_loss_text(handed, value, rtol)]
-    texts += [] if abs(gradient - 1) <= rtol else [_gradient_text(gradient, rtol)]
+    texts = []
+    if not same_value:
+        texts.append(f"The loss that was passed is {handed:.6g}, the closure's is {value:.6g}:")
+        texts.append(_cause(ON_LOSS, handed / value if value else math.inf, rtol / 2))
+    if abs(gradient - 1) > rtol:
+        texts += ["The gradients have the right direction, but are", _cause(ON_GRADIENTS, gradient, rtol)]
     return " ".join(texts)
 
 
-def _loss_text(handed: float, value: float, rtol: float) -> str:
-    factor = handed / value if value else math.inf
-    start = f"The loss that was passed is {handed:.6g}, the closure's is {value:.6g}:"
-    if factor >= SCALE / 2 and _whole(math.log2(factor), 0.01):
-        power = round(math.log2(factor))
-        return f"{start} 2^{power} times as much. Pass the loss before scaler.scale multiplies it."
-    if factor > 1 and _whole(factor, rtol / 2):
-        return (
-            f"{start} {round(factor)} times as much. Likely a sum over {round(factor)} samples while the gradients are "
-            "those of the mean, or a loss that was multiplied by a scale."
-        )
-    if 0 < factor < 1 and _whole(1 / factor, rtol / 2):
-        return (
-            f"{start} 1/{round(1 / factor)} of it. Pass the loss before it is divided by the number of "
-            "micro-batches or samples."
-        )
-    return (
-        f"{start} no simple factor. Likely the loss of another batch, for instance of only one of several "
-        "micro-batches, or one from before the last step, or one with a penalty that the gradients do not have."
-    )
-
-
-def _gradient_text(factor: float, rtol: float) -> str:
-    start = "The gradients have the right direction, but"
+def _cause(texts: dict[str, str], factor: float, rtol: float) -> str:
+    """What a factor on the loss, or on the gradients, probably comes from."""
+    kind, k = "other", 0
     if factor >= SCALE / 2 and _whole(math.log2(factor), 0.05):
-        return f"{start} are 2^{round(math.log2(factor))} times too long: call scaler.unscale_(opt) first."
-    if factor > 1 and _whole(factor, rtol):
-        k = round(factor)
-        return (
-            f"{start} are {k} times too long. Likely {k} passes were added up without zero_grad or without a division "
-            "by their number, or the gradients are those of a sum and the loss is a mean."
-        )
-    if factor < 1:
-        times = 1 / factor
-        divided = f", or divided by {round(times)} micro-batches while the loss was not" if _whole(times, rtol) else ""
-        return (
-            f"{start} are {times:.3g} times too short. Likely they were clipped{divided}. Do not clip, because "
-            "it makes the step longer; max_move= limits the move instead."
-        )
-    return (
-        f"{start} are {factor:.3g} times too long. Likely zero_grad was not called and older gradients are in the sum, "
-        "or something multiplied them after backward."
-    )
+        kind, k = "power", round(math.log2(factor))
+    elif factor > 1 and _whole(factor, rtol):
+        kind, k = "times", round(factor)
+    elif 0 < factor < 1 and _whole(1 / factor, rtol):
+        kind, k = "part", round(1 / factor)
+    elif factor < 1 and "less" in texts:
+        kind = "less"
+    return texts[kind].format(k=k, longer=factor, shorter=1 / factor if factor else math.inf)
 
 
 def _whole(number: float, tolerance: float) -> bool:
@@ -166,47 +155,46 @@ def _whole(number: float, tolerance: float) -> bool:
     return round(number) >= 2 and abs(number - round(number)) <= min(tolerance * number, 0.2)
 
 
+def _over_ranks(ranks: Ranks, weight: float, value: Tensor | float) -> float:
+    """The mean over the ranks."""
+    if ranks.size == 1:
+        return float(value)
+    total, weights = ranks.sum(np.array([weight * float(value), weight]))[0]
+    return float(total / weights)
+
+
+def _evaluated(closure: Callable[[], Any]) -> float:
+    try:
+        return float(closure())
+    except RuntimeError as error:
+        if "does not require grad" in str(error):
+            text = "check_loss: the closure must evaluate the loss and return it, without backward."
+            raise ValueError(text) from error
+        raise
+
+
 class _Probe:
     """The loss along pieces of the gradient."""
 
     def __init__(
-        self, opt: PolyakOptimizer, closure: Callable[[], Any], params: list[Tensor], weight: float, eps: float
+        self, evaluate: Callable[[], float], params: Sequence[Tensor], start: Sequence[Tensor], eps: float
     ) -> None:
-        self._ranks, self._closure, self._weight = opt._ranks, closure, weight
-        pairs = [_real_pair(p.detach(), p.grad.detach()) for p in params if p.grad is not None]
-        self._params, self._grads = [x for x, _ in pairs], [g for _, g in pairs]
-        self._start = [x.clone() for x in self._params]
-        self._pieces, self._length = _cut(self._grads)
-        self._eps = eps
+        self._evaluate, self._params, self._start, self._eps = evaluate, params, start, eps
+        self._grads = [p.grad for p in params if p.grad is not None]
+        self._labels, self._length = _pieces(self._grads)
         self._h = eps ** (1 / 3)  # rounding of f / h and curvature h^2 are of one size
-        self._limit = 10 * self._h * (1 + math.sqrt(sum(_square(x) for x in self._start)))
-        self.value = self._evaluate()
-        again = self._evaluate()
+        self._limit = 10 * self._h * (1 + math.sqrt(sum(map(_square, self._start))))
+        self.value, again = evaluate(), evaluate()
         if abs(again - self.value) > 100 * eps * abs(self.value):
             raise ValueError(
                 f"check_loss: The closure returned {self.value:.6g} and then {again:.6g} for the same parameters. It "
                 "must evaluate one fixed loss: take one batch, and switch dropout off for the gradients and here."
             )
 
-    def over_ranks(self, value: float) -> float:
-        """The mean over the ranks."""
-        if self._ranks.size == 1:
-            return value
-        total, weight = self._ranks.sum(np.array([self._weight * value, self._weight]))[0]
-        return float(total / weight)
-
-    def _evaluate(self) -> float:
-        try:
-            return self.over_ranks(float(self._closure()))
-        except RuntimeError as error:
-            if "does not require grad" in str(error):
-                text = "check_loss: the closure must evaluate the loss and return it, without backward."
-                raise ValueError(text) from error
-            raise
-
     def ratios(self, tolerance: float) -> list[float]:
         """The slope of the loss along each piece of the gradient, over the length of the piece."""
-        slopes = [self._slopes(piece, tolerance) for piece in self._pieces]
+        labels = sorted({label for own in self._labels for label in own.unique().tolist()})
+        slopes = [self._slopes(label, tolerance) for label in labels]
         largest = max(abs(found[-1]) for found in slopes)
         ratios = []
         for found in slopes:
@@ -220,99 +208,78 @@ class _Probe:
             ratios.append((4 * pairs[-1][1] - pairs[-1][0]) / 3)  # the error falls with the square of the distance
         return ratios
 
-    def _slopes(self, piece: Piece, tolerance: float) -> list[float]:
-        """Slopes along a piece over shorter and shorter distances, until two of them agree."""
-        t, slope = self._first(piece)
-        found = [slope]
-        for _ in range(6):
-            t /= 2
-            slope, change = self._slope(piece, t)
-            if 4 * tolerance * change < self._eps * abs(self.value):
-                break  # only rounding is left
-            found.append(slope)
-            if abs(found[-1] - found[-2]) <= tolerance * abs(found[-1]):
-                break
-        return found
+    def _slopes(self, piece: int, tolerance: float) -> list[float]:
+        """Slopes along a piece: over a distance that changes the loss enough, then over ever shorter ones.
 
-    def _first(self, piece: Piece) -> tuple[float, float]:
-        """A distance over which the loss changes enough, for gradients of any length."""
+        Gradients may have any length, so the distance is found by trial. It ends when two slopes agree.
+        """
         wanted = 2 * self._h * abs(self.value)
         t = self._h * abs(self.value) / self._length if self.value else self._h
-        for _ in range(8):
+        found: list[float] = []
+        for trial in range(14):
             slope, change = self._slope(piece, t)
-            if wanted / 2 <= change <= wanted * 8 or (t >= self._limit and change < wanted):
+            enough = wanted / 2 <= change <= wanted * 8 or (t >= self._limit and change < wanted)
+            if trial < 7 and not (found or enough):
+                factor = wanted / change if change > 0 else 1e3
+                t = min(self._limit, t * min(1e4, max(1e-4, factor if math.isfinite(factor) else 1e-2)))
+                continue
+            if found and 4 * tolerance * change < self._eps * abs(self.value):
+                break  # only rounding is left
+            found.append(slope)
+            if len(found) > 1 and abs(slope - found[-2]) <= tolerance * abs(slope):
                 break
-            factor = wanted / change if change > 0 else 1e3
-            t = min(self._limit, t * min(1e4, max(1e-4, factor if math.isfinite(factor) else 1e-2)))
-        return t, slope
+            t /= 2
+        return found
 
-    def _slope(self, piece: Piece, t: float) -> tuple[float, float]:
+    def _slope(self, piece: int, t: float) -> tuple[float, float]:
         """The slope over a distance, and the change of the loss."""
         up, forth = self._at(piece, t)
         down, back = self._at(piece, -t)
         return (up - down) / (forth - back) if forth != back else math.nan, abs(up - down)
 
-    def _at(self, piece: Piece, t: float) -> tuple[float, float]:
+    def _at(self, piece: int, t: float) -> tuple[float, float]:
         """The loss after a move along a piece, and <g, move> as it was rounded."""
         moved = 0.0
-        try:
-            for i, mask in piece:
-                x, start, g = self._params[i], self._start[i], self._grads[i]
+        for x, start, g, labels in zip(self._params, self._start, self._grads, self._labels, strict=True):
+            x.copy_(start)
+            if (own := labels == piece).any():
                 move = g.to(torch.promote_types(x.dtype, torch.float32)) * (t / self._length)
-                x.copy_(start + (move if mask is None else move * mask))
-                moved += float((g.double() * (x.double() - start.double())).sum())
-            return self._evaluate(), moved
-        finally:
-            for x, start in zip(self._params, self._start, strict=True):
-                x.copy_(start)
+                x.copy_(start + move * own)
+                exact = torch.promote_types(x.dtype, torch.float64)
+                moved += float((g.to(exact).conj() * (x.to(exact) - start.to(exact))).sum().real)
+        return self._evaluate(), moved
 
 
-def _cut(grads: Sequence[Tensor]) -> tuple[list[Piece], float]:
-    """The pieces of the gradient, and their length, which is the same for all."""
-    squares = [_square(g) for g in grads]
-    total, before = sum(squares), 0.0
+def _pieces(grads: Sequence[Tensor]) -> tuple[list[Tensor], float]:
+    """The piece of the gradient that each entry belongs to, and the length of a piece, which is the same for all."""
+    total, before = sum(map(_square, grads)), 0.0
     if not 0 < total < math.inf:
         raise ValueError(f"check_loss needs gradients that are finite and not zero, got a squared norm of {total}.")
-    pieces: list[Piece] = [[] for _ in range(PIECES)]
-    for i, (g, square) in enumerate(zip(grads, squares, strict=True)):
-        first, last = (min(PIECES - 1, int(PIECES * s / total)) for s in (before, before + square))
-        if first == last:
-            pieces[first].append((i, None))
-        else:
-            passed = before + g.double().square().flatten().cumsum(0)
-            labels = (PIECES * passed / total).long().clamp(max=PIECES - 1).view(g.shape)
-            for label in labels.unique().tolist():
-                pieces[label].append((i, labels == label))
-        before += square
-    return [piece for piece in pieces if piece], math.sqrt(total / PIECES)
+    labels = []
+    for g in grads:
+        passed = before + g.abs().double().square().flatten().cumsum(0).view(g.shape)
+        labels.append((PIECES * passed / total).clamp(max=PIECES - 1).byte())
+        before += _square(g)
+    return labels, math.sqrt(total / PIECES)
 
 
 def _square(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
-
-
-def _real_pair(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """A parameter as a real view that can be written to, and its gradient."""
-    if not x.is_complex():
-        return x, g
-    if x.is_conj():  # which has no such view
-        x, g = x.conj(), g.conj()
-    return torch.view_as_real(x), torch.view_as_real(g.resolve_conj())
+    return float(torch.linalg.vector_norm(x.abs(), dtype=torch.float64)) ** 2
 
 
 @contextlib.contextmanager
-def _unchanged(opt: PolyakOptimizer, params: Sequence[Tensor], model: nn.Module | None) -> Iterator[None]:
-    """Restore everything that an evaluation may change: gradients, watched losses, buffers, random numbers."""
+def _unchanged(opt: PolyakOptimizer, params: Sequence[Tensor], model: nn.Module | None) -> Iterator[list[Tensor]]:
+    """Restore parameters, gradients, watched losses, buffers and random numbers; yields copies of the parameters."""
     grads, watched = [p.grad for p in params], list(opt._watched)
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if model is not None else []
-    devices = sorted({p.device for p in params if p.device.type != "cpu"}, key=str)
-    kind = devices[0].type if devices else "cuda"
+    tensors = [*params, *(model.buffers() if model is not None else ())]
+    copies = [x.clone() for x in tensors]
+    devices = sorted({p.device for p in params if not p.is_cpu}, key=str)
     try:
-        with torch.random.fork_rng(devices=devices, device_type=kind):
-            yield
+        with torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda"):
+            yield copies[: len(params)]
     finally:
         opt._watched[:] = watched
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad
-        for buffer, saved in buffers:
-            buffer.copy_(saved)
+        for x, copied in zip(tensors, copies, strict=True):
+            x.copy_(copied)

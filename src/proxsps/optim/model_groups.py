@@ -9,7 +9,7 @@ directions are for the matrices only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -45,7 +45,11 @@ def roles(model: nn.Module, include: Iterable[str] = (), exclude: Iterable[str] 
         exclude: regular expressions; parameters whose names match one of them are not.
     """
     chosen, others = ([re.compile(pattern) for pattern in patterns] for patterns in (include, exclude))
-    homes = list(_homes(model))
+    homes = [  # tied parameters are there once for each layer
+        (name, param, layer)
+        for prefix, layer in model.named_modules()
+        for name, param in layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
+    ]
     weights = [layer for _, param, layer in homes if param.dim() > 1 and _maps_features(layer)]
     last = weights[-1] if weights else None  # as the model defines them
     found: dict[int, Role] = {}
@@ -55,10 +59,8 @@ def roles(model: nn.Module, include: Iterable[str] = (), exclude: Iterable[str] 
             own = own._replace(set=REST, why="excluded")
         elif param.dim() > 1 and any(pattern.search(name) for pattern in chosen):
             own = own._replace(set=MATRICES, why="included")
-        known = found.get(id(param))
-        if known is None:
-            found[id(param)] = own
-        elif known.set == MATRICES and own.set == REST:  # tied weights are matrices only if they are so everywhere
+        known = found.setdefault(id(param), own)
+        if known.set == MATRICES and own.set == REST:  # tied weights are matrices only if they are so everywhere
             found[id(param)] = known._replace(set=REST, why=f"also {own.name}, {own.why}")
     return [role for role in found.values() if role.param.requires_grad]
 
@@ -77,6 +79,7 @@ def model_groups(
         include: as in `roles`.
         exclude: as in `roles`.
     """
+    check_metric(metric)
     found: dict[tuple[str, int], list[tuple[str, Tensor]]] = {}
     for role in roles(model, include, exclude):
         packed = role.packed if role.set == MATRICES and metric == SPECTRAL else 1
@@ -87,11 +90,10 @@ def model_groups(
     ]
 
 
-def _homes(model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Module]]:
-    """All parameters with their names and the layers that own them; tied ones once for each layer."""
-    for prefix, layer in model.named_modules():
-        for name, param in layer.named_parameters(prefix, recurse=False, remove_duplicate=False):
-            yield name, param, layer
+def check_metric(metric: Any) -> None:
+    """Raise an error for a metric that a group cannot have."""
+    if metric not in (ADAM, SPECTRAL):
+        raise ValueError(f'metric must be "adam" or "spectral", got {metric!r}.')
 
 
 def _maps_features(layer: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from proxsps.core.estimate import metric
 from proxsps.core.schedule_free import CLEANING, average, average_exactly, cleaned, gradient_point, zeros_of_average
 from proxsps.optim.checks import has_value
-from proxsps.optim.lists import is_sharded, widened
+from proxsps.optim.lists import bundles, is_sharded, widened
 from proxsps.optim.memory import entries, least_metric
 from proxsps.optim.second_point import HELD, PIECE, Y, Z, bounds_on_entries
 from proxsps.regularizers import Regularizer
@@ -30,19 +30,19 @@ from proxsps.regularizers.structure import group_dims
 def show_averages(opt: Any) -> None:
     """Let the parameters hold x."""
     for group in opt.param_groups:
-        moved = [p for p in group["params"] if Z in opt.state.get(p, ())]
+        moved = [(i, p) for i, p in enumerate(group["params"]) if Z in opt.state.get(p, ())]
         b = group["betas"][0]
         if group["regularizer"] is not None and moved:
             _show_cleaned(opt, group, moved, b)
             continue
-        for param in moved:
+        for _, param in moved:
             own = opt.state[param]
             shown, z = _local(param), _local(own[Z])
             if Y in own:
                 shown.copy_(average(_local(own[Y]), z, b))
-            else:
-                for y, other in _pieces(shown, z):
-                    y.copy_(_average(y, other, b))
+                continue
+            for (y,), (other,) in bundles(([shown], [z]), PIECE):
+                y.copy_(_average(y, other, b))
 
 
 def _average(y: Tensor, z: Tensor, b: float) -> Tensor:
@@ -68,32 +68,35 @@ def show_gradient_points(opt: Any) -> None:
             elif Y in own:
                 _local(param).copy_(_local(own[Y]))
             elif Z in own:
-                for x, z in _pieces(_local(param), _local(own[Z])):
+                for (x,), (z,) in bundles(([_local(param)], [_local(own[Z])]), PIECE):
                     x.copy_(gradient_point(x, z, group["betas"][0]))
 
 
-def _show_cleaned(opt: Any, group: dict[str, Any], params: list[Tensor], b: float) -> None:
+def _show_cleaned(opt: Any, group: dict[str, Any], moved: list[tuple[int, Tensor]], b: float) -> None:
     """Let parameters with a regulariser hold x with zeros; y is kept."""
-    phi: Regularizer = group["regularizer"]
-    places = {id(p): i for i, p in enumerate(group["params"])}
-    pieces = [_piece(phi, places[id(p)], p) for p in params]
+    phi, tau = group["regularizer"], float(group["tau"])
+    pieces = [_piece(phi, i, param) for i, param in moved]  # None for a tensor as a whole
     points, ends, steps = [], [], []
-    for param, piece in zip(params, pieces, strict=True):
+    for (_, param), piece in zip(moved, pieces, strict=True):
         own = opt.state[param]
         own[HELD] = param.detach().clone()
         y, z, v = (entries(t, piece is None) for t in (own.get(Y, param), own[Z], own["square"]))
         ends.append(widened(z))
         points.append(average(widened(y), ends[-1], b))
-        steps.append(CLEANING * float(group["tau"]) / metric(v, group["eps"]).clamp_min(least_metric(v.dtype)))
-    if not float(group["tau"]) > 0:  # nothing has moved yet, not even onto a constraint
+        steps.append(CLEANING * tau / metric(v, group["eps"]).clamp_min(least_metric(v.dtype)))
+    if not tau > 0:  # nothing has moved yet, not even onto a constraint
         found = points
     elif phi.joint:
         found = unflatten(cleaned(flatten(points), phi.prox_diagonal(flatten(points), flatten(steps)) == 0), points)
     else:
-        regularizers = [phi.at(places[id(p)]) if own is None else own for p, own in zip(params, pieces, strict=True)]
+        regularizers = [phi.at(i) if piece is None else piece for (i, _), piece in zip(moved, pieces, strict=True)]
         found = list(map(_cleaned, regularizers, points, ends, steps))
-    for param, piece, x in zip(params, pieces, found, strict=True):
-        _write(param, x, piece is None)
+    for (_, param), piece, x in zip(moved, pieces, found, strict=True):
+        if piece is None and is_sharded(param):
+            from proxsps.optim.shards import cut
+
+            x = cut(x, param)
+        _local(param).copy_(x)
 
 
 def _piece(phi: Regularizer, index: int, param: Tensor) -> Regularizer | None:
@@ -116,23 +119,8 @@ def _cleaned(phi: Regularizer, x: Tensor, z: Tensor, step: Tensor) -> Tensor:
 
 def _local(tensor: Tensor) -> Tensor:
     """The entries of this rank, as real numbers; writes to it are writes to the tensor."""
-    return entries(tensor.detach(), False)
-
-
-def _write(param: Tensor, new: Tensor, whole: bool) -> None:
-    """Store new entries of a whole tensor, or of a shard, in a parameter, which may be sharded."""
-    if whole and is_sharded(param):
-        from proxsps.optim.shards import cut
-
-        new = cut(new, param)
-    _local(param).copy_(new)
-
-
-def _pieces(y: Tensor, z: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Two tensors, cut in the same way into pieces that fit into the cache."""
-    if y.is_contiguous() and z.is_contiguous():
-        return zip(y.view(-1).split(PIECE), z.view(-1).split(PIECE), strict=True)
-    return [(y, z)]
+    local: Tensor = torch.atleast_1d(entries(tensor.detach(), False))
+    return local
 
 
 @torch.no_grad()
@@ -151,15 +139,14 @@ def renew_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
     norms = [part for part in norms if part.track_running_stats]
     if not norms:
         return
-    momenta, seen, device = [part.momentum for part in norms], 0, next(model.parameters()).device
+    momenta, device, seen = [part.momentum for part in norms], next(model.parameters()).device, False
     try:
         for part in norms:
             part.reset_running_stats()
             part.momentum, part.training = None, True  # None: the mean over all batches
         for batch in batches:
-            first = batch[0] if isinstance(batch, Sequence) else batch
-            model(first.to(device))
-            seen += 1
+            model((batch[0] if isinstance(batch, Sequence) else batch).to(device))
+            seen = True
     finally:
         for part, momentum in zip(norms, momenta, strict=True):
             part.momentum, part.training = momentum, False
@@ -176,47 +163,27 @@ class Switch:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
-        self._opts: list[weakref.ref[Any]] = []
+        self._opts: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __call__(self, mode: bool = True) -> Any:
         """Switch the model, and the optimizers."""
         model: Any = self._model()
         found = type(model).train(model, mode)
-        for opt in [ref() for ref in self._opts]:
-            if opt is not None:
-                opt.train(mode)
+        for opt in list(self._opts):
+            opt.train(mode)
         return found
 
     def add(self, opt: Any) -> None:
         """Switch one more optimizer."""
-        self._opts = [ref for ref in self._opts if ref() not in (None, opt)] + [weakref.ref(opt)]
-        vars(opt).setdefault("_followed", weakref.WeakSet()).add(self._model())
+        self._opts.add(opt)
+        opt._switches += (self,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Switch:
-        model: Any = self._model()
-        copied = Switch(deepcopy(model, memo))
-        for ref in self._opts:
-            if id(ref()) in memo:
-                copied.add(memo[id(ref())])
+        copied = Switch(deepcopy(self._model(), memo))  # type: ignore[arg-type]
+        for opt in self._opts:
+            if id(opt) in memo:
+                copied.add(memo[id(opt)])
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Switch, (self._model(),)
-
-
-def follow(opt: Any, model: nn.Module) -> None:
-    """Let `model.train()` and `model.eval()` switch an optimizer."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"follow() needs the model, an nn.Module, got {type(model).__name__}.")
-    known = vars(model).get("train")
-    switch = known if isinstance(known, Switch) else Switch(model)
-    switch.add(opt)
-    model.train = switch  # type: ignore[method-assign]
-
-
-def follow_copies(opt: Any, copied: Any, memo: dict[int, Any]) -> None:
-    """Let the copies of models switch the copy of an optimizer, in a deepcopy of both that began with the models."""
-    for model in vars(opt).get("_followed", ()):
-        switch = memo.get(id(vars(model).get("train")))
-        if isinstance(switch, Switch):
-            switch.add(copied)

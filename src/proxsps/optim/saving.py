@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from proxsps.optim.checks import check_saved
+from proxsps.optim.hints import warn
 from proxsps.optim.memory import restored
 from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import Regularizer
@@ -26,9 +26,8 @@ class SavesState(Optimizer):
         raise NotImplementedError
 
     def _register_hooks(self) -> None:
-        # torch annotates hooks for any optimizer, and calls them with the one that they are registered with.
-        self.register_state_dict_post_hook(cast(Any, _only_plain_data))
-        self.register_load_state_dict_pre_hook(cast(Any, _remember))
+        self.register_state_dict_post_hook(_only_plain_data)
+        self.register_load_state_dict_pre_hook(_remember)
 
     def _further_state(self) -> dict[Tensor, dict[str, Any]]:
         """What a checkpoint has besides the state, so that it has the same keys in each mode of an optimizer."""
@@ -50,10 +49,8 @@ class SavesState(Optimizer):
         loading, self._loading = self._loading or {"param_groups": (), "state": {}}, None
         params = [p for group in self.param_groups for p in group["params"]]
         places = [i for group in loading["param_groups"] for i in group["params"]]
-        saved = dict(zip(params, places, strict=False))
-        for param in params:
-            original = loading["state"].get(saved.get(param))
-            own = state.get(param)
+        for param, place in zip(params, places, strict=False):
+            own, original = state.get(param), loading["state"].get(place)
             if not isinstance(own, dict) or not isinstance(original, dict):
                 continue
             for key, value in list(own.items()):
@@ -68,9 +65,9 @@ class SavesState(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # load_state_dict calls this last, after its hooks and checks: an error here leaves everything as it was.
         own = self.param_groups if "defaults" not in state else None
-        for group, saved in zip(own or (), state["param_groups"], strict=own is not None):
-            check_saved(type(self).__name__, self.defaults, group, saved)
         if own is not None:
+            for group, saved in zip(own, state["param_groups"], strict=True):
+                check_saved(type(self).__name__, self.defaults, group, saved)
             self._restore(state["state"])
         super().__setstate__(state)
         self._complete = True
@@ -78,15 +75,15 @@ class SavesState(Optimizer):
         if "_watched" not in self.__dict__:  # unpickled or copied
             self._forget()
             self._register_hooks()
-        for group in self.param_groups:
+        for i, group in enumerate(self.param_groups):
             group.pop("differentiable", None)
             for key, default in self.defaults.items():
                 group.setdefault(key, default)
-        for group, mine in zip(self.param_groups, own or (), strict=own is not None):
-            _keep_regularizer(group, mine["regularizer"])
+            if own is not None:
+                _keep_regularizer(group, own[i]["regularizer"])
 
 
-def _only_plain_data(opt: SavesState, state: dict[str, Any]) -> None:
+def _only_plain_data(opt: Any, state: dict[str, Any]) -> None:
     """Turn a dictionary of state into plain data (regularisers as text) and copies, which later steps do not change.
 
     This is a hook, so that the user's hooks, which run after it, get what will be saved.
@@ -101,7 +98,7 @@ def _only_plain_data(opt: SavesState, state: dict[str, Any]) -> None:
             state["state"][i] = {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
 
 
-def _remember(opt: SavesState, state: dict[str, Any]) -> None:
+def _remember(opt: Any, state: dict[str, Any]) -> None:
     """Keep the dictionary that is being loaded; torch casts its own copy to the dtypes of the parameters."""
     opt._loading = state
 
@@ -111,7 +108,7 @@ def _keep_regularizer(group: dict[str, Any], phi: Regularizer | None) -> None:
     saved, group["regularizer"] = group["regularizer"], phi
     if _plain(saved) != _plain(phi):  # without an entry, `saved` is the default, not a text
         text = f"The checkpoint has regularizer={saved}; this optimizer was constructed with {phi!r} and keeps it."
-        warnings.warn(text, UserWarning, stacklevel=6)
+        warn(text, UserWarning)
 
 
 def _plain(value: Any) -> Any:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from proxsps.core.schedule_free import SCALE
-from proxsps.optim.blocks import SPECTRAL
 from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal
 from proxsps.optim.hints import sibling_hint
 from proxsps.optim.memory import HALF, start_averages
-from proxsps.optim.model_groups import ADAM, MATRICES, REST, model_groups
-from proxsps.optim.modes import follow, follow_copies, show_averages, show_gradient_points
+from proxsps.optim.model_groups import ADAM, MATRICES, REST, SPECTRAL, check_metric, model_groups
+from proxsps.optim.modes import Switch, show_averages, show_gradient_points
+from proxsps.optim.polyak import options_of
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
 from proxsps.optim.second_point import AVERAGING, HELD, Y, Z, start_point
@@ -64,6 +64,7 @@ class ScheduleFreeSPS(CappedPolyak):
 
     _decay_is_l2 = False
     _siblings: tuple[range, ...] = ()  # places of groups that were made of one list, or of one model
+    _switches: tuple[Switch, ...] = ()  # of models that it follows
 
     def __init__(
         self,
@@ -83,18 +84,13 @@ class ScheduleFreeSPS(CappedPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        if isinstance(params, Iterator):
-            params = list(params)
+        options = options_of(locals()) | {"cap": MATCHED, "distance_cap": True, **dict.fromkeys(AVERAGING, 0.0)}
+        options |= {"set": None, "packed": 1, "evaluating": False}
+        groups: Any = list(params) if isinstance(params, Iterator) else params
         if isinstance(lower_bound, str) and lower_bound == "auto":
-            lower_bound = _default_bound(params, regularizer)
-        groups: Any = params
+            options["lower_bound"] = _default_bound(groups, regularizer)
         if isinstance(params, nn.Module):
-            _check_metric(metric)
-            groups, metric = model_groups(params, metric), "adam"
-        options: dict[str, Any] = {"lr": lr, "factor": factor, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        options |= {"regularizer": regularizer, "lower_bound": lower_bound, "cap": MATCHED, "distance_cap": True}
-        options |= {"metric": metric, "set": None, "packed": 1, "evaluating": False}
-        options |= {"max_move": max_move, "fused": fused, "capturable": capturable, **dict.fromkeys(AVERAGING, 0.0)}
+            groups, options["metric"] = model_groups(params, metric), ADAM
         super().__init__(groups, options, process_group, check_replicas)
         if isinstance(params, nn.Module):
             self._siblings = (range(len(self.param_groups)),)
@@ -115,7 +111,7 @@ class ScheduleFreeSPS(CappedPolyak):
 
     def _check_regularizer(self, group: dict[str, Any]) -> None:
         super()._check_regularizer(group)
-        _check_metric(group["metric"])
+        check_metric(group["metric"])
         if group["metric"] == SPECTRAL:
             _check_spectral(group)
         else:
@@ -146,10 +142,6 @@ class ScheduleFreeSPS(CappedPolyak):
                 for key in [Z, *[Y] * (owner.dtype in HALF)]:
                     own.setdefault(key, start_point(owner, key))
 
-    @staticmethod
-    def _averages(options: dict[str, Any]) -> bool:
-        return False
-
     def _rule(self) -> Rule:
         options = self.param_groups[0]
         mix, beta2 = options["betas"]
@@ -165,7 +157,9 @@ class ScheduleFreeSPS(CappedPolyak):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.__setstate__(deepcopy(self.__getstate__(), memo))
-        follow_copies(self, copied, memo)
+        for switch in self._switches:
+            if id(switch) in memo:  # its model was copied before
+                memo[id(switch)].add(copied)
         return copied
 
     def _further_state(self) -> dict[Tensor, dict[str, Any]]:
@@ -183,20 +177,17 @@ class ScheduleFreeSPS(CappedPolyak):
 
     def train(self, mode: bool = True) -> None:
         """Let the parameters hold y, the point of gradients; in evaluation mode with `mode=False`."""
-        if not mode:
-            self.eval()
-        elif self._evaluating:
-            show_gradient_points(self)
-            self._set_evaluating(False)
+        if bool(mode) is self._evaluating:
+            (show_gradient_points if mode else show_averages)(self)
+            for group in self.param_groups:
+                group["evaluating"] = not mode
 
     def eval(self) -> None:
         """Let the parameters hold the average x, with the exact zeros of a regulariser; `train` brings back y bitwise.
 
         A second call, without `train` in between, does nothing.
         """
-        if not self._evaluating:
-            show_averages(self)
-            self._set_evaluating(True)
+        self.train(False)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -213,15 +204,15 @@ class ScheduleFreeSPS(CappedPolyak):
 
         A `copy.deepcopy` of both together keeps this. After they are unpickled, call it again.
         """
-        follow(self, model)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"follow() needs the model, an nn.Module, got {type(model).__name__}.")
+        known = vars(model).get("train")
+        model.train = switch = known if isinstance(known, Switch) else Switch(model)  # type: ignore[method-assign]
+        switch.add(self)
 
     @property
     def _evaluating(self) -> bool:
         return bool(self.param_groups[0]["evaluating"])
-
-    def _set_evaluating(self, evaluating: bool) -> None:
-        for group in self.param_groups:
-            group["evaluating"] = evaluating
 
     def _check_options(self) -> None:
         if self._evaluating:
@@ -242,11 +233,6 @@ def _default_bound(params: Any, regularizer: Regularizer | None) -> float | None
     groups = params if isinstance(params, (list, tuple)) else ()
     found = [regularizer, *[group.get("regularizer") for group in groups if isinstance(group, dict)]]
     return 0.0 if all([isinstance(phi, L2 | Zero | None) for phi in found]) else None
-
-
-def _check_metric(metric: Any) -> None:
-    if metric not in (ADAM, SPECTRAL):
-        raise ValueError(f'metric must be "adam" or "spectral", got {metric!r}.')
 
 
 def _check_spectral(group: dict[str, Any]) -> None:
@@ -272,23 +258,20 @@ def _check_spectral(group: dict[str, Any]) -> None:
 
 def _by_set(given: Any, defaults: dict[str, Any]) -> list[Any]:
     """A group, or two: tensors with two or more dims, and others; unless it names its set, or must stay whole."""
-    if not isinstance(given, dict) or given.get("set") is not None:
-        return [given]
+    if not isinstance(given, dict) or given.get("set") is not None or isinstance(given.get("params"), set):
+        return [given]  # torch raises for sets of parameters
     params, phi = given.get("params", ()), given.get("regularizer", defaults["regularizer"])
-    if isinstance(params, set) or not isinstance(phi, Regularizer | None):  # for which there are errors
-        return [given]
     params = [params] if isinstance(params, Tensor) else list(params)
-    given = {**given, "params": params}
     tensors = [one[1] if isinstance(one, tuple) else one for one in params]
     kinds = [MATRICES if isinstance(t, Tensor) and t.dim() > 1 else REST for t in tensors]
-    whole = phi is not None and (phi.joint or type(phi).at is not Regularizer.at)
-    spectral = given.get("metric", defaults["metric"]) == SPECTRAL
-    if whole or spectral or len(set(kinds)) < 2:
-        return [{**given, "set": MATRICES if spectral or not kinds or MATRICES in kinds else REST}]
-    names = given.get("param_names")
+    if given.get("metric", defaults["metric"]) == SPECTRAL:
+        kinds = [MATRICES] * len(kinds)
+    elif isinstance(phi, Regularizer) and (phi.joint or type(phi).at is not Regularizer.at):
+        kinds = [MATRICES if MATRICES in kinds else REST] * len(kinds)
     found = []
-    for kind in (MATRICES, REST):
+    for kind in [kind for kind in (MATRICES, REST) if kind in kinds] or [MATRICES]:
         own = [i for i, one in enumerate(kinds) if one == kind]
         group = {**given, "params": [params[i] for i in own], "set": kind}
+        names = given.get("param_names")
         found.append(group if names is None else {**group, "param_names": [names[i] for i in own]})
     return found

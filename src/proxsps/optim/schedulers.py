@@ -1,12 +1,12 @@
 """Every alpha_k of the paper, and a cool-down, as torch schedulers: call `step()` once per epoch, or once per step.
 
-The formulas are those of `proxsps.core.schedules`; a scheduler only keeps count.
+The formulas are those of `proxsps.core.schedules`; a scheduler only keeps count. `last_epoch` is as in torch.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,18 +17,31 @@ from proxsps.core import schedules
 from proxsps.optim.optimizer import PolyakOptimizer
 
 
-class SqrtLR(LRScheduler):
+class _Formula(LRScheduler):
+    """A scheduler whose values follow from the count and the base lr of a group."""
+
+    def _alpha(self, base: Any) -> Any:
+        raise NotImplementedError
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The values for the current count."""
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # added after the scheduler was made
+            lr = group["lr"]
+            self.base_lrs.append(group.setdefault("initial_lr", lr.clone() if isinstance(lr, Tensor) else lr))
+        return [self._alpha(base) for base in self.base_lrs]
+
+
+class SqrtLR(_Formula):
     r"""$\alpha_k = \alpha_0 / \sqrt{k+1}$.
 
     With `step()` once per epoch it is the paper's `sqrt` schedule, with `step()` once per step that of its theorems.
     """
 
-    def get_lr(self) -> list[float | Tensor]:
-        """The values for the current count."""
-        return [schedules.sqrt_decay(self.last_epoch, base) for base in _bases(self)]
+    def _alpha(self, base: Any) -> Any:
+        return schedules.sqrt_decay(self.last_epoch, base)
 
 
-class HorizonLR(LRScheduler):
+class HorizonLR(_Formula):
     r"""$\alpha_k = \alpha_0 / \sqrt{K}$ throughout, for a number $K$ of steps known beforehand."""
 
     def __init__(self, optimizer: Optimizer, total_steps: int, last_epoch: int = -1) -> None:
@@ -36,20 +49,17 @@ class HorizonLR(LRScheduler):
         self.total_steps = total_steps
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float | Tensor]:
-        """The values for the current count."""
-        return [schedules.horizon(self.last_epoch, base, self.total_steps) for base in _bases(self)]
+    def _alpha(self, base: Any) -> Any:
+        return schedules.horizon(self.last_epoch, base, self.total_steps)
 
 
-class StronglyConvexLR(LRScheduler):
+class StronglyConvexLR(_Formula):
     r"""$\alpha_k = 1/(\lambda(k+k_0))$, or with `bounded=True` $2/(\lambda(k+1))$; the base lr does not matter.
 
     Args:
-        optimizer: the optimizer.
         lam: strong convexity of the regulariser, for instance `weight_decay`.
         k_0: offset of the first form; large enough that alpha_0 meets the step condition of the smooth convex theorem.
         bounded: use the second form, for losses with bounded subgradients.
-        last_epoch: as in torch: the count to resume from; -1 for a new run.
     """
 
     def __init__(
@@ -63,16 +73,13 @@ class StronglyConvexLR(LRScheduler):
         self.lam, self.k_0, self.bounded = lam, k_0, bounded
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float | Tensor]:
-        """The values for the current count."""
+    def _alpha(self, base: Any) -> Any:
         if self.bounded:
-            alpha = schedules.strongly_convex_bounded(self.last_epoch, self.lam)
-        else:
-            alpha = schedules.strongly_convex(self.last_epoch, self.lam, self.k_0)
-        return [alpha for _ in _bases(self)]
+            return schedules.strongly_convex_bounded(self.last_epoch, self.lam)
+        return schedules.strongly_convex(self.last_epoch, self.lam, self.k_0)
 
 
-class CoolDown(LRScheduler):
+class CoolDown(_Formula):
     r"""$\alpha_k = \alpha_0$, then linearly to 0 over the last part of training. Call `step()` once per step.
 
     Most of the gain from smaller steps comes from the last quarter of training. Without a learning rate (`lr=None`) the
@@ -80,10 +87,8 @@ class CoolDown(LRScheduler):
     only the number of steps has to be chosen.
 
     Args:
-        optimizer: any torch optimizer.
         total_steps: steps of the whole training; from then on the lr is 0.
         fraction: the part of these steps over which the lr falls.
-        last_epoch: as in torch: the count to resume from; -1 for a new run.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, fraction: float = 0.25, last_epoch: int = -1) -> None:
@@ -91,9 +96,8 @@ class CoolDown(LRScheduler):
         self.total_steps, self.fraction = total_steps, fraction
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float | Tensor]:
-        """The values for the current count."""
-        return [schedules.cool_down(self.last_epoch, base, self.total_steps, self.fraction) for base in _bases(self)]
+    def _alpha(self, base: Any) -> Any:
+        return schedules.cool_down(self.last_epoch, base, self.total_steps, self.fraction)
 
 
 class AdaptiveLR(LRScheduler):
@@ -105,7 +109,6 @@ class AdaptiveLR(LRScheduler):
     Args:
         optimizer: an optimizer of this package.
         factor: multiplies the median.
-        last_epoch: as in torch: the count to resume from; -1 for a new run.
     """
 
     def __init__(self, optimizer: PolyakOptimizer, factor: float = 1.0, last_epoch: int = -1) -> None:
@@ -119,10 +122,8 @@ class AdaptiveLR(LRScheduler):
         optimizer.register_step_post_hook(self._observe)
         super().__init__(optimizer, last_epoch)
 
-    def _observe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # torch annotates the hook for any optimizer, and calls it with the one that it is registered with.
-        last = cast(PolyakOptimizer, optimizer).last_step
-        if last is not None:
+    def _observe(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if (last := optimizer.last_step) is not None:
             self.zetas.append(last.zeta)
 
     def get_lr(self) -> list[float | Tensor]:
@@ -138,22 +139,12 @@ class AdaptiveLR(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch; what was observed in an unfinished epoch is part of it."""
-        state = {key: value for key, value in super().state_dict().items() if key != "zetas"}
-        return {**state, "zetas": [zeta.tolist() for zeta in self.zetas]}
+        return {**super().state_dict(), "zetas": [zeta.tolist() for zeta in self.zetas]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch."""
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "zetas"})
+        super().load_state_dict(state_dict)
         self.zetas = [torch.tensor(zeta, dtype=torch.float64) for zeta in state_dict["zetas"]]
-
-
-def _bases(scheduler: LRScheduler) -> list[float | Tensor]:
-    """The base lr of every group; a group that was added after the scheduler was made brings its own."""
-    bases: list[float | Tensor] = scheduler.base_lrs
-    for group in scheduler.optimizer.param_groups[len(bases) :]:
-        lr = group["lr"]
-        bases.append(group.setdefault("initial_lr", lr.clone() if isinstance(lr, Tensor) else lr))
-    return bases
 
 
 def _check_lr(scheduler: LRScheduler, optimizer: Optimizer) -> None:

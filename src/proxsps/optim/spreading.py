@@ -10,7 +10,7 @@ different parameters still exchange messages of one size, and notice it in the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from proxsps.core.schedule_free import ROUNDS
 from proxsps.optim.blocks import Block
 from proxsps.optim.memory import local_entries, memory_dtype
 from proxsps.optim.reduce import ProcessGroup, Ranks
@@ -51,12 +50,13 @@ def directions_of(block: Block, slopes: Sequence[Tensor], rho: Any, opt: Any, fe
     return solve(slopes)
 
 
-def shared_out(shapes: Sequence[torch.Size], packed: int, size: int) -> list[list[int]]:
+def _shared_out(shapes: Mapping[int, torch.Size], packed: int, size: int) -> list[list[int]]:
     """The tensors of each rank: those with the most work first, each to the rank with the least work so far."""
-    work = [_work(shape, packed) for shape in shapes]
+    sides = {i: _sides(shape, packed) for i, shape in shapes.items()}
+    work = {i: short * short * (2 * long + short) for i, (short, long) in sides.items()}  # multiplications of a round
     found: list[list[int]] = [[] for _ in range(size)]
     load = [0] * size
-    for i in sorted(range(len(shapes)), key=lambda i: -work[i]):
+    for i in sorted(shapes, key=lambda i: -work[i]):
         rank = load.index(min(load))
         found[rank].append(i)
         load[rank] += work[i]
@@ -68,51 +68,43 @@ def _sides(shape: torch.Size, packed: int) -> list[int]:
     return sorted((shape[0] // packed, math.prod(shape[1:])))
 
 
-def _work(shape: torch.Size, packed: int) -> int:
-    """The multiplications of the iteration."""
-    short, long = _sides(shape, packed)
-    return ROUNDS * packed * short * short * (2 * long + short)
-
-
 def _over_replicas(block: Block, slopes: Sequence[Tensor], solve: Solve, ranks: Ranks) -> list[Tensor]:
     params, packed = block.group["params"], block.group["packed"]
     known = dict(zip(block.indices, slopes, strict=True))
-    places = sorted([*block.indices, *block.resting])
-    large = [i for i in places if _sides(params[i].shape, packed)[0] >= (SIDE if params[i].is_cpu else ACCELERATED)]
-    shares = [[large[i] for i in own] for own in shared_out([params[i].shape for i in large], packed, ranks.size)]
-    elsewhere = set(large).difference(shares[ranks.rank])
-    here = [i for i in block.indices if i not in elsewhere]
+    shapes = {i: params[i].shape for i in sorted([*block.indices, *block.resting])}
+    least = {i: SIDE if params[i].is_cpu else ACCELERATED for i in shapes}
+    large = {i: shape for i, shape in shapes.items() if _sides(shape, packed)[0] >= least[i]}
+    shares = _shared_out(large, packed, ranks.size)
+    here = [i for i in known if i not in large or i in shares[ranks.rank]]
     found = dict(zip(here, solve([known[i] for i in here]), strict=True))
     if large:
         dtypes = {memory_dtype("average", params[i]) for i in large}
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        longest = max(sum([params[i].numel() for i in own]) for own in shares)
-        wire = torch.zeros(longest, dtype=dtype, device=params[large[0]].device)
-        for i, part in _parts(wire, shares[ranks.rank], params):
+        longest = max(sum(params[i].numel() for i in own) for own in shares)
+        wire = torch.zeros(longest, dtype=dtype, device=params[min(large)].device)
+        for i, part in _parts(wire, shares[ranks.rank], params).items():
             if i in known:
                 part.copy_(found[i])
         for own, told in zip(shares, ranks.gather(wire), strict=True):
-            found |= {i: part.to(known[i].dtype) for i, part in _parts(told, own, params) if i in known}
+            found |= {i: part.to(known[i].dtype) for i, part in _parts(told, own, params).items() if i in known}
     return [found[i] for i in block.indices]
 
 
-def _parts(wire: Tensor, places: Sequence[int], params: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-    """The tensors of a rank in its message, with their places in the group."""
-    sizes = [params[i].numel() for i in places]
+def _parts(wire: Tensor, places: Sequence[int], like: Any) -> dict[int, Tensor]:
+    """The tensors in a message, by their places in the group."""
+    sizes = [like[i].numel() for i in places]
     parts = wire[: sum(sizes)].split(sizes)
-    return [(i, part.view(params[i].shape)) for i, part in zip(places, parts, strict=True)]
+    return {i: part.view(like[i].shape) for i, part in zip(places, parts, strict=True)}
 
 
 def _over_shards(block: Block, slopes: Sequence[Tensor], solve: Solve) -> list[Tensor]:
     params, known = block.group["params"], dict(zip(block.indices, slopes, strict=True))
-    teams: dict[tuple[ProcessGroup, torch.dtype], list[int]] = {}
+    teams: dict[tuple[ProcessGroup, torch.dtype], dict[int, torch.Size]] = {}
     for i in sorted([*block.indices, *block.resting]):
-        teams.setdefault((_team(params[i]), memory_dtype("average", params[i])), []).append(i)
-    for (team, dtype), members in teams.items():
-        shapes = [params[i].shape for i in members]
-        shares = shared_out(shapes, block.group["packed"], dist.get_world_size(team))
-        sent = [known[i] if i in known else torch.zeros_like(local_entries(params[i]), dtype=dtype) for i in members]
-        known |= dict(zip(members, _exchanged(sent, shapes, shares, solve, team), strict=True))
+        teams.setdefault((_team(params[i]), memory_dtype("average", params[i])), {})[i] = params[i].shape
+    for (team, dtype), shapes in teams.items():
+        sent = {i: known[i] if i in known else torch.zeros_like(local_entries(params[i]), dtype=dtype) for i in shapes}
+        known |= _exchanged(sent, shapes, block.group["packed"], solve, team)
     return [known[i] for i in block.indices]
 
 
@@ -129,22 +121,24 @@ def _team(owner: Any) -> ProcessGroup:
 
 
 def _exchanged(
-    slopes: Sequence[Tensor], shapes: Sequence[torch.Size], shares: list[list[int]], solve: Solve, team: ProcessGroup
-) -> list[Tensor]:
+    slopes: Mapping[int, Tensor], shapes: Mapping[int, torch.Size], packed: int, solve: Solve, team: ProcessGroup
+) -> dict[int, Tensor]:
     """The shards of the directions, from those of the slopes."""
-    size, own, order = len(shares), shares[dist.get_rank(team)], [i for share in shares for i in share]
+    size = dist.get_world_size(team)
+    shares = _shared_out(shapes, packed, size)
+    own, order = shares[dist.get_rank(team)], [i for share in shares for i in share]
     held = [[_entries_of(shapes[i], size, r) for i in own] for r in range(size)]
-    sent, received = [sum([slopes[i].numel() for i in share]) for share in shares], list(map(sum, held))
-    wire = slopes[0].new_empty(sum(received))
-    dist.all_to_all_single(wire, torch.cat([slopes[i].reshape(-1) for i in order]), received, sent, group=team)
+    sent, received = [sum(slopes[i].numel() for i in share) for share in shares], list(map(sum, held))
+    flat = torch.cat([slopes[i].reshape(-1) for i in order])
+    wire = flat.new_empty(sum(received))
+    dist.all_to_all_single(wire, flat, received, sent, group=team)
     pieces = [part.split(sizes) for part, sizes in zip(wire.split(received), held, strict=True)]
     whole = [torch.cat(shards).view(shapes[i]) for i, shards in zip(own, zip(*pieces, strict=True), strict=True)]
-    found = [p.reshape(-1).split([sizes[j] for sizes in held]) for j, p in enumerate(solve(whole))]
+    found = [p.reshape(-1).split(list(sizes)) for p, sizes in zip(solve(whole), zip(*held, strict=True), strict=True)]
     back = torch.cat([shards[r] for r in range(size) for shards in found]) if found else wire
-    told = wire.new_empty(sum(sent))
+    told = torch.empty_like(flat)
     dist.all_to_all_single(told, back, sent, received, group=team)
-    parts = dict(zip(order, told.split([slopes[i].numel() for i in order]), strict=True))
-    return [parts[i].view(slopes[i].shape) for i in range(len(slopes))]
+    return _parts(told, order, slopes)
 
 
 def _entries_of(shape: torch.Size, size: int, rank: int) -> int:

@@ -42,16 +42,18 @@ class WatchesLosses(Optimizer):
         mean of the watched losses, weighted by `weight` (for instance the number of samples): watch each loss before it
         is divided by the number of micro-batches.
         """
-        _check_loss(loss)
+        value = _loss_value(loss)
         check_positive("weight", weight)
+        if isinstance(value, Tensor):
+            value = widened(value)  # sums overflow in f16, and round in bf16
         if isinstance(loss, Tensor) and loss.requires_grad:
-            value, self._waiting = widened(loss.detach()), True  # sums overflow in f16, and round in bf16
+            self._waiting = True
             loss.register_hook(lambda _: self._record(value, weight))
         else:
-            self._watched.append((widened(loss) if isinstance(loss, Tensor) else loss, weight))
+            self._watched.append((value, weight))
         return loss
 
-    def _record(self, value: Tensor, weight: float) -> None:
+    def _record(self, value: Tensor | float, weight: float) -> None:
         """Store a loss when `backward` reaches it, before any gradient is accumulated."""
         if self._watched and self._cleared():
             self._watched.clear()  # as by model.zero_grad() after a skipped step
@@ -61,10 +63,7 @@ class WatchesLosses(Optimizer):
         if not torch.compiler.is_compiling():  # compiled autograd traces hooks, but not the callbacks that they queue
             # Wrappers of a model queue callbacks too, which write gradients: the second level runs after all of them.
             queue = torch.autograd.Variable._execution_engine.queue_callback
-            queue(lambda: queue(self._note_gradients))
-
-    def _note_gradients(self) -> None:
-        self._left = self._first_gradient()
+            queue(lambda: queue(lambda: setattr(self, "_left", self._first_gradient())))
 
     def _cleared(self) -> bool:
         """Whether the gradients of the last watched backward are gone: dropped, or all zero now.
@@ -106,7 +105,7 @@ class WatchesLosses(Optimizer):
         if closure is None and loss is not None and not self._watched:
             return _loss_value(loss), 1.0, loss
         name = type(self).__name__
-        trainer = None if closure is None else _lightning_trainer(closure)
+        trainer = _lightning_trainer(closure)
         if closure is not None and loss is not None and trainer is None:
             raise ValueError(_TWO_LOSSES.format(name))
         if closure is not None and not callable(closure):  # step(loss)
@@ -115,10 +114,10 @@ class WatchesLosses(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 returned = closure()
-        if trainer is not None and loss is not None:  # step(loss=...) of a module that optimizes by itself
-            if returned is not None:
-                raise ValueError(_TWO_LOSSES.format(name))
-            returned = loss
+            if loss is not None:  # step(loss=...) of a Lightning module that optimizes by itself
+                if returned is not None:
+                    raise ValueError(_TWO_LOSSES.format(name))
+                returned = loss
         # Watched losses cover all micro-batches, a closure's loss only the last one.
         watched, weight = self._watched_mean()
         if trainer is not None and self.needs_loss:
@@ -148,18 +147,20 @@ class WatchesLosses(Optimizer):
         """Warn if Lightning's options make the loss and the gradients of a step differ."""
         batches, clip = getattr(trainer, "accumulate_grad_batches", 1), getattr(trainer, "gradient_clip_val", None)
         if batches > 1 and not watched:
-            reason = (
+            self._warn_once(
+                "accumulation",
                 f"Lightning accumulates the gradients of {batches} batches, but passes only the loss of the last one, "
                 f"divided by {batches}. Steps are too short: add proxsps.integrations.lightning.WatchLoss() to the "
-                "callbacks of the Trainer"
+                "callbacks of the Trainer",
+                "",
             )
-            self._warn_once("accumulation", reason, "")
         if clip:
-            reason = (
+            self._warn_once(
+                "clipping",
                 f"gradient_clip_val={clip} of Lightning's Trainer clips gradients, which makes a Polyak step too long: "
-                "leave it out, and limit the move with max_move= of the optimizer"
+                "leave it out, and limit the move with max_move= of the optimizer",
+                "",
             )
-            self._warn_once("clipping", reason, "")
 
     def _warn_once(
         self, kind: str, reason: str, effect: str = UNTOUCHED, category: type[Warning] = RuntimeWarning
@@ -177,10 +178,8 @@ def _nonzero(grad: Tensor) -> bool:
     return local.layout is not torch.strided or bool(local.any())
 
 
-def _check_loss(loss: Any) -> None:
-    """Raise an error for a loss that is not one real number."""
-    if isinstance(loss, (float, int)):
-        return
+def _loss_value(loss: Any) -> Tensor | float:
+    """A loss as a step uses it, a tensor without its graph or a number; an error if it is not one real number."""
     if isinstance(loss, (Tensor, np.ndarray)):
         if math.prod(loss.shape) != 1:
             raise ValueError(
@@ -188,16 +187,10 @@ def _check_loss(loss: Any) -> None:
             )
         if loss.dtype.is_complex if isinstance(loss, Tensor) else loss.dtype.kind not in "fiub":
             raise TypeError(f"The loss must be a real number, got dtype {loss.dtype}.")
-    elif not isinstance(loss, numbers.Real):
+        return loss.detach() if isinstance(loss, Tensor) else float(loss.item())
+    if not isinstance(loss, (float, numbers.Real)):
         raise TypeError(f"The loss must be a tensor with one entry or a number, got {type(loss).__name__}.")
-
-
-def _loss_value(loss: Any) -> Tensor | float:
-    """A loss as a step uses it: a tensor without its graph, or a number."""
-    _check_loss(loss)
-    if isinstance(loss, Tensor):
-        return loss.detach()
-    return float(loss.item() if isinstance(loss, np.ndarray) else loss)
+    return float(loss)
 
 
 def _lightning_trainer(closure: Any) -> Any:

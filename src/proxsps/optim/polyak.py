@@ -1,19 +1,31 @@
-"""ProxSPS; proximal SGD, which is its plain form without a lower bound; and ProxSPSAdam, its form in Adam's metric."""
+"""The methods whose parameters hold the iterate: ProxSPS, proximal SGD, ProxSPSAdam, and SPS and DecSPS.
+
+Proximal SGD is the plain form of ProxSPS without a lower bound, and ProxSPSAdam its form in Adam's metric. In SPS and
+DecSPS the regulariser, if there is one, is part of the loss.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.core.checks import check_fraction
+from proxsps.core.checks import check_fraction, check_positive
 from proxsps.optim.capped import MATCHED, CappedPolyak
 from proxsps.optim.checks import check_betas, check_diagonal
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
 from proxsps.regularizers import Regularizer
+from proxsps.regularizers.checks import check_subgradient
+
+
+def options_of(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The options of the groups among the arguments of a constructor, which are its `locals()`."""
+    others = ("self", "__class__", "params", "process_group", "check_replicas")
+    return {name: value for name, value in arguments.items() if name not in others}
 
 
 class ProxSPS(CappedPolyak):
@@ -81,10 +93,7 @@ class ProxSPS(CappedPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        options: dict[str, Any] = {"lr": lr, "factor": factor, "weight_decay": weight_decay, "regularizer": regularizer}
-        options |= {"lower_bound": lower_bound, "momentum": momentum, "cap": cap, "distance_cap": distance_cap}
-        options |= {"max_move": max_move, "fused": fused, "capturable": capturable}
-        super().__init__(params, options, process_group, check_replicas)
+        super().__init__(params, options_of(locals()), process_group, check_replicas)
 
     def _check_numbers(self, group: dict[str, Any]) -> None:
         super()._check_numbers(group)
@@ -98,15 +107,8 @@ class ProxSGD(PolyakOptimizer):
     r"""Proximal stochastic gradient descent: ProxSPS with the linear model, whose step is always the cap.
 
     $x^{k+1} = \mathrm{prox}_{\alpha_k\varphi}(x^k - \alpha_k g_k)$. It needs no loss value. With `weight_decay` it is
-    SGD with step $\alpha_k / (1 + \alpha_k\lambda)$ (appendix of the paper on the equivalence for SGD).
-
-    `max_move`, `process_group`, `check_replicas`, `fused` and `capturable` are as in `ProxSPS`.
-
-    Args:
-        params: parameters or parameter groups.
-        lr: $\alpha_k$, the step.
-        weight_decay: $\lambda$ of $\varphi = \lambda/2 \|x\|^2$.
-        regularizer: any other regulariser, instead of `weight_decay`.
+    SGD with step $\alpha_k / (1 + \alpha_k\lambda)$ (appendix of the paper on the equivalence for SGD). All options are
+    as in `ProxSPS`; `lr` is the step itself.
     """
 
     needs_loss = False
@@ -125,9 +127,7 @@ class ProxSGD(PolyakOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "regularizer": regularizer}
-        options |= {"max_move": max_move, "fused": fused, "capturable": capturable}
-        super().__init__(params, options, process_group, check_replicas)
+        super().__init__(params, options_of(locals()), process_group, check_replicas)
 
 
 class ProxSPSAdam(CappedPolyak):
@@ -147,11 +147,9 @@ class ProxSPSAdam(CappedPolyak):
     The state is two tensors per parameter, and a sample of the starting parameters: all entries of tensors with up to
     4,096, of others one in 16.
 
-    `lower_bound`, `factor`, `max_move`, `process_group`, `check_replicas`, `fused` and `capturable` are as in
-    `ProxSPS`.
+    All other options are as in `ProxSPS`.
 
     Args:
-        params: parameters or parameter groups.
         lr: $\alpha_k$, a further cap on the step; None for no learning rate.
         betas: the weights of the old $d$ and $v$ in each step.
         eps: $\epsilon$ of the metric.
@@ -185,9 +183,7 @@ class ProxSPSAdam(CappedPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        options: dict[str, Any] = {"lr": lr, "factor": factor, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        options |= {"regularizer": regularizer, "lower_bound": lower_bound, "cap": MATCHED if cap is None else cap}
-        options |= {"distance_cap": distance_cap, "max_move": max_move, "fused": fused, "capturable": capturable}
+        options = options_of(locals()) | {"cap": MATCHED if cap is None else cap}
         super().__init__(params, options, process_group, check_replicas)
 
     @staticmethod
@@ -206,3 +202,92 @@ class ProxSPSAdam(CappedPolyak):
         options = self.param_groups[0]
         beta, beta2 = options["betas"]
         return super()._rule()._replace(beta=beta, beta2=beta2, eps=options["eps"])
+
+
+class CoupledPolyak(PolyakOptimizer):
+    """Steps along the gradient of loss plus regulariser, with one length for both."""
+
+    def _check_numbers(self, group: dict[str, Any]) -> None:
+        super()._check_numbers(group)
+        for key in ("c", "c0"):
+            if key in group:
+                check_positive(key, group[key])
+
+    def _check_regularizer(self, group: dict[str, Any]) -> None:
+        super()._check_regularizer(group)
+        if group["regularizer"] is not None:
+            check_subgradient(group["regularizer"], type(self).__name__, "ProxSPS or ProxSGD")
+
+
+class SPS(CoupledPolyak):
+    r"""Stochastic Polyak step size (Algorithm 1 of the paper; SPS_max of Loizou et al., 2021, with `c`).
+
+    With $\ell = f + \varphi$ the regularised loss and $d$ its gradient,
+
+    $$x^{k+1} = x^k - \min\Big\{\alpha_k, \frac{\ell(x^k) - C}{c\,\|d_k\|^2}\Big\}\, d_k.$$
+
+    This is the paper's baseline: the regulariser is part of the loss, and `lower_bound` bounds their sum. `ProxSPS`
+    treats the two separately. All other options are as in `ProxSPS`.
+
+    Args:
+        lr: $\alpha_k$, the cap on the step (gamma_b of SPS_max).
+        regularizer: another regulariser with a subgradient, instead of `weight_decay`.
+        lower_bound: $C$, which the regularised loss never falls below.
+        c: divides the adaptive step; 1 gives the step of the truncated model.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1.0,
+        weight_decay: float = 0.0,
+        regularizer: Regularizer | None = None,
+        lower_bound: float = 0.0,
+        c: float = 1.0,
+        *,
+        max_move: float | None = None,
+        process_group: ProcessGroup | Literal[False] | None = None,
+        check_replicas: bool = False,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        super().__init__(params, options_of(locals()), process_group, check_replicas)
+
+    def _rule(self) -> Rule:
+        return Rule("sps_max", self.param_groups[0]["c"], coupled=True, max_move=self._max_move)
+
+
+class DecSPS(CoupledPolyak):
+    r"""Decreasing stochastic Polyak step size (Orvieto, Lacoste-Julien and Loizou, 2022).
+
+    $$\gamma_k = \frac{1}{c_k}\min\Big\{\frac{\ell(x^k) - C}{\|d_k\|^2},\; c_{k-1}\gamma_{k-1}\Big\},
+    \qquad c_k = c_0\sqrt{k+1}.$$
+
+    It converges without interpolation and without a schedule. It keeps one number per group, in `param_groups`. All
+    other options are as in `SPS`.
+
+    Args:
+        lr: bound on the first step (gamma_b); lowering it later bounds later steps.
+        c0: $c_0$.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 10.0,
+        weight_decay: float = 0.0,
+        regularizer: Regularizer | None = None,
+        lower_bound: float = 0.0,
+        c0: float = 1.0,
+        *,
+        max_move: float | None = None,
+        process_group: ProcessGroup | Literal[False] | None = None,
+        check_replicas: bool = False,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        options = options_of(locals()) | {"k": 0.0, "memory": math.inf}
+        super().__init__(params, options, process_group, check_replicas)
+
+    def _rule(self) -> Rule:
+        return Rule("dec_sps", self.param_groups[0]["c0"], coupled=True, max_move=self._max_move)
