@@ -50,7 +50,9 @@ def solve(opt: Any, plan: Plan, loss: Loss, weight: float) -> Solved | None:
     table, heights = plan.sums(rates, ahead, rule.coupled or rule.max_move is not None)
     if not plan.ordinary(table):
         return None
-    travelled: tuple[list[float], list[float]] = plan.distance_sq(opt, table) if rule.distance else ([], [])
+    travelled: tuple[list[float], list[float]] = (
+        plan.distance_sq(opt, plan.owners, table) if rule.distance else ([], [])
+    )
     if plan.ranks > 1:
         loss, table, travelled = join_tables(opt._ranks, plan, loss, weight, table, travelled, resting)
         resting = []
@@ -180,7 +182,7 @@ class Search:
 
     def _stopping(self, gap: float) -> tuple[float, float]:
         """The certificate, and the size of h, at which a search stops (`proxsps.core.dual.stopping`)."""
-        products = math.sqrt(self._plan.noise_sq(self._table))
+        products = math.sqrt(sum(self._table.noise_sq))
         return (SINGLE if self._eps > 1e-10 else DOUBLE) * abs(gap), 2 * self._eps * products
 
 

@@ -282,6 +282,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         else:
             self._skip("move", "The step leaves the range of the parameters' precision")
         taken = self._taken["last"] = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
+        plan.note(self)
         if self._ranks.check and 1 < self._ranks.size == plan.active:
             self._ranks.compare(report(taken).tau, self._named())
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from proxsps.core.plain import corrected_weight, gradient_squares, gradient_weight
 from proxsps.core.plain_step import Method
-from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
+from proxsps.optim.blocks import ENTRIES, FULL, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
 from proxsps.optim.distance import ORIGIN
-from proxsps.optim.held import HeldState, Member, key_of, lasting, parameters
+from proxsps.optim.held import HeldState, Key, Member, lasting, parameters
+from proxsps.optim.lists import PLAIN
 from proxsps.optim.memory import replace
 from proxsps.optim.rule import Heights, Rule, Table
 from proxsps.optim.second_point import Z, dots, move_points, to_averages, to_next_points
@@ -88,22 +88,38 @@ class Plan(HeldState):
         )  # fmt: skip
         self.eps = torch.finfo(torch.float64 if curved <= {torch.float64} else torch.float32).eps
         if rule.distance:
-            measured = {id(p) for p in self.apart}
-            resting = [p for p in parameters(opt) if p.grad is None and ORIGIN in opt.state.get(p, ())]
-            self.apart += [p for p in resting if id(p) not in measured]
+            self.apart += [p for p in parameters(opt) if p.grad is None and ORIGIN in opt.state.get(p, ())]
         self.owners = [p for member in self.parts for p in member.owners]
-        names = [self._state_names(member) for member in self.parts for _ in member.owners]
-        # Plans by torch, and those of subgradients, are made anew for every step.
         compiled = all([member.compiled for member in self.parts])
-        kept = compiled and all([lasting(block.phi) for block in blocks])
-        kept = kept and not any([type(member.part) is SpectralPart for member in self.parts])
-        kept = kept and not any([v is not None for v in penalties])
-        self._key = key_of(opt, self.owners, names) if kept else None
+        # Plans by torch, those of subgradients and those for odd tensors are made anew for every step.
+        self.kept = compiled and all([value is None for value in penalties])
+        self.kept = self.kept and all([type(p) in PLAIN and p.dtype in FULL for p in self.owners])
+        self.kept = self.kept and all([lasting(block.phi) for block in blocks])
+        self._key: Key | None = None  # of the state, too, which the first step makes
         self.closed_form: Any = None
         if compiled and self._is_closed:
             from proxsps.optim.kernels.closed_form import ClosedForm  # needs numba
 
             self.closed_form = ClosedForm(self, *((-1.0, math.inf) if self.wide else (LEAST, MOST)))
+
+    def note(self, opt: Any) -> None:
+        """Note what the plan depends on, once it has all state."""
+        if self.kept and self._key is None and not self.fresh:
+            names = [self._state_names(member) for member in self.parts for _ in member.owners]
+            self._key = Key(opt, self.owners, names)
+
+    def holds(self, opt: Any) -> bool:
+        """Whether the plan still holds for the next step; gradients may be new tensors."""
+        at = None if self._key is None else self._key.gradients_at(opt)
+        if at is None:
+            return False
+        first = 0
+        for member in self.parts:
+            member.part.bind(at[first : first + len(member.owners)])
+            first += len(member.owners)
+            for j in () if self.rule.mix is None or member.part.mixes else member.places:
+                self.blocks[j].slopes = [p.grad for p in self.blocks[j].owners if p.grad is not None]
+        return True
 
     @property
     def _is_closed(self) -> bool:
@@ -131,7 +147,7 @@ class Plan(HeldState):
     def _state_names(self, member: Member) -> list[str]:
         """The names of the state tensors of each parameter of a part."""
         rule = self.rule
-        if isinstance(member.part, SpectralPart):
+        if self.blocks[member.places[0]].spectral:
             return SPECTRAL_STATE
         found = [*self.averages, *["steps"] * (rule.beta2 is not None), *[ORIGIN] * rule.distance]
         return [*found, *[Z] * (rule.mix is not None)]
@@ -149,34 +165,15 @@ class Plan(HeldState):
         """The part of these blocks: by kernels where they apply, else by torch."""
         blocks, fused = [self.blocks[i] for i in places], opt.param_groups[0]["fused"]
         owners = [p for block in blocks for p in block.owners]
-        if kind == SPECTRAL:
-            return Member(self._spectral(opt, places, owners), places, blocks[0].share, owners, True)
         make_part = None if fused is False or self.exact else load_kernels()
         part = None if make_part is None else make_part(self, opt, kind, places)
         compiled = part is not None
         if part is None:
-            if fused and not self.exact and owners:
+            if fused and not self.exact and owners and kind != SPECTRAL:
                 raise RuntimeError(FUSED)
-            part = make_vectors(self, kind, places)
+            part = SpectralPart(self, opt, places) if kind == SPECTRAL else make_vectors(self, kind, places)
             self.apart += owners if self.rule.distance else []
         return Member(part, places, blocks[0].share, owners, compiled)
-
-    def _spectral(self, opt: Any, places: list[int], owners: list[Tensor]) -> SpectralPart:
-        """The part of spectral blocks: by kernels where they apply, else by torch."""
-        compiled = opt.param_groups[0]["fused"] is not False and not self.exact and load_kernels() is not None
-        if compiled:
-            from proxsps.optim.kernels.spectral import make_spectral
-
-            found = make_spectral(self, opt, places)
-            if found is not None:
-                return found
-        self.apart += owners
-        return SpectralPart(self, opt, places)
-
-    @property
-    def kept(self) -> bool:
-        """Whether the plan is worth keeping."""
-        return self._key is not None
 
     # The passes
 
@@ -223,12 +220,6 @@ class Plan(HeldState):
         """||y(u) - x||^2 over the blocks that are not affine."""
         return self._total([[part.move_sq([alpha[j] for j in places], u)] for part, places, *_ in self.curves])[0]
 
-    def noise_sq(self, table: Table) -> float:
-        """The sum of (d x)^2 over entries with a prox, from which the rounding of heights follows."""
-        if not self._sharded:
-            return sum(table.noise_sq)
-        return self._total([[sum([table.noise_sq[j] for j in member.places])] for member in self.curves])[0]
-
     def _added(self, found: Sequence[Heights]) -> Heights:
         """The heights of parts, and their slopes, added up."""
         total = self._total([[*h, *slope] for h, slope in found]) if found else []
@@ -267,7 +258,7 @@ class Plan(HeldState):
             member.part.write(*own, u, relax)
             for block in apart:
                 to_next_points(block, b, share)
-            if self.rule.beta2 is not None:
+            if self.rule.beta2 is not None and not self.blocks[member.places[0]].spectral:
                 self._count(member)
         for block in self.blocks:
             for finish in block.afterwards:
@@ -278,8 +269,6 @@ class Plan(HeldState):
             for (owner, key), tensor in self.fresh.items():
                 self._opt_state[owner][key] = tensor
             self.fresh.clear()
-            if self._key is not None:
-                self._key.note_state()
         for (owner, key), tensor in self._whole.items():
             replace(owner, self._opt_state[owner], key, tensor, True)
 

@@ -18,7 +18,8 @@ from proxsps.optim.blocks import gather
 from proxsps.optim.device.numbers import Numbers, step_device
 from proxsps.optim.distance import KEYS, by_set
 from proxsps.optim.lists import is_sharded
-from proxsps.optim.reduce import FURTHER, Ranks, Sums, further_rows, join
+from proxsps.optim.reduce import Ranks, Sums, further_rows, join
+from proxsps.optim.rule import Table
 from proxsps.optim.second_point import AVERAGING
 
 # What methods keep from step to step, in their groups.
@@ -41,9 +42,8 @@ class Shadow(JoinHook):
         vector: Any = np.array if device is None else Numbers(device).vector
         nothing, rule = vector([0.0] * len(blocks)), self._opt._rule()
         squared = vector([0.0] * (2 * len(by_set(blocks).members)))
-        further = len(FURTHER) + 1 if device is None else further_rows(rule)
-        extras, travelled = [nothing] * further, [squared] * rule.distance
-        join(ranks, vector, blocks, 0.0, 0.0, 0.0, Sums(*[nothing] * 3), extras, travelled, active=False)
+        rows = len(Table._fields) + 1 if device is None else len(Sums._fields) + further_rows(rule)
+        join(ranks, vector, blocks, 0.0, 0.0, 0.0, [nothing] * rows, [squared] * rule.distance, active=False)
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the memory of a rank that stepped to the end, as DistributedDataParallel copies the parameters."""
