@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.checks import check_nonnegative
-from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Places, packed, sampled, unpacked
+from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Known, sampled, unsampled
 from proxsps.optim.hints import (
     EFFECT,
     FIRST_STEPS,
@@ -24,8 +24,9 @@ from proxsps.optim.hints import (
     skorch_hint,
     warn,
 )
+from proxsps.optim.lists import is_sharded
 from proxsps.optim.memory import start_averages
-from proxsps.optim.optimizer import PolyakOptimizer
+from proxsps.optim.optimizer import LOW, PolyakOptimizer
 from proxsps.optim.rule import Rule, Solved
 
 PROXIMAL, MATCHED = "proximal", "matched"
@@ -74,7 +75,9 @@ class CappedPolyak(PolyakOptimizer):
 
     def _forget(self) -> None:
         super()._forget()
-        self._places, self._rest = Places(), Rest()
+        self._places: Known = {}
+        self._rest = Rest()
+        self._low = 0  # steps in a row with a model at or below its bound
 
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:
@@ -171,17 +174,13 @@ class CappedPolyak(PolyakOptimizer):
                 self.state.pop(param, None)
 
     def _packed(self, param: Tensor, key: str, value: Any) -> Any:
-        return packed(param, value, self._ranks) if key == ORIGIN else value
+        # Checkpoints have the matrix of an `origin`, whether the parameter is sharded or not.
+        return value if key != ORIGIN or is_sharded(param) else unsampled(param, self._ranks).matrix(value)
 
     def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
         if key == EARLIER:
             return None
-        return unpacked(param, value, self._ranks) if key == ORIGIN else value
-
-    @property
-    def _remembers(self) -> bool:
-        options = self.param_groups[0]
-        return self._averages(options) or options["distance_cap"]
+        return value if key != ORIGIN or is_sharded(param) else unsampled(param, self._ranks).vector(value)
 
     def _rule(self) -> Rule:
         options = self.param_groups[0]
@@ -192,10 +191,18 @@ class CappedPolyak(PolyakOptimizer):
             max_move=self._max_move,
         )
 
-    def _notice_rest(self, solved: Solved) -> None:
-        """Warn once if the measured distance rests although steps are taken."""
-        blocks, rule = solved.blocks, self._rule()
-        g_sq = blocks.d_sq if rule.beta is None and rule.mix is None else blocks.g_sq
-        length = limited_length(float(sum(blocks.d_sq)), float(sum(g_sq)), solved.step)
-        if self._rest.lasts(solved.k, math.sqrt(sum(blocks.moved_sq)), length):
-            self._warn_once("rest", REASON, EFFECT)
+    def _notice(self, solved: Solved, rule: Rule) -> None:
+        blocks, step, averaged = solved.blocks, solved.step, rule.beta is not None or rule.mix is not None
+        if averaged and solved.loss.bounded:
+            self._low = self._low + 1 if step.gap <= 0 else 0
+            if self._low == LOW:
+                reason = (
+                    f"The average of the linear models was at or below lower_bound={solved.loss.C:.6g} for {LOW} steps "
+                    "in a row. The bound is too high for this loss; lower it, or set it to None"
+                )
+                self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
+        if rule.distance and rule.max_move is None and (solved.k == 0 or self._rest.steps is not None):
+            g_sq = blocks.g_sq if averaged else blocks.d_sq
+            length = limited_length(float(sum(blocks.d_sq)), float(sum(g_sq)), step)
+            if self._rest.lasts(solved.k, math.sqrt(sum(blocks.moved_sq)), length):
+                self._warn_once("rest", REASON, EFFECT)

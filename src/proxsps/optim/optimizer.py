@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from operator import is_not
 from typing import Any, Literal, Self
 
 import torch
@@ -32,19 +31,19 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
-from proxsps.optim.hints import Rest, skip_reason
+from proxsps.optim.hints import skip_reason
 from proxsps.optim.host import solve
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
 from proxsps.optim.plan import Plan
 from proxsps.optim.reduce import ProcessGroup, Ranks
-from proxsps.optim.rule import Rule
+from proxsps.optim.rule import Rule, Solved
 from proxsps.optim.saving import SavesState
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
 SCHEDULED = ("lr", "weight_decay")  # numbers that schedulers change
-LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
+LOW = 100  # steps in a row that were skipped, after which there is a warning
 
 
 class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
@@ -58,8 +57,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     bounded = True  # whether the loss has a lower bound
     _complete = False  # whether all groups of the constructor have been added
     _small: int | None = None  # steps so far, if all had small factors on which there may be advice
-    _rest: Rest  # with a distance cap
-    _notice_rest: Callable[[Any], None]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Check the names of the options, then create an empty optimizer."""
@@ -86,7 +83,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._taken: dict[str, Taken | None] = {"last": None}
         self._warned: set[str] = set()
         self._loading: dict[str, Any] | None = None
-        self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
         self._plan: Plan | None = None
         self._scheduled: tuple[Any, ...] = ()  # numbers of the groups, as the last step found them
@@ -134,21 +130,23 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _check_changes(self) -> None:
         """Check numbers and new regularisers in the groups, and let state follow the parameters into another dtype."""
+        self._check_groups(self._check_numbers)
         regularizers = tuple([group["regularizer"] for group in self.param_groups])
-        changed = len(regularizers) != len(self._regularizers) or any(map(is_not, regularizers, self._regularizers))
-        for i, group in enumerate(self.param_groups):
-            try:
-                self._check_numbers(group)
-                if changed:
-                    self._check_regularizer(group)
-            except ValueError as error:
-                text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
-                raise ValueError(text) from None
-        self._regularizers = regularizers
+        if list(map(id, regularizers)) != list(map(id, self._regularizers)):
+            self._check_groups(self._check_regularizer)
+            self._regularizers = regularizers
         dtypes = tuple([param.dtype for group in self.param_groups for param in group["params"]])
         if dtypes != self._dtypes:
             follow_dtypes(self.state, self.param_groups)
             self._dtypes = dtypes
+
+    def _check_groups(self, check: Callable[[dict[str, Any]], None]) -> None:
+        for i, group in enumerate(self.param_groups):
+            try:
+                check(group)
+            except ValueError as error:
+                text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
+                raise ValueError(text) from None
 
     # The step
 
@@ -214,8 +212,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         numbers = tuple([group[key] for group in self.param_groups for key in SCHEDULED])
         if set(map(type, numbers)) <= {float, int} and numbers == self._scheduled:
             return False
-        if not all(map(sound, numbers)):
-            self._check_changes()
+        self._check_groups(self._check_numbers)
         self._scheduled = numbers
         return True
 
@@ -242,18 +239,13 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         device = step_device(params, self.param_groups[0]["capturable"] or any(map(is_fake, found)))
         self._check_options()
         if device is None:
-            self._plan = self._planned(blocks)
+            self._plan = Plan(self, blocks, self._rule())
             self._take(self._plan, value, weight, bound)
         else:
             self._taken["last"] = device_step.take(self, blocks, device, value, weight, bound)
 
     def _blocks(self) -> list[Block]:
         return gather(self.param_groups, self._ranks, self._rule().beta2 is not None)
-
-    def _planned(self, blocks: list[Block], exact: bool = False) -> Plan:
-        for block in blocks:
-            block.alpha = float(block.alpha)
-        return Plan(self, blocks, self._rule(), exact)
 
     _observed_step = Optimizer.profile_hook_step(_step_once)
 
@@ -262,21 +254,16 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         loss = Loss(float(value), 0.0 if bound is None else float(bound), bound is not None)
         closed = plan.closed_form
         solved = closed.solve(self, loss) if closed is not None and closed.ready() else solve(self, plan, loss, weight)
-        if solved is None:
-            plan = self._planned(self._blocks(), exact=True)
+        while solved is None:  # its numbers need doubles
+            plan = Plan(self, self._blocks(), plan.rule, exact=True)
             solved = solve(self, plan, loss, weight)
-        if solved is None:
-            return
-        rule, ok = plan.rule, solved.step.code == TAKEN
+        ok = solved.step.code == TAKEN
         if ok:
             self._skips, height = 0, solved.write()
             if math.isnan(solved.step.height):
                 solved = solved._replace(step=solved.step._replace(height=height))
             plan.keep_numbers(self.param_groups, solved)
-            if rule.distance and rule.max_move is None and (solved.k == 0 or self._rest.steps is not None):
-                self._notice_rest(solved)
-            if (rule.beta is not None or rule.mix is not None) and loss.bounded and (solved.step.gap <= 0 or self._low):
-                self._notice_low(solved.step.gap, solved.loss.C)
+            self._notice(solved, plan.rule)
         elif solved.step.code == SKIPPED:
             self._skip(*skip_reason(*solved.loss))
         else:
@@ -295,11 +282,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _drop_blank_state(self) -> None:
         """Drop such state of parameters that have no gradient at the first step: it would count in the distance cap."""
-
-    @property
-    def _remembers(self) -> bool:
-        """Whether there is state beside the numbers in the groups."""
-        return False
 
     def _check_options(self) -> None:
         """Raise an error, or warn, for options that schedulers or users have set since the last step."""
@@ -328,17 +310,5 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if self._skips == LOW:
             self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}")
 
-    def _notice_low(self, gap: float, C: float) -> None:
-        """Warn once if the model stays at or below its bound, so that the loss has no effect."""
-        self._low = self._low + 1 if gap <= 0 else 0
-        if self._low == LOW:
-            reason = (
-                f"The average of the linear models was at or below lower_bound={C:.6g} for {LOW} steps in a "
-                "row. The bound is too high for this loss; lower it, or set it to None"
-            )
-            self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
-
-
-def sound(number: Any) -> bool:
-    """Whether a number is known to be finite and not negative."""
-    return type(number) in (float, int) and 0 <= number < math.inf
+    def _notice(self, solved: Solved, rule: Rule) -> None:
+        """Warn once if steps lead nowhere."""

@@ -59,6 +59,8 @@ class Plan(HeldState):
     def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule, exact: bool = False) -> None:
         super().__init__(opt, blocks, rule)
         self.exact = exact
+        for block in blocks:
+            block.alpha = float(block.alpha)
         penalties = [couple(block) if rule.coupled else None for block in blocks]
         self.penalties = [0.0 if value is None else float(value) for value in penalties]
         self.penalty = sum(self.penalties)

@@ -61,7 +61,7 @@ def _take_over(opt: Any, source: int, group: Any) -> None:
     shapes = {
         i: {key: (value.shape, value.dtype) for key, value in opt.state[p].items()}
         for i, p in enumerate(params)
-        if opt._remembers and p in opt.state
+        if p in opt.state
     }
     box = [(numbers, shapes)]
     dist.broadcast_object_list(box, src=source, group=group)
@@ -151,20 +151,14 @@ def _shadows(config: _JoinConfig) -> bool:
 
 def _parallel_models(params: set[Tensor]) -> list[DistributedDataParallel]:
     """The data parallel models that have these parameters; a parameter has no reference to its model."""
-    found, left = [], {p for p in params if not is_sharded(p)}
-    for model in _living(DistributedDataParallel) if left else ():
-        if not params.isdisjoint(model.parameters()):
-            found.append(model)
-            left.difference_update(model.parameters())
-            if not left:
-                break
-    return found
+    if all(map(is_sharded, params)):
+        return []
+    return [model for model in _living(DistributedDataParallel) if not params.isdisjoint(model.parameters())]
 
 
 def _living(kind: type) -> Iterator[Any]:
-    """All objects of a kind in this process, young ones first: about a tenth of a second, so not for every step.
+    """All objects of a kind in this process: about a tenth of a second, so not for every step.
 
     isinstance of a class with abstract methods would take ten times as long.
     """
-    for generation in range(3):
-        yield from [thing for thing in gc.get_objects(generation) if kind in type(thing).__mro__]
+    return (thing for thing in gc.get_objects() if kind in type(thing).__mro__)
