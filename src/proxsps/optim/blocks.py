@@ -237,7 +237,9 @@ def gather(groups: Sequence[dict[str, Any]], ranks: Ranks, in_metric: bool = Fal
 
 
 def _blocks(group: dict[str, Any], ranks: Ranks) -> list[Block]:
-    params, phi = group["params"], regularizer_of(group)
+    params, phi, lam = group["params"], group["regularizer"], group["weight_decay"]
+    if phi is None:
+        phi = L2(lam) if lam else Zero()
     resting = [i for i, param in enumerate(params) if param.grad is None]
     if phi.joint and 0 < len(resting) < len(params):
         raise ValueError(
@@ -265,7 +267,8 @@ def _dense(block: Block) -> Block:
         )
     params = block.params
     has_complex = any(dtype.is_complex for dtype in {param.dtype for param in params})
-    if not torch.compiler.is_compiling() and _has_lazy_signs([*params, *block.slopes], has_complex):
+    tensors = () if torch.compiler.is_compiling() else (*params, *block.slopes)
+    if any(map(Tensor.is_neg, tensors)) or (has_complex and any([t.is_conj() for t in tensors])):
         # The step is taken on copies, because memory holds the entries without what torch has postponed.
         block.params, block.slopes = ([t.resolve_conj().resolve_neg() for t in ts] for ts in (params, block.slopes))
         pairs = zip(params, block.params, strict=True)
@@ -273,10 +276,6 @@ def _dense(block: Block) -> Block:
     if has_complex:
         block.params, block.slopes = _real(block.params), _real([g.resolve_conj() for g in block.slopes])
     return block
-
-
-def _has_lazy_signs(tensors: Sequence[Tensor], has_complex: bool) -> bool:
-    return any(map(Tensor.is_neg, tensors)) or (has_complex and any([t.is_conj() for t in tensors]))
 
 
 def couple(block: Block) -> Tensor | None:
@@ -289,14 +288,6 @@ def couple(block: Block) -> Tensor | None:
     block.slopes = [widened(g) + s for g, s in zip(block.slopes, slopes, strict=True)]
     block.phi = Zero()
     return penalty
-
-
-def regularizer_of(group: dict[str, Any]) -> Regularizer:
-    """The regulariser of a group; `weight_decay` is the squared l2 norm by another name."""
-    phi: Regularizer | None = group["regularizer"]
-    if phi is not None:
-        return phi
-    return L2(group["weight_decay"]) if group["weight_decay"] else Zero()
 
 
 def _real(tensors: Sequence[Tensor]) -> list[Tensor]:

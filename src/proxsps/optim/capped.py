@@ -17,7 +17,6 @@ from proxsps.optim.hints import (
     REASON,
     SMALL_FACTOR,
     Rest,
-    are_small,
     factor_hint,
     limited_length,
     shrinkage_hint,
@@ -149,8 +148,9 @@ class CappedPolyak(PolyakOptimizer):
         """Advice if the factors of all steps from the very first on were small; a resumed training gets none."""
         if self._small is None:
             return None
-        begun = not isinstance(k, Tensor) and k == self._small
-        self._small = self._small + 1 if begun and are_small(self.param_groups) else None
+        begun, rates = not isinstance(k, Tensor) and k == self._small, [group["lr"] for group in self.param_groups]
+        small = begun and all([not isinstance(lr, Tensor) and lr < SMALL_FACTOR for lr in rates])
+        self._small = self._small + 1 if small else None
         return factor_hint(self.param_groups) if self._small == FIRST_STEPS else None
 
     def _start_state(self) -> None:

@@ -74,24 +74,21 @@ def check_bound(value: Any) -> None:
         raise ValueError(f"lower_bound must be one number, got shape {tuple(value.shape)}.")
 
 
-def check_lr(owner: str, lr: Any, params: Iterable[Tensor]) -> None:
-    """Raise an error for a cap on the step that is not one finite number >= 0."""
-    if lr is None:
+def check_lr(owner: str, group: Mapping[str, Any], begun: bool) -> None:
+    """Raise an error for a cap on the step that is not one finite number >= 0.
+
+    Between steps, a tensor is only read if that does not wait for a device.
+    """
+    lr = group["lr"]
+    if lr is None and not begun:
         raise ValueError(
             f"{owner} needs a learning rate, got lr=None: it has no distance cap, which sets the step without one. "
             "ProxSPS and ProxSPSAdam have one."
         )
-    if not isinstance(lr, Tensor) or has_value(lr):
+    if not isinstance(lr, Tensor) or (has_value(lr) and (not begun or (lr.is_cpu and not group["capturable"]))):
         check_nonnegative("lr", lr)
-    elif any(map(has_value, params)):
+    elif not begun and not has_value(lr) and any(map(has_value, group["params"])):
         raise ValueError(f"lr has a shape, but no value, got {lr!r}: create it on a real device.")
-
-
-def check_rate(group: Mapping[str, Any]) -> None:
-    """Raise an error for such a cap that was written into a group, if that can be said without waiting for a device."""
-    lr = group["lr"]
-    if not isinstance(lr, Tensor) or (lr.is_cpu and has_value(lr) and not group["capturable"]):
-        check_nonnegative("lr", lr)
 
 
 def has_value(tensor: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from proxsps.core.plain_step import Numbers
 from proxsps.optim.blocks import Block, same_order
 from proxsps.optim.distance import KEYS, ORIGIN, TRAVEL, by_set, sampled
-from proxsps.optim.memory import blank, entries
+from proxsps.optim.memory import entries, new_state
 from proxsps.optim.rule import Rule, Solved, Table
 from proxsps.optim.second_point import AVERAGING, Y, Z, measured, start_point
 from proxsps.regularizers._identity import constants
@@ -29,13 +29,7 @@ _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
 class Key:
-    """Groups, options, parameters and state of an optimizer, as the first step of a plan has left them.
-
-    Args:
-        opt: the optimizer.
-        owners: the parameters of the plan.
-        names: of the state tensors of each parameter.
-    """
+    """Groups, options, and parameters with the named state tensors, as the first step of a plan has left them."""
 
     def __init__(self, opt: Any, owners: list[Tensor], names: Sequence[Sequence[str]]) -> None:
         names_of = [[name for name in group if name not in NUMBERS] for group in opt.param_groups]
@@ -123,13 +117,7 @@ class Member(NamedTuple):
 
 
 class HeldState:
-    """What a plan reads and writes of an optimizer's state.
-
-    Args:
-        opt: the optimizer.
-        blocks: its blocks.
-        rule: its rule.
-    """
+    """What a plan reads and writes of an optimizer's state."""
 
     def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule) -> None:
         self.rule, self.blocks, self._opt_state = rule, blocks, opt.state
@@ -145,14 +133,8 @@ class HeldState:
             found: Tensor = own[key]
             return found
         if (owner, key) not in self.fresh:
-            self.fresh[owner, key] = self._new_state(owner, key)
+            self.fresh[owner, key] = (start_point if key in (Y, Z) else new_state)(owner, key)
         return self.fresh[owner, key]
-
-    @staticmethod
-    def _new_state(owner: Tensor, key: str) -> Tensor:
-        if key == "steps":
-            return torch.zeros((), dtype=torch.float32)
-        return start_point(owner, key) if key in (Y, Z) else blank(owner)
 
     def entries_of(self, block: Block, i: int, key: str) -> Tensor:
         """A state tensor of the i-th tensor of a block, in the form of `block.params`."""

@@ -100,11 +100,6 @@ def factor_hint(groups: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def are_small(groups: Iterable[dict[str, Any]]) -> bool:
-    """Whether the factors of all groups are so small that they are probably meant as learning rates."""
-    return all([not isinstance(group["lr"], Tensor) and group["lr"] < SMALL_FACTOR for group in groups])
-
-
 def sibling_hint(groups: Sequence[dict[str, Any]], siblings: Iterable[range]) -> str | None:
     """Advice if the `lr` of one group was set, but not that of another one made of the same list or model."""
     for places in siblings:

@@ -233,4 +233,7 @@ def _write(plan: Plan, step: Step, blocks: Blocks, room: Room) -> float:
     if not plan.l1 or not math.isnan(step.height):
         return step.height
     lines = [w if own else 0.0 for w, own in zip(room.share, plan.affine, strict=True)]
-    return plan.height + plain.l2_matched_height(step.gap, blocks.d_sq, blocks.d_dot_x, lines, blocks.lam, step.longest)
+    curved = sum([member.part.height for member in plan.curves])
+    return float(curved) + plain.l2_matched_height(
+        step.gap, blocks.d_sq, blocks.d_dot_x, lines, blocks.lam, step.longest
+    )

@@ -23,7 +23,6 @@ from proxsps.optim.checks import (
     check_group_keys,
     check_limit,
     check_lr,
-    check_rate,
     check_regularizer,
     check_unflattened,
     computable,
@@ -113,7 +112,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             raise
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        check_lr(type(self).__name__, group["lr"], group["params"])
+        check_lr(type(self).__name__, group, False)
         self._check_numbers(group)
         if (bound := group.get("lower_bound")) is not None:
             check_bound(bound)
@@ -124,7 +123,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         check_regularizer(group)
 
     def _check_numbers(self, group: dict[str, Any]) -> None:
-        check_rate(group)
+        check_lr(type(self).__name__, group, True)
         check_nonnegative("weight_decay", group["weight_decay"])
         check_limit(group["max_move"])
 

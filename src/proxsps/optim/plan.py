@@ -47,14 +47,7 @@ def load_kernels() -> Any:
 
 
 class Plan(HeldState):
-    """The plan of a step on the host.
-
-    Args:
-        opt: the optimizer.
-        blocks: its blocks.
-        rule: its rule.
-        exact: whether to compute in doubles, because squares leave the range of f32.
-    """
+    """The plan of a step on the host; an `exact` one computes in doubles, because squares leave the range of f32."""
 
     def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule, exact: bool = False) -> None:
         super().__init__(opt, blocks, rule)
@@ -99,7 +92,9 @@ class Plan(HeldState):
         self.kept = self.kept and all([lasting(block.phi) for block in blocks])
         self._key: Key | None = None  # of the state, too, which the first step makes
         self.closed_form: Any = None
-        if compiled and self._is_closed:
+        full = len(self._full) == len(blocks) and not any([block.resting or block.spectral for block in blocks])
+        alone = len(self.parts) == self.ranks == 1 and compiled and full and not self.apart and all(self.affine)
+        if alone and rule.name == "truncated" and rule.max_move is None:
             from proxsps.optim.kernels.closed_form import ClosedForm  # needs numba
 
             self.closed_form = ClosedForm(self, *((-1.0, math.inf) if self.wide else (LEAST, MOST)))
@@ -123,14 +118,6 @@ class Plan(HeldState):
                 self.blocks[j].slopes = [p.grad for p in self.blocks[j].owners if p.grad is not None]
         return True
 
-    @property
-    def _is_closed(self) -> bool:
-        """Whether steps of one compiled part have a closed form, over all parameters that count."""
-        rule, full = self.rule, len(self._full) == len(self.blocks)
-        simple = rule.name == "truncated" and not rule.coupled and rule.max_move is None and self.ranks == 1
-        alone = len(self.parts) == 1 and all(self.affine) and full and not self.apart
-        return simple and alone and not self.exact and not any([b.resting or b.spectral for b in self.blocks])
-
     def _l1(self) -> list[float]:
         """The strength of the l1 norm in each block, where blocks have that or weight decay, by kernels; else none."""
         found = [0.0] * len(self.blocks)
@@ -140,11 +127,6 @@ class Plan(HeldState):
             for j, strength in zip(member.places, member.part.l1, strict=True):
                 found[j] = strength
         return found if self.curves else []
-
-    @property
-    def height(self) -> float:
-        """sum <d, move> of the last write over the blocks that are not affine, if all of them have an l1 norm."""
-        return float(sum([member.part.height for member in self.curves]))
 
     def _state_names(self, member: Member) -> list[str]:
         """The names of the state tensors of each parameter of a part."""
