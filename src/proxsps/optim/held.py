@@ -29,16 +29,17 @@ _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
 class Key:
-    """Groups, options, and parameters with the named state tensors, as the first step of a plan has left them."""
+    """Groups, options, parameters and their state tensors, as the first step of a plan has left them."""
 
-    def __init__(self, opt: Any, owners: list[Tensor], names: Sequence[Sequence[str]]) -> None:
+    def __init__(self, opt: Any, owners: list[Tensor]) -> None:
         names_of = [[name for name in group if name not in NUMBERS] for group in opt.param_groups]
         self._options_of = [operator.itemgetter(*own) for own in names_of]
         self._owners, self._dtypes, params = owners, {p.dtype for p in owners}, parameters(opt)
         self._is_contiguous = all(map(_contiguous, owners))
         place = {id(p): i for i, p in enumerate(params)}
         self._places = [place[id(p)] for p in owners]
-        self._held = [(opt.state[p], name) for p, own in zip(owners, names, strict=True) for name in own]
+        owns = [opt.state.get(p, {}) for p in owners]
+        self._held = [(own, name) for own in owns for name in own if isinstance(own[name], Tensor)]
         self._seen = self._now(opt, params, [p.grad for p in params])
         # Kept alive: another object could get the same id.
         self._alive = opt.param_groups, [*opt.param_groups], opt.state, [own[name] for own, name in self._held]
@@ -62,14 +63,8 @@ class Key:
         Whole lists at a time: with hundreds of tensors, loops of Python would take as long as the arithmetic.
         """
         groups, owners = opt.param_groups, self._owners
-        found = [
-            id(groups),
-            id(opt.state),
-            torch.get_num_threads(),
-            opt._ranks.size,
-            *map(id, groups),
-            *map(len, groups),
-        ]
+        found: list[Any] = [id(groups), id(opt.state), torch.get_num_threads(), opt._ranks.size]
+        found += [*map(id, groups), *map(len, groups)]
         # A group with a step size of exactly 0 does not move, not even onto a constraint.
         found += [bool(group["lr"] == 0) for group in groups]
         found += [options(group) for options, group in zip(self._options_of, groups, strict=True)]

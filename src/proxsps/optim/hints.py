@@ -146,10 +146,7 @@ class Rest:
     def lasts(self, taken: float, moved: float, length: float) -> bool:
         """Whether the distance has rested for so many steps that it is to be said, which is so once.
 
-        Args:
-            taken: steps before this one.
-            moved: the measured distance before this step.
-            length: `limited_length` of the step.
+        `taken` steps were taken before this one, `moved` was measured then, and `length` is its `limited_length`.
         """
         if taken == 0:
             self.steps, self._longest = 0, 0.0
@@ -167,12 +164,8 @@ def limited_length(d_sq: float, g_sq: float, step: Step) -> float:
     """How far a step goes if the distance cap limits it, else 0.
 
     A regulariser, or a share of 0, may keep entries where they are. A part q of the fall of the linear model is left
-    then, and at most sqrt(q) of the length: ||x+ - x||^2 <= tau <d, x - x+> where x minimises the regulariser.
-
-    Args:
-        d_sq: <d, D^-1 d> over all blocks.
-        g_sq: ||D^-1 g||^2 over all blocks.
-        step: the step.
+    then, and at most sqrt(q) of the length: ||x+ - x||^2 <= tau <d, x - x+> where x minimises the regulariser. Sums are
+    over all blocks: <d, D^-1 d> and ||D^-1 g||^2.
     """
     free = step.longest * d_sq
     if step.dual < 1 or step.distance > step.longest or not free > 0:

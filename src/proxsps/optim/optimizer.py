@@ -12,16 +12,15 @@ from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from proxsps.core.checks import check_nonnegative
 from proxsps.core.plain_step import SKIPPED, TAKEN, Loss
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.checks import (
+    NUMBERS,
     SHARED,
     check_agreement,
     check_bound,
     check_constructor,
     check_group_keys,
-    check_limit,
     check_lr,
     check_regularizer,
     check_unflattened,
@@ -124,8 +123,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _check_numbers(self, group: dict[str, Any]) -> None:
         check_lr(type(self).__name__, group, True)
-        check_nonnegative("weight_decay", group["weight_decay"])
-        check_limit(group["max_move"])
+        for name, check in NUMBERS.items():
+            if name in self.defaults:
+                check(name, group[name])
 
     def _check_changes(self) -> None:
         """Check numbers and new regularisers in the groups, and let state follow the parameters into another dtype."""

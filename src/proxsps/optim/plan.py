@@ -23,12 +23,11 @@ from proxsps.optim.held import HeldState, Key, Member, lasting, parameters
 from proxsps.optim.lists import PLAIN
 from proxsps.optim.memory import replace
 from proxsps.optim.rule import Heights, Rule, Table
-from proxsps.optim.second_point import Z, dots, move_points, to_averages, to_next_points
+from proxsps.optim.second_point import dots, move_points, to_averages, to_next_points
 from proxsps.optim.spectral import SpectralPart
 
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
 LEAST, MOST = 1e-20, 1e30
-SPECTRAL_STATE = ["average", ORIGIN, Z]
 G_DOT_X = Table._fields.index("g_dot_x")
 FUSED = (
     "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with "
@@ -57,7 +56,8 @@ class Plan(HeldState):
         penalties = [couple(block) if rule.coupled else None for block in blocks]
         self.penalties = [0.0 if value is None else float(value) for value in penalties]
         self.penalty = sum(self.penalties)
-        self.affine = [block.kind == LINES for block in blocks]
+        kinds = [SPECTRAL if block.spectral else block.kind for block in blocks]
+        self.affine = [kind in (LINES, SPECTRAL) for kind in kinds]
         self.ranks, self._all_ranks = opt._ranks.size, opt._ranks
         self.active = self.ranks  # how many of them stepped; others may have run out of batches
         self.averages = [name for name, beta in (("average", rule.beta), ("square", rule.beta2)) if beta is not None]
@@ -68,7 +68,7 @@ class Plan(HeldState):
         self._lam = [None if block.group["regularizer"] is None else block.lam for block in blocks]
         self._full = [i for i, block in enumerate(blocks) if not block.empty]
         self._sharded = any([b.sharded and not affine for b, affine in zip(blocks, self.affine, strict=True)])
-        self.parts = [self._member(opt, kind, places) for kind, places in self._kinds()]
+        self.parts = [self._member(opt, kind, places) for kind, places in self._by_kind(kinds)]
         self.curves = [member for member in self.parts if member.part.curved]
         self.l1 = self._l1()
         self.points = min([member.part.points for member in self.curves], default=1)
@@ -102,8 +102,7 @@ class Plan(HeldState):
     def note(self, opt: Any) -> None:
         """Note what the plan depends on, once it has all state."""
         if self.kept and self._key is None and not self.fresh:
-            names = [self._state_names(member) for member in self.parts for _ in member.owners]
-            self._key = Key(opt, self.owners, names)
+            self._key = Key(opt, self.owners)
 
     def holds(self, opt: Any) -> bool:
         """Whether the plan still holds for the next step; gradients may be new tensors."""
@@ -128,19 +127,11 @@ class Plan(HeldState):
                 found[j] = strength
         return found if self.curves else []
 
-    def _state_names(self, member: Member) -> list[str]:
-        """The names of the state tensors of each parameter of a part."""
-        rule = self.rule
-        if self.blocks[member.places[0]].spectral:
-            return SPECTRAL_STATE
-        found = [*self.averages, *["steps"] * (rule.beta2 is not None), *[ORIGIN] * rule.distance]
-        return [*found, *[Z] * (rule.mix is not None)]
-
-    def _kinds(self) -> list[tuple[str, list[int]]]:
+    def _by_kind(self, kinds: Sequence[str]) -> list[tuple[str, list[int]]]:
         """The places of the blocks of each part, by kind; those of entries come last."""
         found: dict[tuple[str, float, int], list[int]] = {}
-        for i, block in enumerate(self.blocks):
-            kind = SPECTRAL if block.spectral else ENTRIES if block.kind == LINES else block.kind
+        for i, (kind, block) in enumerate(zip(kinds, self.blocks, strict=True)):
+            kind = ENTRIES if kind == LINES else kind
             found.setdefault((kind, block.share, i if kind == UNITS else 0), []).append(i)
         order = (PROXES, UNITS, ROWS, SPECTRAL, ENTRIES)
         return [(key[0], places) for key, places in sorted(found.items(), key=lambda item: order.index(item[0][0]))]

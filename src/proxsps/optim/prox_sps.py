@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.core.checks import check_fraction
 from proxsps.optim.capped import MATCHED, CappedPolyak
-from proxsps.optim.checks import check_betas, check_diagonal
+from proxsps.optim.checks import check_diagonal
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
@@ -85,10 +84,6 @@ class ProxSPS(CappedPolyak):
         options |= {"lower_bound": lower_bound, "momentum": momentum, "cap": cap, "distance_cap": distance_cap}
         options |= {"max_move": max_move, "fused": fused, "capturable": capturable}
         super().__init__(params, options, process_group, check_replicas)
-
-    def _check_numbers(self, group: dict[str, Any]) -> None:
-        super()._check_numbers(group)
-        check_fraction("momentum", group["momentum"])
 
     def _rule(self) -> Rule:
         return super()._rule()._replace(beta=self.param_groups[0]["momentum"] or None)
@@ -197,10 +192,6 @@ class ProxSPSAdam(CappedPolyak):
     def _check_regularizer(self, group: dict[str, Any]) -> None:
         super()._check_regularizer(group)
         check_diagonal(type(self).__name__, group["regularizer"])
-
-    def _check_numbers(self, group: dict[str, Any]) -> None:
-        super()._check_numbers(group)
-        check_betas(group)
 
     def _rule(self) -> Rule:
         options = self.param_groups[0]

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.core.checks import check_positive
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
@@ -18,12 +17,6 @@ from proxsps.regularizers.checks import check_subgradient
 
 class CoupledPolyak(PolyakOptimizer):
     """Steps along the gradient of loss plus regulariser, with one length for both."""
-
-    def _check_numbers(self, group: dict[str, Any]) -> None:
-        super()._check_numbers(group)
-        for key in ("c", "c0"):
-            if key in group:
-                check_positive(key, group[key])
 
     def _check_regularizer(self, group: dict[str, Any]) -> None:
         super()._check_regularizer(group)

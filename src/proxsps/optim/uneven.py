@@ -114,19 +114,21 @@ class TakesUnevenInputs(Joinable):
     def _leave_join(self) -> None:
         """Outside of any join context; torch itself leaves the settings of the last one behind."""
         self._join_config = _JoinConfig.construct_disabled_join_config()
-        self._models: dict[weakref.ref[DistributedDataParallel], object] | None = None
+        self._models: weakref.WeakKeyDictionary[DistributedDataParallel, object] | None = None
 
     def _check_uneven(self) -> None:
         """Raise an error if the all-reduce of this step would wait forever once a rank runs out of batches."""
         if torch.compiler.is_compiling():
             return
         if self._models is None:
-            found = _parallel_models({p for group in self.param_groups for p in group["params"] if p.requires_grad})
-            self._models = {weakref.ref(model): None for model in found}
+            # A parameter has no reference to its model.
+            params = {p for group in self.param_groups for p in group["params"] if p.requires_grad}
+            living = () if all(map(is_sharded, params)) else _living(DistributedDataParallel)
+            found = [ddp for ddp in living if not params.isdisjoint(ddp.parameters())]
+            self._models = weakref.WeakKeyDictionary(dict.fromkeys(found))
         mine = self._join_config
-        for reference, past in self._models.items():
-            model = reference()
-            if model is None or model._join_config is past or mine.enable or not _shadows(model._join_config):
+        for model, past in list(self._models.items()):
+            if model._join_config is past or mine.enable or not _shadows(model._join_config):
                 continue
             if any(model in context._joinables for context in _living(Join)):
                 raise RuntimeError(
@@ -134,7 +136,7 @@ class TakesUnevenInputs(Joinable):
                     "of batches would leave the others waiting in the optimizer's all-reduce: use "
                     "`with Join([model, opt]):` instead of `with model.join():`."
                 )
-            self._models[reference] = model._join_config  # left behind by a context that is over
+            self._models[model] = model._join_config  # left behind by a context that is over
         if _shadows(mine) and mine.is_first_joinable:
             raise RuntimeError("Join calls its list in order, and the model must come first: use Join([model, opt]).")
         if _shadows(mine) and len(self._watched) > 1:
@@ -147,13 +149,6 @@ class TakesUnevenInputs(Joinable):
 def _shadows(config: _JoinConfig) -> bool:
     """Whether finished ranks continue to join the others' messages, rather than stopping all ranks."""
     return config.enable and not config.throw_on_early_termination
-
-
-def _parallel_models(params: set[Tensor]) -> list[DistributedDataParallel]:
-    """The data parallel models that have these parameters; a parameter has no reference to its model."""
-    if all(map(is_sharded, params)):
-        return []
-    return [model for model in _living(DistributedDataParallel) if not params.isdisjoint(model.parameters())]
 
 
 def _living(kind: type) -> Iterator[Any]:
