@@ -128,38 +128,6 @@ def skip_reason(f: float, C: float, bounded: bool) -> tuple[str, str]:
     return "gradient", "A gradient or a parameter is not finite"
 
 
-class Rest:
-    """The steps since the start of a run, for as long as the measured distance rests: steps cannot grow then.
-
-    Some rest of the largest distance is normal: a run that has arrived moves around its solution, and one that starts
-    close to it never goes further than the first estimate. So this does not look at that maximum, but compares the
-    measured distance with the steps themselves. By the triangle inequality, a step of length L begins or ends at least
-    L/2 from the start. If after 100 steps the measured distance was never more than 1 % of the longest of them, the
-    entries that moved are not those that are measured. Only runs that are observed from their first step are judged:
-    later, steps are short.
-    """
-
-    def __init__(self) -> None:
-        self.steps: int | None = None  # None if the start was not observed, or the distance has grown
-        self._longest = 0.0
-
-    def lasts(self, taken: float, moved: float, length: float) -> bool:
-        """Whether the distance has rested for so many steps that it is to be said, which is so once.
-
-        `taken` steps were taken before this one, `moved` was measured then, and `length` is its `limited_length`.
-        """
-        if taken == 0:
-            self.steps, self._longest = 0, 0.0
-        if self.steps is None or moved > STILL * self._longest:
-            self.steps = None
-            return False
-        self.steps, self._longest = self.steps + (length > 0), max(self._longest, length)
-        if self.steps < LIMITED:
-            return False
-        self.steps = None  # said, so that later steps need no lengths
-        return True
-
-
 def limited_length(d_sq: float, g_sq: float, step: Step) -> float:
     """How far a step goes if the distance cap limits it, else 0.
 
