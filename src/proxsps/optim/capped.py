@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,22 +11,17 @@ from torch import Tensor
 from proxsps.core.checks import check_nonnegative
 from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Known, sampled, unsampled
 from proxsps.optim.hints import (
-    EFFECT,
     FIRST_STEPS,
-    LIMITED,
-    REASON,
     SMALL_FACTOR,
-    STILL,
     factor_hint,
-    limited_length,
     shrinkage_hint,
     skorch_hint,
     warn,
 )
 from proxsps.optim.lists import is_sharded
 from proxsps.optim.memory import start_averages
-from proxsps.optim.optimizer import LOW, PolyakOptimizer
-from proxsps.optim.rule import Rule, Solved
+from proxsps.optim.optimizer import PolyakOptimizer
+from proxsps.optim.rule import Rule
 
 PROXIMAL, MATCHED = "proximal", "matched"
 AVERAGES = ("model_value", "model_offset", "k")  # numbers of an averaged model, in the groups
@@ -76,9 +70,6 @@ class CappedPolyak(PolyakOptimizer):
     def _forget(self) -> None:
         super()._forget()
         self._places: Known = {}
-        # Limited steps since the start of a run, and the longest of them; None once the measured distance has grown.
-        self._rest: tuple[int, float] | None = None
-        self._low = 0  # steps in a row with a model at or below its bound
 
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:
@@ -192,39 +183,3 @@ class CappedPolyak(PolyakOptimizer):
             factor=options["lr_is_factor"],
             max_move=self._max_move,
         )
-
-    def _notice(self, solved: Solved, rule: Rule) -> None:
-        averaged = rule.beta is not None or rule.mix is not None
-        if averaged and solved.loss.bounded:
-            self._low = self._low + 1 if solved.step.gap <= 0 else 0
-            if self._low == LOW:
-                reason = (
-                    f"The average of the linear models was at or below lower_bound={solved.loss.C:.6g} for {LOW} steps "
-                    "in a row. The bound is too high for this loss; lower it, or set it to None"
-                )
-                self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
-        if rule.distance and rule.max_move is None:
-            self._notice_rest(solved, solved.blocks.g_sq if averaged else solved.blocks.d_sq)
-
-    def _notice_rest(self, solved: Solved, g_sq: Sequence[float]) -> None:
-        """Warn once if the measured distance rests although steps are taken: they cannot grow then.
-
-        Some rest of the largest distance is normal: a run that has arrived moves around its solution, and one that
-        starts close to it never goes further than the first estimate. So this does not look at that maximum, but
-        compares the measured distance with the steps themselves. By the triangle inequality, a step of length L begins
-        or ends at least L/2 from the start. If after 100 steps the measured distance was never more than 1 % of the
-        longest of them, the entries that moved are not those that are measured. Only runs that are observed from their
-        first step are judged: later, steps are short.
-        """
-        if solved.k == 0:
-            self._rest = 0, 0.0
-        if self._rest is None:
-            return
-        (steps, longest), self._rest = self._rest, None
-        if not math.sqrt(sum(solved.blocks.moved_sq)) > STILL * longest:
-            length = limited_length(float(sum(solved.blocks.d_sq)), float(sum(g_sq)), solved.step)
-            steps, longest = steps + (length > 0), max(longest, length)
-            if steps < LIMITED:
-                self._rest = steps, longest
-            else:
-                self._warn_once("rest", REASON, EFFECT)

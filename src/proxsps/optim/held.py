@@ -120,6 +120,28 @@ class HeldState:
         self.apart: list[Tensor] = []  # parameters that no pass compares with their start
         self.fresh: dict[tuple[Tensor, str], Tensor] = {}  # kept if the step is taken
         self._whole: dict[tuple[Tensor, str], Tensor] = {}  # gathered from shards
+        self.parts: list[Member] = []
+        self.owners: list[Tensor] = []  # the parameters, in the order of the parts
+        self.kept = False  # whether the plan is worth keeping
+        self._key: Key | None = None
+
+    def note(self, opt: Any) -> None:
+        """Note what the plan depends on, once it has all state."""
+        if self.kept and self._key is None and not self.fresh:
+            self._key = Key(opt, self.owners)
+
+    def holds(self, opt: Any) -> bool:
+        """Whether the plan still holds for the next step; gradients may be new tensors."""
+        at = None if self._key is None else self._key.gradients_at(opt)
+        if at is None:
+            return False
+        first = 0
+        for member in self.parts:
+            member.part.bind(at[first : first + len(member.owners)])
+            first += len(member.owners)
+            for j in () if self.rule.mix is None or member.part.mixes else member.places:
+                self.blocks[j].slopes = [p.grad for p in self.blocks[j].owners if p.grad is not None]
+        return True
 
     def held(self, owner: Tensor, key: str) -> Tensor:
         """A state tensor; if there is none yet, one that is kept if the step is taken."""
@@ -164,10 +186,10 @@ class HeldState:
             self.fresh[owner, ORIGIN] = own_sample.keep()
         return self.fresh[owner, ORIGIN]
 
-    def distance_sq(self, opt: Any, owners: Sequence[Tensor], table: Table) -> tuple[list[float], list[float]]:
+    def distance_sq(self, opt: Any, table: Table) -> tuple[list[float], list[float]]:
         """||x - x_0||^2, and at the first step of a set ||x_0||^2, of the entries on this rank, estimated from samples.
 
-        One number of each kind per set of blocks that share a distance cap; `owners` are their parameters.
+        One number of each kind per set of blocks that share a distance cap.
         """
         blocks, sets = self.blocks, self.sets.members
         moved = [sum([blocks[j].share * table.moved_sq[j] for j in own]) for own in sets]
@@ -176,7 +198,7 @@ class HeldState:
             move = found.entries.double() - found.read(self.start(found.owner, opt)).double()
             moved[self.sets.of[id(found.owner)]] += found.factor * float(move.square().sum())
         begun = [bool(groups[0]["first_reach"] > 0) for groups in self.sets.groups]
-        for found in () if all(begun) else sampled(owners, opt._ranks, opt._places):
+        for found in () if all(begun) else sampled(self.owners, opt._ranks, opt._places):
             own = self.sets.of[id(found.owner)]
             if not begun[own]:
                 length[own] += found.factor * float(found.entries.double().square().sum())

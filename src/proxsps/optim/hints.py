@@ -24,8 +24,12 @@ SMALL_FACTOR = 0.05  # on the steps without a learning rate: smaller ones are us
 SKORCH = 0.01  # its own lr, where the user gave none
 FIRST_STEPS = 100  # in which all factors have to be small for a hint
 
-LIMITED = 100  # steps
-STILL = 0.01  # of the longest step
+# If after so many steps the measured distance was never more than this part of the longest of them, the entries that
+# moved are not those that are measured: by the triangle inequality, a step of length L begins or ends at least L/2 from
+# the start. Some rest of the largest distance is normal: a run that has arrived moves around its solution, and one that
+# starts close to it never goes further than the first estimate. So the measured distance is compared with the steps
+# themselves, and only in runs that are observed from their first step: later, steps are short.
+LIMITED, STILL = 100, 0.01
 
 REASON = (
     f"In {LIMITED} steps that were limited by the distance from the start, the measured distance was never more than "

@@ -50,9 +50,7 @@ def solve(opt: Any, plan: Plan, loss: Loss, weight: float) -> Solved | None:
     table, heights = plan.sums(rates, ahead, rule.coupled or rule.max_move is not None)
     if not plan.ordinary(table):
         return None
-    travelled: tuple[list[float], list[float]] = (
-        plan.distance_sq(opt, plan.owners, table) if rule.distance else ([], [])
-    )
+    travelled: tuple[list[float], list[float]] = plan.distance_sq(opt, table) if rule.distance else ([], [])
     if plan.ranks > 1:
         loss, table, travelled = join_tables(opt._ranks, plan, loss, weight, table, travelled, resting)
         resting = []

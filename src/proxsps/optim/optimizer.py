@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -29,7 +29,7 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
-from proxsps.optim.hints import skip_reason
+from proxsps.optim.hints import EFFECT, LIMITED, REASON, STILL, limited_length, skip_reason
 from proxsps.optim.host import solve
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
@@ -41,7 +41,7 @@ from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
 SCHEDULED = ("lr", "weight_decay")  # numbers that schedulers change
-LOW = 100  # steps in a row that were skipped, after which there is a warning
+LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
 
 
 class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
@@ -81,7 +81,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._taken: dict[str, Taken | None] = {"last": None}
         self._warned: set[str] = set()
         self._loading: dict[str, Any] | None = None
+        self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
+        # Limited steps since the start of a run, and the longest of them; None once the measured distance has grown.
+        self._rest: tuple[int, float] | None = None
         self._plan: Plan | None = None
         self._scheduled: tuple[Any, ...] = ()  # numbers of the groups, as the last step found them
         self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
@@ -311,3 +314,29 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _notice(self, solved: Solved, rule: Rule) -> None:
         """Warn once if steps lead nowhere."""
+        averaged = rule.beta is not None or rule.mix is not None
+        if averaged and solved.loss.bounded:
+            self._low = self._low + 1 if solved.step.gap <= 0 else 0
+            if self._low == LOW:
+                reason = (
+                    f"The average of the linear models was at or below lower_bound={solved.loss.C:.6g} for {LOW} steps "
+                    "in a row. The bound is too high for this loss; lower it, or set it to None"
+                )
+                self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
+        if rule.distance and rule.max_move is None:
+            self._notice_rest(solved, solved.blocks.g_sq if averaged else solved.blocks.d_sq)
+
+    def _notice_rest(self, solved: Solved, g_sq: Sequence[float]) -> None:
+        """Warn once if the measured distance rests although steps are taken (`proxsps.optim.hints.STILL`)."""
+        if solved.k == 0:
+            self._rest = 0, 0.0
+        if self._rest is None:
+            return
+        (steps, longest), self._rest = self._rest, None
+        if not math.sqrt(sum(solved.blocks.moved_sq)) > STILL * longest:
+            length = limited_length(float(sum(solved.blocks.d_sq)), float(sum(g_sq)), solved.step)
+            steps, longest = steps + (length > 0), max(longest, length)
+            if steps < LIMITED:
+                self._rest = steps, longest
+            else:
+                self._warn_once("rest", REASON, EFFECT)

@@ -19,7 +19,7 @@ from proxsps.core.plain import corrected_weight, gradient_squares, gradient_weig
 from proxsps.core.plain_step import Method
 from proxsps.optim.blocks import ENTRIES, FULL, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
 from proxsps.optim.distance import ORIGIN
-from proxsps.optim.held import HeldState, Key, Member, lasting, parameters
+from proxsps.optim.held import HeldState, Member, lasting, parameters
 from proxsps.optim.lists import PLAIN
 from proxsps.optim.memory import replace
 from proxsps.optim.rule import Heights, Rule, Table
@@ -90,7 +90,6 @@ class Plan(HeldState):
         self.kept = compiled and all([value is None for value in penalties])
         self.kept = self.kept and all([type(p) in PLAIN and p.dtype in FULL for p in self.owners])
         self.kept = self.kept and all([lasting(block.phi) for block in blocks])
-        self._key: Key | None = None  # of the state, too, which the first step makes
         self.closed_form: Any = None
         full = len(self._full) == len(blocks) and not any([block.resting or block.spectral for block in blocks])
         alone = len(self.parts) == self.ranks == 1 and compiled and full and not self.apart and all(self.affine)
@@ -98,24 +97,6 @@ class Plan(HeldState):
             from proxsps.optim.kernels.closed_form import ClosedForm  # needs numba
 
             self.closed_form = ClosedForm(self, *((-1.0, math.inf) if self.wide else (LEAST, MOST)))
-
-    def note(self, opt: Any) -> None:
-        """Note what the plan depends on, once it has all state."""
-        if self.kept and self._key is None and not self.fresh:
-            self._key = Key(opt, self.owners)
-
-    def holds(self, opt: Any) -> bool:
-        """Whether the plan still holds for the next step; gradients may be new tensors."""
-        at = None if self._key is None else self._key.gradients_at(opt)
-        if at is None:
-            return False
-        first = 0
-        for member in self.parts:
-            member.part.bind(at[first : first + len(member.owners)])
-            first += len(member.owners)
-            for j in () if self.rule.mix is None or member.part.mixes else member.places:
-                self.blocks[j].slopes = [p.grad for p in self.blocks[j].owners if p.grad is not None]
-        return True
 
     def _l1(self) -> list[float]:
         """The strength of the l1 norm in each block, where blocks have that or weight decay, by kernels; else none."""
