@@ -130,17 +130,6 @@ def further_rows(rule: Rule) -> int:
     return 3 if rule.max_move is None else 5
 
 
-class Joint(NamedTuple):
-    """The numbers of a step over all ranks."""
-
-    m: Array  # mean of the losses
-    C: Array  # mean of the lower bounds
-    rows: list[Array]
-    travelled: list[Array]
-    agreed: Array  # whether all ranks have gradients for the same parameters
-    active: Array  # number of ranks that step; the others have run out of batches
-
-
 def join(
     ranks: Ranks,
     vector: Callable[[Sequence[Array]], Array],
@@ -151,8 +140,11 @@ def join(
     rows: Sequence[Array],
     travelled: Sequence[Array],
     active: bool = True,
-) -> Joint:
+) -> tuple[Array, Array, list[Array], list[Array], Array, Array]:
     """Add up over the ranks, in one all-reduce; losses and bounds are weighted by `weight`.
+
+    Returns the means of losses and bounds, the rows, `travelled`, whether all ranks have gradients for the same
+    parameters, and the number of ranks that step.
 
     `vector` makes arrays of numbers: `numpy.array` on the host, or that of a device, where nothing is read.
 
@@ -180,7 +172,7 @@ def join(
     part = active_ranks / ranks.size if ranks.joined_divide else 1.0  # the part that the gradient has of the mean
     whole = ranks.size / active_ranks  # replicas that sit out leave their share of the sums to the others
     totals = [whole * total for total in totals]
-    return Joint(wm / w * part, wC / w * part, totals[: len(rows)], totals[len(rows) :], agreed, active_ranks)
+    return wm / w * part, wC / w * part, totals[: len(rows)], totals[len(rows) :], agreed, active_ranks
 
 
 def join_tables(
@@ -196,12 +188,12 @@ def join_tables(
     rows = {name: np.array(row or [0.0] * len(plan.blocks)) for name, row in table._asdict().items()}
     rows["g_dot_x"] += resting  # <d, x> of resting tensors is in both products
     rows["d_dot_c"] += resting
-    squared = [np.concatenate(travelled)] if plan.rule.distance else []
-    found = join(ranks, np.array, plan.blocks, loss.f, loss.C, weight, [*rows.values(), plan.penalties], squared)
-    *totals, penalties = [row.tolist() for row in found.rows]
-    plan.active, plan.penalty = int(found.active), sum(penalties)
-    moved_sq, start_sq = found.travelled[0].reshape(2, -1).tolist() if squared else travelled
-    return loss._replace(f=float(found.m), C=float(found.C)), Table(*totals), (moved_sq, start_sq)
+    own = [*rows.values(), plan.penalties], [np.concatenate(travelled)] * plan.rule.distance
+    f, C, found, squares, _, active = join(ranks, np.array, plan.blocks, loss.f, loss.C, weight, *own)
+    *totals, penalties = [row.tolist() for row in found]
+    plan.active, plan.penalty = int(active), sum(penalties)
+    moved_sq, start_sq = squares[0].reshape(2, -1).tolist() if squares else travelled
+    return loss._replace(f=float(f), C=float(C)), Table(*totals), (moved_sq, start_sq)
 
 
 def _words(blocks: Sequence[Block]) -> list[float]:
