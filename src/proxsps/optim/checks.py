@@ -83,10 +83,10 @@ def check_unflattened(params: Iterable[Tensor]) -> None:
 
 
 def check_bound(value: Any) -> None:
-    """Raise an error for a lower bound that is not a finite number; the entry of a tensor is not read."""
-    if not isinstance(value, Tensor):
+    """Raise an error for a lower bound that is neither None nor a finite number; the entry of a tensor is not read."""
+    if value is not None and not isinstance(value, Tensor):
         check_finite_bound(value)
-    elif value.numel() != 1:
+    elif isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"lower_bound must be one number, got shape {tuple(value.shape)}.")
 
 

@@ -116,8 +116,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     def _check_group(self, group: dict[str, Any]) -> None:
         check_lr(type(self).__name__, group, False)
         self._check_numbers(group)
-        if (bound := group.get("lower_bound")) is not None:
-            check_bound(bound)
+        check_bound(group.get("lower_bound"))
         check_unflattened(group["params"])
         self._check_regularizer(group)
 
@@ -222,8 +221,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """Check everything that a kept plan has checked; then plan a step and take it, or take one on a device."""
         if not torch.compiler.is_compiling():
             self._check_changes()
-        if bound is not None:
-            check_bound(bound)
+        check_bound(bound)
         check_agreement(type(self).__name__, self.param_groups)
         if value is not None:
             self._drop_blank_state()
