@@ -211,9 +211,11 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         A tensor may change in place.
         """
         numbers = tuple([group[key] for group in self.param_groups for key in SCHEDULED])
-        if set(map(type, numbers)) <= {float, int} and numbers == self._scheduled:
+        known = set(map(type, numbers)) <= {float, int}
+        if known and numbers == self._scheduled:
             return False
-        self._check_groups(self._check_numbers)
+        if not (known and all([0 <= number < math.inf for number in numbers])):
+            self._check_groups(self._check_numbers)
         self._scheduled = numbers
         return True
 
