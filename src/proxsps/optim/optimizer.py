@@ -256,15 +256,16 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         loss = Loss(float(value), 0.0 if bound is None else float(bound), bound is not None)
         closed = plan.closed_form
         solved = closed.solve(self, loss) if closed is not None and closed.ready() else solve(self, plan, loss, weight)
+        taking = plan
         while solved is None:  # its numbers need doubles
-            plan = Plan(self, self._blocks(), plan.rule, exact=True)
-            solved = solve(self, plan, loss, weight)
+            taking = Plan(self, self._blocks(), plan.rule, exact=True)
+            solved = solve(self, taking, loss, weight)
         ok = solved.step.code == TAKEN
         if ok:
             self._skips, height = 0, solved.write()
             if math.isnan(solved.step.height):
                 solved = solved._replace(step=solved.step._replace(height=height))
-            plan.keep_numbers(self.param_groups, solved)
+            taking.keep_numbers(self.param_groups, solved)
             self._notice(solved, plan.rule)
         elif solved.step.code == SKIPPED:
             self._skip(*skip_reason(*solved.loss))
@@ -272,7 +273,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             self._skip("move", "The step leaves the range of the parameters' precision")
         taken = self._taken["last"] = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
         plan.note(self)
-        if self._ranks.check and 1 < self._ranks.size == plan.active:
+        if self._ranks.check and 1 < self._ranks.size == taking.active:
             self._ranks.compare(report(taken).tau, self._named())
 
     def _rule(self) -> Rule:
