@@ -13,7 +13,7 @@ from files import through_disk
 from sampled import norm_sq, places
 
 from proxsps import L1, Box, ProxSPS, ProxSPSAdam
-from proxsps.optim.distance import Places, Rows, Sample, packed, sampled, unpacked
+from proxsps.optim.distance import Rows, Sample, entries_at, sampled, unsampled
 from proxsps.optim.reduce import Ranks
 
 METHODS = {"Adam": (ProxSPSAdam, {}), "momentum": (ProxSPS, {"lr": None, "momentum": 0.9})}
@@ -96,18 +96,18 @@ def test_a_complex_parameter_steps_like_its_real_pair(method, shape, kit):
     "shape", [(97, 64), (97, 65), (300, 17), (5000,), (5, 3, 1000), (2100, 2), (40, 30), (1, 9999)]
 )
 def test_shards_of_rows_sample_and_store_what_the_whole_does(shape):
-    x, ranks, taken = torch.arange(1.0, math.prod(shape) + 1).view(shape), Ranks(False, False), Places()
-    whole = sampled([x], ranks, taken)[0]
+    x, ranks = torch.arange(1.0, math.prod(shape) + 1).view(shape), Ranks(False, False)
+    whole = sampled([x], ranks, {})[0]
     assert np.array_equal(whole.entries - 1, places(x.numel()))
-    matrix = packed(x, whole.entries, ranks)
+    matrix = unsampled(x, ranks).matrix(whole.entries)
     assert matrix.shape[0] == shape[0]
-    assert torch.equal(unpacked(x, matrix, ranks), whole.entries)
+    assert torch.equal(unsampled(x, ranks).vector(matrix), whole.entries)
     length, rows = math.prod(shape[1:]), shape[0]
     for cuts in ((), (1,), (rows // 2, rows // 2), range(1, rows, 3)):
         found = []
         for first, end in itertools.pairwise([0, *cuts, rows]):
             own = Sample(x[first:end].reshape(-1), x.numel(), 1.0, Rows(first, end - first, length, rows), x)
-            own = own._replace(entries=taken.sample(own.entries, own.size, first * length))
+            own = own._replace(entries=entries_at(own.entries, (own.size,), first * length, {}))
             assert torch.equal(own.vector(matrix[first:end]), own.entries)
             found.append(own.matrix(own.entries))
         assert torch.equal(torch.cat(found), matrix)

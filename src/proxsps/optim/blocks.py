@@ -92,6 +92,19 @@ class Block:
         """Whether all tensors have the structure of the first one, up to the lengths of rows."""
         return type(self.phi).at is Regularizer.at and self.phi.one_kind
 
+    @property
+    def _common(self) -> Structure | None:
+        """The structure of all tensors, for rows up to their lengths; None if they differ, or if it is not known."""
+        first = self._structure(0) if self.params else None
+        if first is None or self._alike:
+            return first
+        rows = isinstance(first, Rows)
+        try:
+            same = all([isinstance(own, Rows) if rows else own == first for own in self.structures])
+        except (RuntimeError, ValueError):  # they hold arrays, which are equal only entry by entry
+            return None
+        return first if same else None
+
     def _structure(self, i: int) -> Structure | None:
         found = self.phi.at(self.indices[i]).structure(self.params[i].shape)
         if isinstance(found, Entries) and isinstance(found.psi, Scalar) and _is_square(found.psi):
@@ -106,19 +119,15 @@ class Block:
 
         Over shards it is the same on all ranks, which search together, even if this rank has no entries.
         """
-        nothing = not self.params or (self.empty and not self.sharded)
+        nothing = self.empty and not (self.sharded and self.params)
         if nothing or self.quadratic or (not isinstance(self.alpha, Tensor) and self.alpha == 0):
             return LINES
-        first = self._structure(0)
-        if self.in_metric and not (isinstance(first, Entries) and isinstance(first.psi, Scalar)):
+        own = self._common
+        if self.in_metric and not (isinstance(own, Entries) and isinstance(own.psi, Scalar)):
             return PROXES
-        if self.phi.joint and not isinstance(first, Entries):
-            return UNITS
-        if isinstance(first, Entries):
-            return ENTRIES if self._alike or _all_equal(self.structures) else PROXES
-        if isinstance(first, Rows):
-            return ROWS if self._alike or all([isinstance(own, Rows) for own in self.structures]) else PROXES
-        return PROXES
+        if isinstance(own, Entries):
+            return ENTRIES
+        return UNITS if self.phi.joint else ROWS if isinstance(own, Rows) else PROXES
 
     @property
     def spectral(self) -> bool:
@@ -138,20 +147,15 @@ class Block:
         """
         if self.in_metric:
             return isinstance(self.phi, Zero) or self.group["regularizer"] is None
-        if is_l2(self.phi):
-            return True
-        first = self._structure(0)
-        return isinstance(first, Quadratic) and first.center is None and (self._alike or _all_equal(self.structures))
+        return is_l2(self.phi) or (isinstance(own := self._common, Quadratic) and own.center is None)
 
     @property
     def lam(self) -> float:
         """Strength of the squared l2 norm, 0 for any other regulariser."""
         if is_l2(self.phi):
             return self.phi.lam if self.quadratic else 0.0
-        if not self.params or self.in_metric or isinstance(self.phi, Zero) or not self.quadratic:
-            return 0.0
-        first = self._structure(0)
-        return float(first.lam) if isinstance(first, Quadratic) else 0.0
+        own = self._common if self.quadratic else None
+        return float(own.lam) if isinstance(own, Quadratic) else 0.0
 
     @property
     def centered(self) -> bool:
@@ -194,14 +198,6 @@ def _is_square(psi: Scalar) -> bool:
     return constants and psi.l1 == 0 and not psi.bounded
 
 
-def _all_equal(structures: Sequence[Structure | None]) -> bool:
-    """Whether all structures are known to be the same."""
-    try:
-        return all([own == structures[0] for own in structures])
-    except (RuntimeError, ValueError):  # they hold arrays, which are equal only entry by entry
-        return False
-
-
 def plain(*lists: Sequence[Tensor]) -> bool:
     """Whether no tensor has a class with its own operations, whose memory may not hold its entries."""
     kinds = {type(t) for tensors in lists for t in tensors}
@@ -241,7 +237,9 @@ def gather(groups: Sequence[dict[str, Any]], ranks: Ranks, in_metric: bool = Fal
 
 
 def _blocks(group: dict[str, Any], ranks: Ranks) -> list[Block]:
-    params, phi = group["params"], regularizer_of(group)
+    params, phi, lam = group["params"], group["regularizer"], group["weight_decay"]
+    if phi is None:
+        phi = L2(lam) if lam else Zero()
     resting = [i for i, param in enumerate(params) if param.grad is None]
     if phi.joint and 0 < len(resting) < len(params):
         raise ValueError(
@@ -267,28 +265,17 @@ def _dense(block: Block) -> Block:
             "Sparse gradients are not supported: a Polyak step needs <g, x> and ||g||^2 over all entries. "
             "Use dense gradients, for instance nn.Embedding(..., sparse=False)."
         )
-    has_complex = any(dtype.is_complex for dtype in {param.dtype for param in block.params})
-    if not torch.compiler.is_compiling() and _has_lazy_signs([*block.params, *block.slopes], has_complex):
-        _resolve(block)
+    params = block.params
+    has_complex = any(dtype.is_complex for dtype in {param.dtype for param in params})
+    tensors = () if torch.compiler.is_compiling() else (*params, *block.slopes)
+    if any(map(Tensor.is_neg, tensors)) or (has_complex and any([t.is_conj() for t in tensors])):
+        # The step is taken on copies, because memory holds the entries without what torch has postponed.
+        block.params, block.slopes = ([t.resolve_conj().resolve_neg() for t in ts] for ts in (params, block.slopes))
+        pairs = zip(params, block.params, strict=True)
+        block.afterwards += [partial(x.copy_, y) for x, y in pairs if x.is_neg() or x.is_conj()]
     if has_complex:
         block.params, block.slopes = _real(block.params), _real([g.resolve_conj() for g in block.slopes])
     return block
-
-
-def _has_lazy_signs(tensors: Sequence[Tensor], has_complex: bool) -> bool:
-    return any(map(Tensor.is_neg, tensors)) or (has_complex and any([t.is_conj() for t in tensors]))
-
-
-def _resolve(block: Block) -> None:
-    """Carry out negations and conjugations that torch has postponed: memory holds the entries without them.
-
-    The step is then taken on a copy of the parameter, and the result is copied back.
-    """
-    params = block.params
-    block.params, block.slopes = ([t.resolve_conj().resolve_neg() for t in ts] for ts in (params, block.slopes))
-    for x, y in zip(params, block.params, strict=True):
-        if x.is_neg() or x.is_conj():
-            block.afterwards.append(partial(x.copy_, y))
 
 
 def couple(block: Block) -> Tensor | None:
@@ -301,14 +288,6 @@ def couple(block: Block) -> Tensor | None:
     block.slopes = [widened(g) + s for g, s in zip(block.slopes, slopes, strict=True)]
     block.phi = Zero()
     return penalty
-
-
-def regularizer_of(group: dict[str, Any]) -> Regularizer:
-    """The regulariser of a group; `weight_decay` is the squared l2 norm by another name."""
-    phi: Regularizer | None = group["regularizer"]
-    if phi is not None:
-        return phi
-    return L2(group["weight_decay"]) if group["weight_decay"] else Zero()
 
 
 def _real(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,23 +9,19 @@ import torch
 from torch import Tensor
 
 from proxsps.core.checks import check_nonnegative
-from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Places, packed, sampled, unpacked
+from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Known, sampled, unsampled
 from proxsps.optim.hints import (
-    EFFECT,
     FIRST_STEPS,
-    REASON,
     SMALL_FACTOR,
-    Rest,
-    are_small,
     factor_hint,
-    limited_length,
     shrinkage_hint,
     skorch_hint,
     warn,
 )
+from proxsps.optim.lists import is_sharded
 from proxsps.optim.memory import start_averages
 from proxsps.optim.optimizer import PolyakOptimizer
-from proxsps.optim.rule import Rule, Solved
+from proxsps.optim.rule import Rule
 
 PROXIMAL, MATCHED = "proximal", "matched"
 AVERAGES = ("model_value", "model_offset", "k")  # numbers of an averaged model, in the groups
@@ -74,7 +69,7 @@ class CappedPolyak(PolyakOptimizer):
 
     def _forget(self) -> None:
         super()._forget()
-        self._places, self._rest = Places(), Rest()
+        self._places: Known = {}
 
     @staticmethod
     def _averages(options: dict[str, Any]) -> bool:
@@ -146,8 +141,9 @@ class CappedPolyak(PolyakOptimizer):
         """Advice if the factors of all steps from the very first on were small; a resumed training gets none."""
         if self._small is None:
             return None
-        begun = not isinstance(k, Tensor) and k == self._small
-        self._small = self._small + 1 if begun and are_small(self.param_groups) else None
+        begun, rates = not isinstance(k, Tensor) and k == self._small, [group["lr"] for group in self.param_groups]
+        small = begun and all([not isinstance(lr, Tensor) and lr < SMALL_FACTOR for lr in rates])
+        self._small = self._small + 1 if small else None
         return factor_hint(self.param_groups) if self._small == FIRST_STEPS else None
 
     def _start_state(self) -> None:
@@ -171,17 +167,13 @@ class CappedPolyak(PolyakOptimizer):
                 self.state.pop(param, None)
 
     def _packed(self, param: Tensor, key: str, value: Any) -> Any:
-        return packed(param, value, self._ranks) if key == ORIGIN else value
+        # Checkpoints have the matrix of an `origin`, whether the parameter is sharded or not.
+        return value if key != ORIGIN or is_sharded(param) else unsampled(param, self._ranks).matrix(value)
 
     def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
         if key == EARLIER:
             return None
-        return unpacked(param, value, self._ranks) if key == ORIGIN else value
-
-    @property
-    def _remembers(self) -> bool:
-        options = self.param_groups[0]
-        return self._averages(options) or options["distance_cap"]
+        return value if key != ORIGIN or is_sharded(param) else unsampled(param, self._ranks).vector(value)
 
     def _rule(self) -> Rule:
         options = self.param_groups[0]
@@ -191,11 +183,3 @@ class CappedPolyak(PolyakOptimizer):
             factor=options["lr_is_factor"],
             max_move=self._max_move,
         )
-
-    def _notice_rest(self, solved: Solved) -> None:
-        """Warn once if the measured distance rests although steps are taken."""
-        blocks, rule = solved.blocks, self._rule()
-        g_sq = blocks.d_sq if rule.beta is None and rule.mix is None else blocks.g_sq
-        length = limited_length(float(sum(blocks.d_sq)), float(sum(g_sq)), solved.step)
-        if self._rest.lasts(solved.k, math.sqrt(sum(blocks.moved_sq)), length):
-            self._warn_once("rest", REASON, EFFECT)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxsps.core.checks import check_finite_bound, check_fraction, check_nonnegative, check_number, hint, meant
+from proxsps.core.checks import (
+    check_finite_bound,
+    check_fraction,
+    check_nonnegative,
+    check_number,
+    check_positive,
+    hint,
+    meant,
+)
 from proxsps.regularizers.base import DIAGONAL
 from proxsps.regularizers.checks import check_choice, check_fit
 
@@ -29,23 +37,31 @@ _INSTEAD = {"maximize": " Minimise the negated loss, and pass its lower_bound, o
 MISSPELT = 0.85  # similarity from which an unknown key is a misspelt option, not the user's own key
 
 
-def check_limit(value: Any) -> None:
-    """Raise an error for a limit on the length of the move that is neither None nor a positive number."""
+def check_limit(name: str, value: Any) -> None:
+    """Raise an error for a limit that is neither None nor a positive number."""
     if value is None:
         return
-    check_number("max_move", value)
+    check_number(name, value)
     if not 0 < value < math.inf:
-        raise ValueError(f"max_move must be a positive number, or None for no limit, got {value!r}.")
+        raise ValueError(f"{name} must be a positive number, or None for no limit, got {value!r}.")
 
 
-def check_betas(group: Mapping[str, Any]) -> None:
-    """Raise an error for numbers of Adam's metric: betas other than two numbers in [0, 1), or a negative eps."""
-    betas = group["betas"]
+def check_betas(name: str, betas: Any) -> None:
+    """Raise an error for weights of Adam's averages other than two numbers in [0, 1)."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(f"betas must be two numbers, got {betas!r}.")
+        raise ValueError(f"{name} must be two numbers, got {betas!r}.")
     for i, beta in enumerate(betas):
-        check_fraction(f"betas[{i}]", beta)
-    check_nonnegative("eps", group["eps"])
+        check_fraction(f"{name}[{i}]", beta)
+
+
+# How numbers of groups besides `lr` are checked, when they are passed and when they have changed.
+NUMBERS: dict[str, Callable[[str, Any], None]] = {
+    **dict.fromkeys(("weight_decay", "eps"), check_nonnegative),
+    **dict.fromkeys(("c", "c0"), check_positive),
+    "momentum": check_fraction,
+    "betas": check_betas,
+    "max_move": check_limit,
+}
 
 
 def check_diagonal(owner: str, phi: Any) -> None:
@@ -67,31 +83,28 @@ def check_unflattened(params: Iterable[Tensor]) -> None:
 
 
 def check_bound(value: Any) -> None:
-    """Raise an error for a lower bound that is not a finite number; the entry of a tensor is not read."""
-    if not isinstance(value, Tensor):
+    """Raise an error for a lower bound that is neither None nor a finite number; the entry of a tensor is not read."""
+    if value is not None and not isinstance(value, Tensor):
         check_finite_bound(value)
-    elif value.numel() != 1:
+    elif isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"lower_bound must be one number, got shape {tuple(value.shape)}.")
 
 
-def check_lr(owner: str, lr: Any, params: Iterable[Tensor]) -> None:
-    """Raise an error for a cap on the step that is not one finite number >= 0."""
-    if lr is None:
+def check_lr(owner: str, group: Mapping[str, Any], begun: bool) -> None:
+    """Raise an error for a cap on the step that is not one finite number >= 0.
+
+    Between steps, a tensor is only read if that does not wait for a device.
+    """
+    lr = group["lr"]
+    if lr is None and not begun:
         raise ValueError(
             f"{owner} needs a learning rate, got lr=None: it has no distance cap, which sets the step without one. "
             "ProxSPS and ProxSPSAdam have one."
         )
-    if not isinstance(lr, Tensor) or has_value(lr):
+    if not isinstance(lr, Tensor) or (has_value(lr) and (not begun or (lr.is_cpu and not group["capturable"]))):
         check_nonnegative("lr", lr)
-    elif any(map(has_value, params)):
+    elif not begun and not has_value(lr) and any(map(has_value, group["params"])):
         raise ValueError(f"lr has a shape, but no value, got {lr!r}: create it on a real device.")
-
-
-def check_rate(group: Mapping[str, Any]) -> None:
-    """Raise an error for such a cap that was written into a group, if that can be said without waiting for a device."""
-    lr = group["lr"]
-    if not isinstance(lr, Tensor) or (lr.is_cpu and has_value(lr) and not group["capturable"]):
-        check_nonnegative("lr", lr)
 
 
 def has_value(tensor: Tensor) -> bool:

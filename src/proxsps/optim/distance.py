@@ -50,52 +50,19 @@ def by_set(blocks: Sequence[Block]) -> Sets:
     return Sets(members, groups, of, of_block)
 
 
-class Places:
-    """The indices of sampled entries, and factors on sums over them, as tensors.
+Known = dict[tuple[Any, ...], Tensor]  # the constants of an optimizer
 
-    An optimizer keeps them: they take time to compute, tensors of one size share them, and a captured step reads them.
-    """
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], Tensor] = {}
-
-    def _constant(self, make: Callable[..., Tensor], *key: Any) -> Tensor:
-        if torch.compiler.is_compiling():
-            return make(*key)
-        if (make, key) in self._known:
-            return self._known[make, key]
-        made = make(*key)
-        if type(made) is Tensor:  # not a fake one
-            self._known[make, key] = made
-        return made
-
-    def factors(
-        self, samples: Sequence[Sample], sets: Sequence[int], count: int, device: torch.device, dtype: torch.dtype
-    ) -> Tensor:
-        """From squares over samples to sums over the tensors of each of `count` sets, as a matrix to multiply by."""
-        return self._constant(set_factors, tuple([own.factor for own in samples]), tuple(sets), count, device, dtype)
-
-    def sample(self, x: Tensor, n: int, low: int = 0) -> Tensor:
-        """The sampled entries of a vector that is a part of a flat tensor of n entries, from entry `low` on."""
-        return self._at(x, (n,), low) if block_bits(n) else x
-
-    def samples(self, parts: Sequence[Sample]) -> list[Sample]:
-        """The sampled entries of parameters, from all entries; many tensors of medium size take three calls."""
-        found, together = list(parts), defaultdict(list)
-        for i, own in enumerate(parts):
-            x = own.entries
-            if type(x) is Tensor and WHOLE < len(x) == own.size <= MEDIUM:
-                together[x.dtype, x.device].append(i)
-            else:
-                found[i] = own._replace(entries=self.sample(x, own.size, own.rows.first * own.rows.length))
-        for members in together.values():
-            vector = self._at(join([parts[i].entries for i in members]), tuple([parts[i].size for i in members]))
-            for i, x in zip(members, vector.split([sample_size(parts[i].size) for i in members]), strict=True):
-                found[i] = found[i]._replace(entries=x)
-        return found
-
-    def _at(self, x: Tensor, sizes: tuple[int, ...], low: int = 0) -> Tensor:
-        return x.index_select(0, self._constant(sample_index, sizes, low, low + len(x), x.device))
+def constant(known: Known, make: Callable[..., Tensor], *key: Any) -> Tensor:
+    """A tensor that takes time to compute, and that captured steps read: kept, unless it is a fake one."""
+    if torch.compiler.is_compiling():
+        return make(*key)
+    if (make, key) in known:
+        return known[make, key]
+    made = make(*key)
+    if type(made) is Tensor:
+        known[make, key] = made
+    return made
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else every compiled step would contain it
@@ -113,7 +80,7 @@ def sample_index(sizes: tuple[int, ...], low: int, high: int, device: torch.devi
 def set_factors(
     factors: tuple[float, ...], sets: tuple[int, ...], count: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """A matrix with one row per tensor, which has its factor in the column of its set."""
+    """From squares over samples to sums over the tensors of each of `count` sets, as a matrix to multiply by."""
     rows = [[factor * (i == own) for i in range(count)] for factor, own in zip(factors, sets, strict=True)]
     return torch.tensor(rows, dtype=dtype, device=device)
 
@@ -181,12 +148,31 @@ class Sample(NamedTuple):
         return slots
 
 
-def sampled(owners: Sequence[Tensor], ranks: Ranks, places: Places) -> list[Sample]:
-    """The samples of parameters."""
-    return places.samples([_unsampled(owner, ranks) for owner in owners])
+def sampled(owners: Sequence[Tensor], ranks: Ranks, known: Known) -> list[Sample]:
+    """The samples of parameters; many tensors of medium size take three calls."""
+    found, together = [unsampled(owner, ranks) for owner in owners], defaultdict(list)
+    for i, own in enumerate(found):
+        x = own.entries
+        if type(x) is Tensor and WHOLE < len(x) == own.size <= MEDIUM:
+            together[x.dtype, x.device].append(i)
+        else:
+            found[i] = own._replace(entries=entries_at(x, (own.size,), own.rows.first * own.rows.length, known))
+    for members in together.values():
+        sizes = tuple([found[i].size for i in members])
+        vector = entries_at(join([found[i].entries for i in members]), sizes, 0, known)
+        for i, x in zip(members, vector.split(list(map(sample_size, sizes))), strict=True):
+            found[i] = found[i]._replace(entries=x)
+    return found
 
 
-def _unsampled(owner: Tensor, ranks: Ranks) -> Sample:
+def entries_at(x: Tensor, sizes: tuple[int, ...], low: int, known: Known) -> Tensor:
+    """The sampled entries of a vector, which holds the entries from `low` on of joined flat tensors of these sizes."""
+    if not block_bits(sizes[0]):  # a small tensor, alone
+        return x
+    return x.index_select(0, constant(known, sample_index, sizes, low, low + len(x), x.device))
+
+
+def unsampled(owner: Tensor, ranks: Ranks) -> Sample:
     """All entries of a parameter that this rank holds."""
     x, parts = owner.detach(), 2 if owner.is_complex() else 1
     if is_sharded(owner):
@@ -198,13 +184,3 @@ def _unsampled(owner: Tensor, ranks: Ranks) -> Sample:
         rows, share = Rows(0, total, parts * math.prod(owner.shape[1:]), total), 1 / ranks.size
     x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     return Sample(x.reshape(-1), parts * owner.numel(), share, rows, owner)
-
-
-def packed(owner: Tensor, origin: Tensor, ranks: Ranks) -> Tensor:
-    """An `origin` as it goes into a checkpoint: the same matrix, whether the parameter is sharded or not."""
-    return origin if is_sharded(owner) else _unsampled(owner, ranks).matrix(origin)
-
-
-def unpacked(owner: Tensor, origin: Tensor, ranks: Ranks) -> Tensor:
-    """The inverse of `packed`."""
-    return origin if is_sharded(owner) else _unsampled(owner, ranks).vector(origin)

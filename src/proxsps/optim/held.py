@@ -12,108 +12,77 @@ import torch
 from torch import Tensor
 
 from proxsps.core.plain_step import Numbers
-from proxsps.optim.blocks import FULL, Block, same_order
+from proxsps.optim.blocks import Block, same_order
 from proxsps.optim.distance import KEYS, ORIGIN, TRAVEL, by_set, sampled
-from proxsps.optim.lists import PLAIN
-from proxsps.optim.memory import blank, entries
+from proxsps.optim.memory import entries, new_state
 from proxsps.optim.rule import Rule, Solved, Table
 from proxsps.optim.second_point import AVERAGING, Y, Z, measured, start_point
 from proxsps.regularizers._identity import constants
 
+# The numbers of averages in the groups, in the order of the last five of a `Step`.
+AVERAGED = ("model_value", "model_offset", "total", "longest", "squares")
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
-NUMBERS = {"params", "lr", "weight_decay", "k", "memory", "model_value", "model_offset", *KEYS, *AVERAGING}
+NUMBERS = {"params", "lr", "weight_decay", "k", "memory", *AVERAGED, *KEYS, *AVERAGING}
 
 _address, _contiguous, _negated = Tensor.data_ptr, Tensor.is_contiguous, Tensor.is_neg
 _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
 class Key:
-    """Groups, options, parameters and state of an optimizer, as they were when a plan was made.
+    """Groups, options, parameters and their state tensors, as the first step of a plan has left them."""
 
-    Args:
-        opt: the optimizer.
-        owners: the parameters of the plan, in its order.
-        names: of the state tensors of each parameter.
-    """
-
-    def __init__(self, opt: Any, owners: list[Tensor], names: Sequence[Sequence[str]]) -> None:
-        self._state, self._groups, params = opt.state, opt.param_groups, parameters(opt)
-        names_of = [[name for name in group if name not in NUMBERS] for group in self._groups]
+    def __init__(self, opt: Any, owners: list[Tensor]) -> None:
+        names_of = [[name for name in group if name not in NUMBERS] for group in opt.param_groups]
         self._options_of = [operator.itemgetter(*own) for own in names_of]
-        self._options, self._missing = self._options_now(opt, params), [p.grad is None for p in params]
-        self._owners, self._pairs = owners, [(i, name) for i, own in enumerate(names) for name in own]
+        self._owners, self._dtypes, params = owners, {p.dtype for p in owners}, parameters(opt)
         self._is_contiguous = all(map(_contiguous, owners))
-        self._shapes, self._strides = list(map(_shape, owners)), [p.stride() for p in owners]
-        self._dtypes, self._at = set(map(_dtype, owners)), list(map(_address, owners))
-        places = {id(p): i for i, p in enumerate(params)}
-        self._places = [places[id(p)] for p in owners]
-        self.note_state()
-
-    def _options_now(self, opt: Any, params: list[Tensor]) -> list[Any]:
-        """What a plan depends on besides memory; compared by identity where possible."""
-        groups = opt.param_groups
-        found = [torch.get_num_threads(), opt._ranks.size, list(map(id, params)), list(map(id, groups))]
-        found += map(len, groups)
-        # A group with a step size of exactly 0 does not move, not even onto a constraint.
-        found += [bool(group["lr"] == 0) for group in groups]
-        found += [options(group) for options, group in zip(self._options_of, groups, strict=True)]
-        return found
-
-    def note_state(self) -> None:
-        """Note the state tensors, which the first step makes."""
-        owns = [self._state.get(p, {}) for p in self._owners] if self._pairs else []
-        self._places_of = [(owns[i], name) for i, name in self._pairs]
-        self._held = [own.get(name) for own, name in self._places_of]
-        self._held_at = [0 if t is None else t.data_ptr() for t in self._held]
-        self._entries = list(map(id, self._state.values())) if self._pairs else []
+        place = {id(p): i for i, p in enumerate(params)}
+        self._places = [place[id(p)] for p in owners]
+        owns = [opt.state.get(p, {}) for p in owners]
+        self._held = [(own, name) for own in owns for name in own if isinstance(own[name], Tensor)]
+        self._seen = self._now(opt, params, [p.grad for p in params])
+        # Kept alive: another object could get the same id.
+        self._alive = opt.param_groups, [*opt.param_groups], opt.state, [own[name] for own, name in self._held]
 
     def gradients_at(self, opt: Any) -> list[int] | None:
-        """The addresses of the gradients; None if anything else has changed."""
-        if opt.param_groups is not self._groups or opt.state is not self._state:
-            return None
-        if self._groups and self._groups[0].get("k") == 0:  # the first step of all decides what state there is
+        """The addresses of the gradients; None if they are not dense, or if anything else has changed."""
+        if opt.param_groups[0].get("k") == 0:  # the first step of all decides what state there is
             return None
         try:
             params = parameters(opt)
             grads = [p.grad for p in params]
-            if [g is None for g in grads] != self._missing or self._options_now(opt, params) != self._options:
+            if self._now(opt, params, grads) != self._seen:
                 return None
-            return self._same_memory([grads[i] for i in self._places]) if self._same_state() else None
+            return self._addresses([grads[i] for i in self._places])
         except (KeyError, RuntimeError, ValueError):  # options that cannot be compared, or tensors that are not memory
             return None
 
-    def _same_state(self) -> bool:
-        if not self._pairs:
-            return True
-        held = [own.get(name) for own, name in self._places_of]
-        return (
-            list(map(id, self._state.values())) == self._entries
-            and all(map(operator.is_, held, self._held))
-            and list(map(_address, held)) == self._held_at
-        )
+    def _now(self, opt: Any, params: list[Tensor], grads: list[Tensor | None]) -> list[Any]:
+        """What a plan depends on, by identity where possible.
 
-    def _same_memory(self, grads: list[Any]) -> list[int] | None:
-        """The addresses of gradients that are dense, like parameters that are where they were."""
-        owners, tensors = self._owners, self._owners + grads
-        # Whole lists at a time: with hundreds of tensors, loops of Python would take as long as the arithmetic.
-        if list(map(_address, owners)) != self._at or list(map(_shape, owners)) != self._shapes:
-            return None
+        Whole lists at a time: with hundreds of tensors, loops of Python would take as long as the arithmetic.
+        """
+        groups, owners = opt.param_groups, self._owners
+        found: list[Any] = [id(groups), id(opt.state), torch.get_num_threads(), opt._ranks.size]
+        found += [*map(id, groups), *map(len, groups)]
+        # A group with a step size of exactly 0 does not move, not even onto a constraint.
+        found += [bool(group["lr"] == 0) for group in groups]
+        found += [options(group) for options, group in zip(self._options_of, groups, strict=True)]
+        found += [list(map(id, params)), [g is None for g in grads]]
+        found += [list(map(_address, owners)), list(map(_shape, owners))]
+        if self._held:
+            held = [own[name] for own, name in self._held]
+            found += [list(map(id, opt.state.values())), list(map(id, held)), list(map(_address, held))]
+        return found
+
+    def _addresses(self, grads: list[Any]) -> list[int] | None:
+        tensors, at = self._owners + grads, list(map(_address, grads))
         if set(map(_dtype, tensors)) != self._dtypes or set(map(type, grads)) - {Tensor} or any(map(_negated, tensors)):
             return None
-        if self._is_contiguous:
-            if not all(map(_contiguous, tensors)):
-                return None
-        elif [p.stride() for p in owners] != self._strides or not same_order(owners, grads):
+        if not (all(map(_contiguous, tensors)) if self._is_contiguous else same_order(self._owners, grads)):
             return None
-        at = list(map(_address, grads))
         unstored = 0 in at and any([g.numel() and not a for g, a in zip(grads, at, strict=True)])
         return None if unstored else at
-
-
-def key_of(opt: Any, owners: list[Tensor], names: Sequence[Sequence[str]]) -> Key | None:
-    """The key of a plan, or None for odd tensors, whose plan is made anew for every step."""
-    plain = all([type(p) in PLAIN and p.dtype in FULL for p in owners])
-    return Key(opt, owners, names) if plain else None
 
 
 def lasting(value: Any) -> bool:
@@ -143,29 +112,27 @@ class Member(NamedTuple):
 
 
 class HeldState:
-    """What a plan reads and writes of an optimizer's state.
-
-    Args:
-        opt: the optimizer.
-        blocks: its blocks.
-        rule: its rule.
-    """
+    """What a plan reads and writes of an optimizer's state."""
 
     def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule) -> None:
         self.rule, self.blocks, self._opt_state = rule, blocks, opt.state
         self.sets = by_set(blocks)
-        self.owners: list[Tensor] = []  # the parameters, in the order of the plan's parts
-        self.apart: list[Tensor] = []  # those that no pass compares with their start
+        self.apart: list[Tensor] = []  # parameters that no pass compares with their start
         self.fresh: dict[tuple[Tensor, str], Tensor] = {}  # kept if the step is taken
         self._whole: dict[tuple[Tensor, str], Tensor] = {}  # gathered from shards
         self.parts: list[Member] = []
-        self._key: Key | None = None  # of a plan that is worth keeping
+        self.owners: list[Tensor] = []  # the parameters, in the order of the parts
+        self.kept = False  # whether the plan is worth keeping
+        self._key: Key | None = None
+
+    def note(self, opt: Any) -> None:
+        """Note what the plan depends on, once it has all state."""
+        if self.kept and self._key is None and not self.fresh:
+            self._key = Key(opt, self.owners)
 
     def holds(self, opt: Any) -> bool:
         """Whether the plan still holds for the next step; gradients may be new tensors."""
-        if self._key is None or self.fresh:
-            return False
-        at = self._key.gradients_at(opt)
+        at = None if self._key is None else self._key.gradients_at(opt)
         if at is None:
             return False
         first = 0
@@ -183,14 +150,8 @@ class HeldState:
             found: Tensor = own[key]
             return found
         if (owner, key) not in self.fresh:
-            self.fresh[owner, key] = self._new_state(owner, key)
+            self.fresh[owner, key] = (start_point if key in (Y, Z) else new_state)(owner, key)
         return self.fresh[owner, key]
-
-    @staticmethod
-    def _new_state(owner: Tensor, key: str) -> Tensor:
-        if key == "steps":
-            return torch.zeros((), dtype=torch.float32)
-        return start_point(owner, key) if key in (Y, Z) else blank(owner)
 
     def entries_of(self, block: Block, i: int, key: str) -> Tensor:
         """A state tensor of the i-th tensor of a block, in the form of `block.params`."""
@@ -237,27 +198,21 @@ class HeldState:
             move = found.entries.double() - found.read(self.start(found.owner, opt)).double()
             moved[self.sets.of[id(found.owner)]] += found.factor * float(move.square().sum())
         begun = [bool(groups[0]["first_reach"] > 0) for groups in self.sets.groups]
-        if not all(begun):
-            for found in sampled(self.owners, opt._ranks, opt._places):
-                own = self.sets.of[id(found.owner)]
-                if not begun[own]:
-                    length[own] += found.factor * float(found.entries.double().square().sum())
+        for found in () if all(begun) else sampled(self.owners, opt._ranks, opt._places):
+            own = self.sets.of[id(found.owner)]
+            if not begun[own]:
+                length[own] += found.factor * float(found.entries.double().square().sum())
         return moved, length
 
     def resting_dots(self) -> list[float]:
         """<d, x> over the parameters of each block that have no gradient, whose averages rest."""
-        return [
-            self._resting_dot(block) if self.rule.beta is not None and block.resting else 0.0 for block in self.blocks
-        ]
-
-    def _resting_dot(self, block: Block) -> float:
-        total = 0.0
-        for p in (block.group["params"][i] for i in block.resting):
-            own = self._opt_state.get(p, {})
-            if "average" in own:
-                d, x = (entries(t, block.gathered) for t in (own["average"], p.detach().resolve_conj()))
-                total += float(torch.sum(d.double() * x.double()))
-        return total
+        found = [0.0] * len(self.blocks)
+        for j, block in enumerate(self.blocks) if self.rule.beta is not None else ():
+            resting = [block.group["params"][i] for i in block.resting]
+            for p in [p for p in resting if "average" in self._opt_state.get(p, {})]:
+                d, x = (entries(t, block.gathered) for t in (self._opt_state[p]["average"], p.detach().resolve_conj()))
+                found[j] += float(torch.sum(d.double() * x.double()))
+        return found
 
     # Numbers in the groups
 
@@ -267,22 +222,17 @@ class HeldState:
 
     def numbers(self, options: dict[str, Any], k: float, new: float) -> Numbers:
         """The numbers of averages before step number k; `new` is the weight of this model."""
-        if self.rule.beta is not None:
-            return Numbers(k, new, float(options["model_value"]), float(options["model_offset"]))
-        if self.rule.mix is None:
+        if self.rule.beta is None and self.rule.mix is None:
             return Numbers(k)
-        averages = [float(options[key]) for key in ("total", "longest", "squares")]
-        return Numbers(k, new, 0.0, 0.0, *averages)
+        return Numbers(k, new, *[float(options.get(key, 0.0)) for key in AVERAGED])
 
     def keep_numbers(self, groups: Sequence[dict[str, Any]], solved: Solved) -> None:
         """Write the numbers of a step into the groups: those of all, those of each set, and those of each block."""
-        step, k, after = solved.step, solved.k + 1, dict[str, float]()
-        if self.rule.beta is not None:
-            after = {"model_value": step.value, "model_offset": step.offset, "k": k}
-        elif self.rule.mix is not None:
-            after = {"total": step.total, "longest": step.latest, "squares": step.squares, "k": k}
-        for group in groups if after else ():
-            group.update(after)
+        step, k = solved.step, solved.k + 1
+        if self.rule.beta is not None or self.rule.mix is not None:
+            after = {key: number for key, number in zip(AVERAGED, step[-5:], strict=True) if key in groups[0]}
+            for group in groups:
+                group.update(after, k=k)
         for members, numbers in zip(self.sets.groups, solved.after, strict=True) if self.rule.distance else ():
             for group in members:
                 group.update(zip(TRAVEL, numbers, strict=False), k=k)

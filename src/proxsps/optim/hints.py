@@ -24,8 +24,12 @@ SMALL_FACTOR = 0.05  # on the steps without a learning rate: smaller ones are us
 SKORCH = 0.01  # its own lr, where the user gave none
 FIRST_STEPS = 100  # in which all factors have to be small for a hint
 
-LIMITED = 100  # steps
-STILL = 0.01  # of the longest step
+# If after so many steps the measured distance was never more than this part of the longest of them, the entries that
+# moved are not those that are measured: by the triangle inequality, a step of length L begins or ends at least L/2 from
+# the start. Some rest of the largest distance is normal: a run that has arrived moves around its solution, and one that
+# starts close to it never goes further than the first estimate. So the measured distance is compared with the steps
+# themselves, and only in runs that are observed from their first step: later, steps are short.
+LIMITED, STILL = 100, 0.01
 
 REASON = (
     f"In {LIMITED} steps that were limited by the distance from the start, the measured distance was never more than "
@@ -100,11 +104,6 @@ def factor_hint(groups: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def are_small(groups: Iterable[dict[str, Any]]) -> bool:
-    """Whether the factors of all groups are so small that they are probably meant as learning rates."""
-    return all([not isinstance(group["lr"], Tensor) and group["lr"] < SMALL_FACTOR for group in groups])
-
-
 def sibling_hint(groups: Sequence[dict[str, Any]], siblings: Iterable[range]) -> str | None:
     """Advice if the `lr` of one group was set, but not that of another one made of the same list or model."""
     for places in siblings:
@@ -133,51 +132,12 @@ def skip_reason(f: float, C: float, bounded: bool) -> tuple[str, str]:
     return "gradient", "A gradient or a parameter is not finite"
 
 
-class Rest:
-    """The steps since the start of a run, for as long as the measured distance rests: steps cannot grow then.
-
-    Some rest of the largest distance is normal: a run that has arrived moves around its solution, and one that starts
-    close to it never goes further than the first estimate. So this does not look at that maximum, but compares the
-    measured distance with the steps themselves. By the triangle inequality, a step of length L begins or ends at least
-    L/2 from the start. If after 100 steps the measured distance was never more than 1 % of the longest of them, the
-    entries that moved are not those that are measured. Only runs that are observed from their first step are judged:
-    later, steps are short.
-    """
-
-    def __init__(self) -> None:
-        self.steps: int | None = None  # None if the start was not observed, or the distance has grown
-        self._longest = 0.0
-
-    def lasts(self, taken: float, moved: float, length: float) -> bool:
-        """Whether the distance has rested for so many steps that it is to be said, which is so once.
-
-        Args:
-            taken: steps before this one.
-            moved: the measured distance before this step.
-            length: `limited_length` of the step.
-        """
-        if taken == 0:
-            self.steps, self._longest = 0, 0.0
-        if self.steps is None or moved > STILL * self._longest:
-            self.steps = None
-            return False
-        self.steps, self._longest = self.steps + (length > 0), max(self._longest, length)
-        if self.steps < LIMITED:
-            return False
-        self.steps = None  # said, so that later steps need no lengths
-        return True
-
-
 def limited_length(d_sq: float, g_sq: float, step: Step) -> float:
     """How far a step goes if the distance cap limits it, else 0.
 
     A regulariser, or a share of 0, may keep entries where they are. A part q of the fall of the linear model is left
-    then, and at most sqrt(q) of the length: ||x+ - x||^2 <= tau <d, x - x+> where x minimises the regulariser.
-
-    Args:
-        d_sq: <d, D^-1 d> over all blocks.
-        g_sq: ||D^-1 g||^2 over all blocks.
-        step: the step.
+    then, and at most sqrt(q) of the length: ||x+ - x||^2 <= tau <d, x - x+> where x minimises the regulariser. Sums are
+    over all blocks: <d, D^-1 d> and ||D^-1 g||^2.
     """
     free = step.longest * d_sq
     if step.dual < 1 or step.distance > step.longest or not free > 0:

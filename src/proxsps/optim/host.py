@@ -178,7 +178,7 @@ class Search:
 
     def _stopping(self, gap: float) -> tuple[float, float]:
         """The certificate, and the size of h, at which a search stops (`proxsps.core.dual.stopping`)."""
-        products = math.sqrt(self._plan.noise_sq(self._table))
+        products = math.sqrt(sum(self._table.noise_sq))
         return (SINGLE if self._eps > 1e-10 else DOUBLE) * abs(gap), 2 * self._eps * products
 
 
@@ -231,4 +231,7 @@ def _write(plan: Plan, step: Step, blocks: Blocks, room: Room) -> float:
     if not plan.l1 or not math.isnan(step.height):
         return step.height
     lines = [w if own else 0.0 for w, own in zip(room.share, plan.affine, strict=True)]
-    return plan.height + plain.l2_matched_height(step.gap, blocks.d_sq, blocks.d_dot_x, lines, blocks.lam, step.longest)
+    curved = sum([member.part.height for member in plan.curves])
+    return float(curved) + plain.l2_matched_height(
+        step.gap, blocks.d_sq, blocks.d_dot_x, lines, blocks.lam, step.longest
+    )

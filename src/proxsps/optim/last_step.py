@@ -30,12 +30,6 @@ class Chosen(NamedTuple):
     distance: Array | float = math.nan  # the distance cap
     longest: Array | float = math.nan  # caps divided by `alpha`, before factors
 
-    @property
-    def decided(self) -> Decision:
-        """The decision itself."""
-        found: Decision = self.decision if isinstance(self.decision, Decision) else self.decision.decision()
-        return found
-
 
 class L2Step(NamedTuple):
     """A step of the matched cap with weight decay: its size s, and the numbers for its report, as arrays."""
@@ -76,7 +70,7 @@ def report(taken: Taken) -> LastStep:
         if isinstance(step, Step):
             decided, s = Decision(step.root, step.dual, step.height, step.evaluations), step.relaxation
         else:
-            decided = step.decided
+            decided = step.decision if isinstance(step.decision, Decision) else step.decision.decision()
         solution = Solution(ok, gap, *decided, s, step.distance, step.longest)
         alpha = step.caps * alpha
     return LastStep(*map(torch.as_tensor, core_report(alpha, solution)))

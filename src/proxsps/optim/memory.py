@@ -15,18 +15,19 @@ State = Mapping[Tensor, dict[str, Any]]
 HALF = (torch.float16, torch.bfloat16)
 
 
-def blank(owner: Tensor) -> Tensor:
-    """Zeros for an average of a parameter's gradients: like the parameter, in at least single precision."""
-    return torch.zeros_like(owner, dtype=memory_dtype("average", owner), requires_grad=False)
+def new_state(owner: Tensor, key: str) -> Tensor:
+    """A count, or the average of a parameter's gradients or their squares, before the first step."""
+    dtype = memory_dtype(key, owner)
+    if key == "steps":
+        return torch.zeros((), dtype=dtype, device=owner.device)
+    return torch.zeros_like(owner, dtype=dtype, requires_grad=False)
 
 
 def start_averages(own: dict[str, Any], owner: Tensor, keys: Sequence[str]) -> None:
-    """Create the averages of the gradients of a parameter, and of their squares, where `keys` has them and own not."""
-    for key in keys:
+    """Create these averages of a parameter, and the count of their squares, where `own` has none."""
+    for key in [*keys, *["steps"] * ("square" in keys)]:
         if key not in own:
-            own[key] = blank(owner)
-    if "square" in keys and "steps" not in own:
-        own["steps"] = torch.zeros((), dtype=torch.float32, device=owner.device)
+            own[key] = new_state(owner, key)
 
 
 def least_metric(dtype: torch.dtype) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from operator import is_not
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -13,18 +12,16 @@ from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from proxsps.core.checks import check_nonnegative
 from proxsps.core.plain_step import SKIPPED, TAKEN, Loss
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.checks import (
+    NUMBERS,
     SHARED,
     check_agreement,
     check_bound,
     check_constructor,
     check_group_keys,
-    check_limit,
     check_lr,
-    check_rate,
     check_regularizer,
     check_unflattened,
     computable,
@@ -32,13 +29,13 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
-from proxsps.optim.hints import Rest, skip_reason
+from proxsps.optim.hints import EFFECT, LIMITED, REASON, STILL, limited_length, skip_reason
 from proxsps.optim.host import solve
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
 from proxsps.optim.plan import Plan
 from proxsps.optim.reduce import ProcessGroup, Ranks
-from proxsps.optim.rule import Rule
+from proxsps.optim.rule import Rule, Solved
 from proxsps.optim.saving import SavesState
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
@@ -58,8 +55,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     bounded = True  # whether the loss has a lower bound
     _complete = False  # whether all groups of the constructor have been added
     _small: int | None = None  # steps so far, if all had small factors on which there may be advice
-    _rest: Rest  # with a distance cap
-    _notice_rest: Callable[[Any], None]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Check the names of the options, then create an empty optimizer."""
@@ -88,6 +83,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._loading: dict[str, Any] | None = None
         self._low = 0  # steps in a row with a model at or below its bound
         self._skips = 0  # steps in a row that were skipped
+        # Limited steps since the start of a run, and the longest of them; None once the measured distance has grown.
+        self._rest: tuple[int, float] | None = None
         self._plan: Plan | None = None
         self._scheduled: tuple[Any, ...] = ()  # numbers of the groups, as the last step found them
         self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
@@ -117,10 +114,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             raise
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        check_lr(type(self).__name__, group["lr"], group["params"])
+        check_lr(type(self).__name__, group, False)
         self._check_numbers(group)
-        if (bound := group.get("lower_bound")) is not None:
-            check_bound(bound)
+        check_bound(group.get("lower_bound"))
         check_unflattened(group["params"])
         self._check_regularizer(group)
 
@@ -128,27 +124,30 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         check_regularizer(group)
 
     def _check_numbers(self, group: dict[str, Any]) -> None:
-        check_rate(group)
-        check_nonnegative("weight_decay", group["weight_decay"])
-        check_limit(group["max_move"])
+        check_lr(type(self).__name__, group, True)
+        for name, check in NUMBERS.items():
+            if name in self.defaults:
+                check(name, group[name])
 
     def _check_changes(self) -> None:
         """Check numbers and new regularisers in the groups, and let state follow the parameters into another dtype."""
+        self._check_groups(self._check_numbers)
         regularizers = tuple([group["regularizer"] for group in self.param_groups])
-        changed = len(regularizers) != len(self._regularizers) or any(map(is_not, regularizers, self._regularizers))
-        for i, group in enumerate(self.param_groups):
-            try:
-                self._check_numbers(group)
-                if changed:
-                    self._check_regularizer(group)
-            except ValueError as error:
-                text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
-                raise ValueError(text) from None
-        self._regularizers = regularizers
+        if list(map(id, regularizers)) != list(map(id, self._regularizers)):
+            self._check_groups(self._check_regularizer)
+            self._regularizers = regularizers
         dtypes = tuple([param.dtype for group in self.param_groups for param in group["params"]])
         if dtypes != self._dtypes:
             follow_dtypes(self.state, self.param_groups)
             self._dtypes = dtypes
+
+    def _check_groups(self, check: Callable[[dict[str, Any]], None]) -> None:
+        for i, group in enumerate(self.param_groups):
+            try:
+                check(group)
+            except ValueError as error:
+                text = f"{error} It is in parameter group {i}, from a scheduler or an assignment. Nothing was changed."
+                raise ValueError(text) from None
 
     # The step
 
@@ -212,10 +211,11 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         A tensor may change in place.
         """
         numbers = tuple([group[key] for group in self.param_groups for key in SCHEDULED])
-        if set(map(type, numbers)) <= {float, int} and numbers == self._scheduled:
+        known = set(map(type, numbers)) <= {float, int}
+        if known and numbers == self._scheduled:
             return False
-        if not all(map(sound, numbers)):
-            self._check_changes()
+        if not (known and all([0 <= number < math.inf for number in numbers])):
+            self._check_groups(self._check_numbers)
         self._scheduled = numbers
         return True
 
@@ -223,8 +223,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """Check everything that a kept plan has checked; then plan a step and take it, or take one on a device."""
         if not torch.compiler.is_compiling():
             self._check_changes()
-        if bound is not None:
-            check_bound(bound)
+        check_bound(bound)
         check_agreement(type(self).__name__, self.param_groups)
         if value is not None:
             self._drop_blank_state()
@@ -242,18 +241,13 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         device = step_device(params, self.param_groups[0]["capturable"] or any(map(is_fake, found)))
         self._check_options()
         if device is None:
-            self._plan = self._planned(blocks)
+            self._plan = Plan(self, blocks, self._rule())
             self._take(self._plan, value, weight, bound)
         else:
             self._taken["last"] = device_step.take(self, blocks, device, value, weight, bound)
 
     def _blocks(self) -> list[Block]:
         return gather(self.param_groups, self._ranks, self._rule().beta2 is not None)
-
-    def _planned(self, blocks: list[Block], exact: bool = False) -> Plan:
-        for block in blocks:
-            block.alpha = float(block.alpha)
-        return Plan(self, blocks, self._rule(), exact)
 
     _observed_step = Optimizer.profile_hook_step(_step_once)
 
@@ -262,27 +256,24 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         loss = Loss(float(value), 0.0 if bound is None else float(bound), bound is not None)
         closed = plan.closed_form
         solved = closed.solve(self, loss) if closed is not None and closed.ready() else solve(self, plan, loss, weight)
-        if solved is None:
-            plan = self._planned(self._blocks(), exact=True)
-            solved = solve(self, plan, loss, weight)
-        if solved is None:
-            return
-        rule, ok = plan.rule, solved.step.code == TAKEN
+        taking = plan
+        while solved is None:  # its numbers need doubles
+            taking = Plan(self, self._blocks(), plan.rule, exact=True)
+            solved = solve(self, taking, loss, weight)
+        ok = solved.step.code == TAKEN
         if ok:
             self._skips, height = 0, solved.write()
             if math.isnan(solved.step.height):
                 solved = solved._replace(step=solved.step._replace(height=height))
-            plan.keep_numbers(self.param_groups, solved)
-            if rule.distance and rule.max_move is None and (solved.k == 0 or self._rest.steps is not None):
-                self._notice_rest(solved)
-            if (rule.beta is not None or rule.mix is not None) and loss.bounded and (solved.step.gap <= 0 or self._low):
-                self._notice_low(solved.step.gap, solved.loss.C)
+            taking.keep_numbers(self.param_groups, solved)
+            self._notice(solved, plan.rule)
         elif solved.step.code == SKIPPED:
             self._skip(*skip_reason(*solved.loss))
         else:
             self._skip("move", "The step leaves the range of the parameters' precision")
         taken = self._taken["last"] = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
-        if self._ranks.check and 1 < self._ranks.size == plan.active:
+        plan.note(self)
+        if self._ranks.check and 1 < self._ranks.size == taking.active:
             self._ranks.compare(report(taken).tau, self._named())
 
     def _rule(self) -> Rule:
@@ -294,11 +285,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _drop_blank_state(self) -> None:
         """Drop such state of parameters that have no gradient at the first step: it would count in the distance cap."""
-
-    @property
-    def _remembers(self) -> bool:
-        """Whether there is state beside the numbers in the groups."""
-        return False
 
     def _check_options(self) -> None:
         """Raise an error, or warn, for options that schedulers or users have set since the last step."""
@@ -327,17 +313,31 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if self._skips == LOW:
             self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}")
 
-    def _notice_low(self, gap: float, C: float) -> None:
-        """Warn once if the model stays at or below its bound, so that the loss has no effect."""
-        self._low = self._low + 1 if gap <= 0 else 0
-        if self._low == LOW:
-            reason = (
-                f"The average of the linear models was at or below lower_bound={C:.6g} for {LOW} steps in a "
-                "row. The bound is too high for this loss; lower it, or set it to None"
-            )
-            self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
+    def _notice(self, solved: Solved, rule: Rule) -> None:
+        """Warn once if steps lead nowhere."""
+        averaged = rule.beta is not None or rule.mix is not None
+        if averaged and solved.loss.bounded:
+            self._low = self._low + 1 if solved.step.gap <= 0 else 0
+            if self._low == LOW:
+                reason = (
+                    f"The average of the linear models was at or below lower_bound={solved.loss.C:.6g} for {LOW} steps "
+                    "in a row. The bound is too high for this loss; lower it, or set it to None"
+                )
+                self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
+        if rule.distance and rule.max_move is None:
+            self._notice_rest(solved, solved.blocks.g_sq if averaged else solved.blocks.d_sq)
 
-
-def sound(number: Any) -> bool:
-    """Whether a number is known to be finite and not negative."""
-    return type(number) in (float, int) and 0 <= number < math.inf
+    def _notice_rest(self, solved: Solved, g_sq: Sequence[float]) -> None:
+        """Warn once if the measured distance rests although steps are taken (`proxsps.optim.hints.STILL`)."""
+        if solved.k == 0:
+            self._rest = 0, 0.0
+        if self._rest is None:
+            return
+        (steps, longest), self._rest = self._rest, None
+        if not math.sqrt(sum(solved.blocks.moved_sq)) > STILL * longest:
+            length = limited_length(float(sum(solved.blocks.d_sq)), float(sum(g_sq)), solved.step)
+            steps, longest = steps + (length > 0), max(longest, length)
+            if steps < LIMITED:
+                self._rest = steps, longest
+            else:
+                self._warn_once("rest", REASON, EFFECT)

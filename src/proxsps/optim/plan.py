@@ -14,21 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from proxsps.core.plain import corrected_weight, gradient_squares, gradient_weight
 from proxsps.core.plain_step import Method
-from proxsps.optim.blocks import ENTRIES, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
+from proxsps.optim.blocks import ENTRIES, FULL, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
 from proxsps.optim.distance import ORIGIN
-from proxsps.optim.held import HeldState, Member, key_of, lasting, parameters
+from proxsps.optim.held import HeldState, Member, lasting, parameters
+from proxsps.optim.lists import PLAIN
 from proxsps.optim.memory import replace
 from proxsps.optim.rule import Heights, Rule, Table
-from proxsps.optim.second_point import Z, dots, move_points, to_averages, to_next_points
+from proxsps.optim.second_point import dots, move_points, to_averages, to_next_points
 from proxsps.optim.spectral import SpectralPart
 
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
 LEAST, MOST = 1e-20, 1e30
-SPECTRAL_STATE = ["average", ORIGIN, Z]
 G_DOT_X = Table._fields.index("g_dot_x")
 FUSED = (
     "fused=True needs numba and dense f32 or f64 CPU tensors of one dtype, contiguous or channels-last, with "
@@ -47,22 +46,18 @@ def load_kernels() -> Any:
 
 
 class Plan(HeldState):
-    """The plan of a step on the host.
-
-    Args:
-        opt: the optimizer.
-        blocks: its blocks.
-        rule: its rule.
-        exact: whether to compute in doubles, because squares leave the range of f32.
-    """
+    """The plan of a step on the host; an `exact` one computes in doubles, because squares leave the range of f32."""
 
     def __init__(self, opt: Any, blocks: Sequence[Block], rule: Rule, exact: bool = False) -> None:
         super().__init__(opt, blocks, rule)
         self.exact = exact
+        for block in blocks:
+            block.alpha = float(block.alpha)
         penalties = [couple(block) if rule.coupled else None for block in blocks]
         self.penalties = [0.0 if value is None else float(value) for value in penalties]
         self.penalty = sum(self.penalties)
-        self.affine = [block.kind == LINES for block in blocks]
+        kinds = [SPECTRAL if block.spectral else block.kind for block in blocks]
+        self.affine = [kind in (LINES, SPECTRAL) for kind in kinds]
         self.ranks, self._all_ranks = opt._ranks.size, opt._ranks
         self.active = self.ranks  # how many of them stepped; others may have run out of batches
         self.averages = [name for name, beta in (("average", rule.beta), ("square", rule.beta2)) if beta is not None]
@@ -73,7 +68,7 @@ class Plan(HeldState):
         self._lam = [None if block.group["regularizer"] is None else block.lam for block in blocks]
         self._full = [i for i, block in enumerate(blocks) if not block.empty]
         self._sharded = any([b.sharded and not affine for b, affine in zip(blocks, self.affine, strict=True)])
-        self.parts = [self._member(opt, kind, places) for kind, places in self._kinds()]
+        self.parts = [self._member(opt, kind, places) for kind, places in self._by_kind(kinds)]
         self.curves = [member for member in self.parts if member.part.curved]
         self.l1 = self._l1()
         self.points = min([member.part.points for member in self.curves], default=1)
@@ -88,30 +83,20 @@ class Plan(HeldState):
         )  # fmt: skip
         self.eps = torch.finfo(torch.float64 if curved <= {torch.float64} else torch.float32).eps
         if rule.distance:
-            measured = {id(p) for p in self.apart}
-            resting = [p for p in parameters(opt) if p.grad is None and ORIGIN in opt.state.get(p, ())]
-            self.apart += [p for p in resting if id(p) not in measured]
+            self.apart += [p for p in parameters(opt) if p.grad is None and ORIGIN in opt.state.get(p, ())]
         self.owners = [p for member in self.parts for p in member.owners]
-        names = [self._state_names(member) for member in self.parts for _ in member.owners]
-        # Plans by torch, and those of subgradients, are made anew for every step.
         compiled = all([member.compiled for member in self.parts])
-        kept = compiled and all([lasting(block.phi) for block in blocks])
-        kept = kept and not any([type(member.part) is SpectralPart for member in self.parts])
-        kept = kept and not any([v is not None for v in penalties])
-        self._key = key_of(opt, self.owners, names) if kept else None
+        # Plans by torch, those of subgradients and those for odd tensors are made anew for every step.
+        self.kept = compiled and all([value is None for value in penalties])
+        self.kept = self.kept and all([type(p) in PLAIN and p.dtype in FULL for p in self.owners])
+        self.kept = self.kept and all([lasting(block.phi) for block in blocks])
         self.closed_form: Any = None
-        if compiled and self._is_closed:
+        full = len(self._full) == len(blocks) and not any([block.resting or block.spectral for block in blocks])
+        alone = len(self.parts) == self.ranks == 1 and compiled and full and not self.apart and all(self.affine)
+        if alone and rule.name == "truncated" and rule.max_move is None:
             from proxsps.optim.kernels.closed_form import ClosedForm  # needs numba
 
             self.closed_form = ClosedForm(self, *((-1.0, math.inf) if self.wide else (LEAST, MOST)))
-
-    @property
-    def _is_closed(self) -> bool:
-        """Whether steps of one compiled part have a closed form, over all parameters that count."""
-        rule, full = self.rule, len(self._full) == len(self.blocks)
-        simple = rule.name == "truncated" and not rule.coupled and rule.max_move is None and self.ranks == 1
-        alone = len(self.parts) == 1 and all(self.affine) and full and not self.apart
-        return simple and alone and not self.exact and not any([b.resting or b.spectral for b in self.blocks])
 
     def _l1(self) -> list[float]:
         """The strength of the l1 norm in each block, where blocks have that or weight decay, by kernels; else none."""
@@ -123,24 +108,11 @@ class Plan(HeldState):
                 found[j] = strength
         return found if self.curves else []
 
-    @property
-    def height(self) -> float:
-        """sum <d, move> of the last write over the blocks that are not affine, if all of them have an l1 norm."""
-        return float(sum([member.part.height for member in self.curves]))
-
-    def _state_names(self, member: Member) -> list[str]:
-        """The names of the state tensors of each parameter of a part."""
-        rule = self.rule
-        if isinstance(member.part, SpectralPart):
-            return SPECTRAL_STATE
-        found = [*self.averages, *["steps"] * (rule.beta2 is not None), *[ORIGIN] * rule.distance]
-        return [*found, *[Z] * (rule.mix is not None)]
-
-    def _kinds(self) -> list[tuple[str, list[int]]]:
+    def _by_kind(self, kinds: Sequence[str]) -> list[tuple[str, list[int]]]:
         """The places of the blocks of each part, by kind; those of entries come last."""
         found: dict[tuple[str, float, int], list[int]] = {}
-        for i, block in enumerate(self.blocks):
-            kind = SPECTRAL if block.spectral else ENTRIES if block.kind == LINES else block.kind
+        for i, (kind, block) in enumerate(zip(kinds, self.blocks, strict=True)):
+            kind = ENTRIES if kind == LINES else kind
             found.setdefault((kind, block.share, i if kind == UNITS else 0), []).append(i)
         order = (PROXES, UNITS, ROWS, SPECTRAL, ENTRIES)
         return [(key[0], places) for key, places in sorted(found.items(), key=lambda item: order.index(item[0][0]))]
@@ -149,34 +121,15 @@ class Plan(HeldState):
         """The part of these blocks: by kernels where they apply, else by torch."""
         blocks, fused = [self.blocks[i] for i in places], opt.param_groups[0]["fused"]
         owners = [p for block in blocks for p in block.owners]
-        if kind == SPECTRAL:
-            return Member(self._spectral(opt, places, owners), places, blocks[0].share, owners, True)
         make_part = None if fused is False or self.exact else load_kernels()
         part = None if make_part is None else make_part(self, opt, kind, places)
         compiled = part is not None
         if part is None:
-            if fused and not self.exact and owners:
+            if fused and not self.exact and owners and kind != SPECTRAL:
                 raise RuntimeError(FUSED)
-            part = make_vectors(self, kind, places)
+            part = SpectralPart(self, opt, places) if kind == SPECTRAL else make_vectors(self, kind, places)
             self.apart += owners if self.rule.distance else []
         return Member(part, places, blocks[0].share, owners, compiled)
-
-    def _spectral(self, opt: Any, places: list[int], owners: list[Tensor]) -> SpectralPart:
-        """The part of spectral blocks: by kernels where they apply, else by torch."""
-        compiled = opt.param_groups[0]["fused"] is not False and not self.exact and load_kernels() is not None
-        if compiled:
-            from proxsps.optim.kernels.spectral import make_spectral
-
-            found = make_spectral(self, opt, places)
-            if found is not None:
-                return found
-        self.apart += owners
-        return SpectralPart(self, opt, places)
-
-    @property
-    def kept(self) -> bool:
-        """Whether the plan is worth keeping."""
-        return self._key is not None
 
     # The passes
 
@@ -223,12 +176,6 @@ class Plan(HeldState):
         """||y(u) - x||^2 over the blocks that are not affine."""
         return self._total([[part.move_sq([alpha[j] for j in places], u)] for part, places, *_ in self.curves])[0]
 
-    def noise_sq(self, table: Table) -> float:
-        """The sum of (d x)^2 over entries with a prox, from which the rounding of heights follows."""
-        if not self._sharded:
-            return sum(table.noise_sq)
-        return self._total([[sum([table.noise_sq[j] for j in member.places])] for member in self.curves])[0]
-
     def _added(self, found: Sequence[Heights]) -> Heights:
         """The heights of parts, and their slopes, added up."""
         total = self._total([[*h, *slope] for h, slope in found]) if found else []
@@ -267,7 +214,7 @@ class Plan(HeldState):
             member.part.write(*own, u, relax)
             for block in apart:
                 to_next_points(block, b, share)
-            if self.rule.beta2 is not None:
+            if self.rule.beta2 is not None and not self.blocks[member.places[0]].spectral:
                 self._count(member)
         for block in self.blocks:
             for finish in block.afterwards:
@@ -278,8 +225,6 @@ class Plan(HeldState):
             for (owner, key), tensor in self.fresh.items():
                 self._opt_state[owner][key] = tensor
             self.fresh.clear()
-            if self._key is not None:
-                self._key.note_state()
         for (owner, key), tensor in self._whole.items():
             replace(owner, self._opt_state[owner], key, tensor, True)
 

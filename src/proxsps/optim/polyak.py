@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from proxsps.core.checks import check_fraction, check_positive
 from proxsps.optim.capped import MATCHED, CappedPolyak
-from proxsps.optim.checks import check_betas, check_diagonal
+from proxsps.optim.checks import check_diagonal
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
@@ -94,10 +93,6 @@ class ProxSPS(CappedPolyak):
         capturable: bool = False,
     ) -> None:
         super().__init__(params, options_of(locals()), process_group, check_replicas)
-
-    def _check_numbers(self, group: dict[str, Any]) -> None:
-        super()._check_numbers(group)
-        check_fraction("momentum", group["momentum"])
 
     def _rule(self) -> Rule:
         return super()._rule()._replace(beta=self.param_groups[0]["momentum"] or None)
@@ -194,10 +189,6 @@ class ProxSPSAdam(CappedPolyak):
         super()._check_regularizer(group)
         check_diagonal(type(self).__name__, group["regularizer"])
 
-    def _check_numbers(self, group: dict[str, Any]) -> None:
-        super()._check_numbers(group)
-        check_betas(group)
-
     def _rule(self) -> Rule:
         options = self.param_groups[0]
         beta, beta2 = options["betas"]
@@ -206,12 +197,6 @@ class ProxSPSAdam(CappedPolyak):
 
 class CoupledPolyak(PolyakOptimizer):
     """Steps along the gradient of loss plus regulariser, with one length for both."""
-
-    def _check_numbers(self, group: dict[str, Any]) -> None:
-        super()._check_numbers(group)
-        for key in ("c", "c0"):
-            if key in group:
-                check_positive(key, group[key])
 
     def _check_regularizer(self, group: dict[str, Any]) -> None:
         super()._check_regularizer(group)

@@ -123,26 +123,11 @@ class Sums(NamedTuple):
     x_sq: Array  # ||x - center||^2; only if needed
 
 
-FURTHER = ("g_dot_x", "g_sq", "d_dot_c", "p_sq", "p_dot_x")  # on the host, beside these and values of regularisers
-
-
 def further_rows(rule: Rule) -> int:
     """The number of rows of sums besides these on a device: `Joined.extras`, or values of regularisers."""
     if rule.beta is None and rule.mix is None:
         return int(rule.coupled)
     return 3 if rule.max_move is None else 5
-
-
-class Joint(NamedTuple):
-    """The numbers of a step over all ranks."""
-
-    m: Array  # mean of the losses
-    C: Array  # mean of the lower bounds
-    sums: Sums
-    extras: list[Array]
-    travelled: list[Array]
-    agreed: Array  # whether all ranks have gradients for the same parameters
-    active: Array  # number of ranks that step; the others have run out of batches
 
 
 def join(
@@ -152,26 +137,27 @@ def join(
     m: Array | float,
     C: Array | float,
     weight: float,
-    sums: Sums,
-    extras: Sequence[Array],
+    rows: Sequence[Array],
     travelled: Sequence[Array],
-    *,
-    active: bool,
-) -> Joint:
+    active: bool = True,
+) -> tuple[Array, Array, list[Array], list[Array], Array, Array]:
     """Add up over the ranks, in one all-reduce; losses and bounds are weighted by `weight`.
+
+    Returns the means of losses and bounds, the rows, `travelled`, whether all ranks have gradients for the same
+    parameters, and the number of ranks that step.
 
     `vector` makes arrays of numbers: `numpy.array` on the host, or that of a device, where nothing is read.
 
-    Every sum over a block is divided by the number of ranks that hold the same entries; `travelled` already is. So all
-    ranks continue with bitwise the same numbers, even if replicas were summed in different order. A number that is not
-    finite on one rank is not finite on any. A rank that is not `active` has run out of batches: it adds nothing, and
-    only keeps the all-reduce complete.
+    Every row of sums over blocks is divided by the number of ranks that hold the same entries; `travelled` already is.
+    So all ranks continue with bitwise the same numbers, even if replicas were summed in different order. A number that
+    is not finite on one rank is not finite on any. A rank that is not `active` has run out of batches: it adds nothing,
+    and only keeps the all-reduce complete.
     """
     present = float(active)
     words = present * vector(_words(blocks))
     share = vector([block.share for block in blocks])
     parts = [vector([weight * m, weight * C, weight, present]), words, words * words]
-    parts += [*(share * part for part in (*sums, *extras)), *travelled]
+    parts += [*(share * row for row in rows), *travelled]
     # Ranks with other groups have other numbers of sums. Padded, they are still added up, and the words differ.
     packed, words, squares, *totals = ranks.sum(*parts, multiple=PACK)
     wm, wC, w, active_ranks = packed
@@ -186,9 +172,7 @@ def join(
     part = active_ranks / ranks.size if ranks.joined_divide else 1.0  # the part that the gradient has of the mean
     whole = ranks.size / active_ranks  # replicas that sit out leave their share of the sums to the others
     totals = [whole * total for total in totals]
-    places = len(sums), len(sums) + len(extras)
-    own, extras, travelled = type(sums)(*totals[: places[0]]), totals[slice(*places)], totals[places[1] :]
-    return Joint(wm / w * part, wC / w * part, own, extras, travelled, agreed, active_ranks)
+    return wm / w * part, wC / w * part, totals[: len(rows)], totals[len(rows) :], agreed, active_ranks
 
 
 def join_tables(
@@ -201,18 +185,15 @@ def join_tables(
     resting: list[float],
 ) -> tuple[Loss, Table, tuple[list[float], list[float]]]:
     """The numbers of a plan over all ranks, in one all-reduce."""
-    names, nothing = (*Sums._fields, *FURTHER), [0.0] * len(plan.blocks)
-    rows = {name: np.array(getattr(table, name) or nothing) for name in names}
+    rows = {name: np.array(row or [0.0] * len(plan.blocks)) for name, row in table._asdict().items()}
     rows["g_dot_x"] += resting  # <d, x> of resting tensors is in both products
     rows["d_dot_c"] += resting
-    sums, extras = Sums(*[rows[name] for name in Sums._fields]), [*[rows[name] for name in FURTHER], plan.penalties]
-    squared = [np.concatenate(travelled)] if plan.rule.distance else []
-    found = join(ranks, np.array, plan.blocks, loss.f, loss.C, weight, sums, extras, squared, active=True)
-    *extras, penalties = found.extras
-    plan.active, plan.penalty = int(found.active), float(penalties.sum())
-    totals = {name: row.tolist() for name, row in zip(names, (*found.sums, *extras), strict=True)}
-    moved_sq, start_sq = found.travelled[0].reshape(2, -1).tolist() if squared else travelled
-    return loss._replace(f=float(found.m), C=float(found.C)), table._replace(**totals), (moved_sq, start_sq)
+    own = [*rows.values(), plan.penalties], [np.concatenate(travelled)] * plan.rule.distance
+    f, C, found, squares, _, active = join(ranks, np.array, plan.blocks, loss.f, loss.C, weight, *own)
+    *totals, penalties = [row.tolist() for row in found]
+    plan.active, plan.penalty = int(active), sum(penalties)
+    moved_sq, start_sq = squares[0].reshape(2, -1).tolist() if squares else travelled
+    return loss._replace(f=float(f), C=float(C)), Table(*totals), (moved_sq, start_sq)
 
 
 def _words(blocks: Sequence[Block]) -> list[float]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from proxsps.core.schedule_free import SCALE
 from proxsps.optim.capped import MATCHED, CappedPolyak
-from proxsps.optim.checks import check_betas, check_diagonal
+from proxsps.optim.checks import check_diagonal
 from proxsps.optim.hints import sibling_hint
 from proxsps.optim.memory import HALF, start_averages
 from proxsps.optim.model_groups import ADAM, MATRICES, REST, SPECTRAL, check_metric, model_groups
@@ -126,7 +126,6 @@ class ScheduleFreeSPS(CappedPolyak):
 
     def _check_numbers(self, group: dict[str, Any]) -> None:
         super()._check_numbers(group)
-        check_betas(group)
         if not group["betas"][0] > 0:
             raise ValueError(
                 f"betas[0] must be above 0, got {group['betas'][0]!r}: it is the part of the average in the point of "

@@ -18,7 +18,8 @@ from proxsps.optim.blocks import gather
 from proxsps.optim.device.numbers import Numbers, step_device
 from proxsps.optim.distance import KEYS, by_set
 from proxsps.optim.lists import is_sharded
-from proxsps.optim.reduce import FURTHER, Ranks, Sums, further_rows, join
+from proxsps.optim.reduce import Ranks, Sums, further_rows, join
+from proxsps.optim.rule import Table
 from proxsps.optim.second_point import AVERAGING
 
 # What methods keep from step to step, in their groups.
@@ -41,9 +42,8 @@ class Shadow(JoinHook):
         vector: Any = np.array if device is None else Numbers(device).vector
         nothing, rule = vector([0.0] * len(blocks)), self._opt._rule()
         squared = vector([0.0] * (2 * len(by_set(blocks).members)))
-        further = len(FURTHER) + 1 if device is None else further_rows(rule)
-        extras, travelled = [nothing] * further, [squared] * rule.distance
-        join(ranks, vector, blocks, 0.0, 0.0, 0.0, Sums(*[nothing] * 3), extras, travelled, active=False)
+        rows = len(Table._fields) + 1 if device is None else len(Sums._fields) + further_rows(rule)
+        join(ranks, vector, blocks, 0.0, 0.0, 0.0, [nothing] * rows, [squared] * rule.distance, active=False)
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the memory of a rank that stepped to the end, as DistributedDataParallel copies the parameters."""
@@ -61,7 +61,7 @@ def _take_over(opt: Any, source: int, group: Any) -> None:
     shapes = {
         i: {key: (value.shape, value.dtype) for key, value in opt.state[p].items()}
         for i, p in enumerate(params)
-        if opt._remembers and p in opt.state
+        if p in opt.state
     }
     box = [(numbers, shapes)]
     dist.broadcast_object_list(box, src=source, group=group)
@@ -114,19 +114,21 @@ class TakesUnevenInputs(Joinable):
     def _leave_join(self) -> None:
         """Outside of any join context; torch itself leaves the settings of the last one behind."""
         self._join_config = _JoinConfig.construct_disabled_join_config()
-        self._models: dict[weakref.ref[DistributedDataParallel], object] | None = None
+        self._models: weakref.WeakKeyDictionary[DistributedDataParallel, object] | None = None
 
     def _check_uneven(self) -> None:
         """Raise an error if the all-reduce of this step would wait forever once a rank runs out of batches."""
         if torch.compiler.is_compiling():
             return
         if self._models is None:
-            found = _parallel_models({p for group in self.param_groups for p in group["params"] if p.requires_grad})
-            self._models = {weakref.ref(model): None for model in found}
+            # A parameter has no reference to its model.
+            params = {p for group in self.param_groups for p in group["params"] if p.requires_grad}
+            living = () if all(map(is_sharded, params)) else _living(DistributedDataParallel)
+            found = [ddp for ddp in living if not params.isdisjoint(ddp.parameters())]
+            self._models = weakref.WeakKeyDictionary(dict.fromkeys(found))
         mine = self._join_config
-        for reference, past in self._models.items():
-            model = reference()
-            if model is None or model._join_config is past or mine.enable or not _shadows(model._join_config):
+        for model, past in list(self._models.items()):
+            if model._join_config is past or mine.enable or not _shadows(model._join_config):
                 continue
             if any(model in context._joinables for context in _living(Join)):
                 raise RuntimeError(
@@ -134,7 +136,7 @@ class TakesUnevenInputs(Joinable):
                     "of batches would leave the others waiting in the optimizer's all-reduce: use "
                     "`with Join([model, opt]):` instead of `with model.join():`."
                 )
-            self._models[reference] = model._join_config  # left behind by a context that is over
+            self._models[model] = model._join_config  # left behind by a context that is over
         if _shadows(mine) and mine.is_first_joinable:
             raise RuntimeError("Join calls its list in order, and the model must come first: use Join([model, opt]).")
         if _shadows(mine) and len(self._watched) > 1:
@@ -149,22 +151,9 @@ def _shadows(config: _JoinConfig) -> bool:
     return config.enable and not config.throw_on_early_termination
 
 
-def _parallel_models(params: set[Tensor]) -> list[DistributedDataParallel]:
-    """The data parallel models that have these parameters; a parameter has no reference to its model."""
-    found, left = [], {p for p in params if not is_sharded(p)}
-    for model in _living(DistributedDataParallel) if left else ():
-        if not params.isdisjoint(model.parameters()):
-            found.append(model)
-            left.difference_update(model.parameters())
-            if not left:
-                break
-    return found
-
-
 def _living(kind: type) -> Iterator[Any]:
-    """All objects of a kind in this process, young ones first: about a tenth of a second, so not for every step.
+    """All objects of a kind in this process: about a tenth of a second, so not for every step.
 
     isinstance of a class with abstract methods would take ten times as long.
     """
-    for generation in range(3):
-        yield from [thing for thing in gc.get_objects(generation) if kind in type(thing).__mro__]
+    return (thing for thing in gc.get_objects() if kind in type(thing).__mro__)

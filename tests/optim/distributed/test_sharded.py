@@ -62,10 +62,10 @@ def test_arrays_of_a_regularizer_are_cut_with_the_parameters(sharded, kind):
 def test_what_a_step_sends(sharded):
     for outcome in sharded.of("collectives"):
         assert outcome["decay"] == ({"c10d.allreduce_": 1}, 0)
-        # A search adds one for its tolerance and one for every round of three points.
+        # A search adds one for every round of three points.
         sent, evaluations = outcome["L1"]
         assert evaluations > 3
-        assert sent == {"c10d.allreduce_": 2 + evaluations / 3}
+        assert sent == {"c10d.allreduce_": 1 + evaluations / 3}
         # Three matrices and their gradients are gathered, and searched over without another word.
         sent, evaluations = outcome["whole"]
         assert evaluations > 1

@@ -18,7 +18,7 @@ from proxsps.core.caps import shares
 from proxsps.core.distance import Travel, advance_travel, distance_cap, moving_weights, start_reach
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers
-from proxsps.optim.distance import KEYS, ORIGIN, by_set
+from proxsps.optim.distance import KEYS, ORIGIN, by_set, constant, set_factors
 from proxsps.optim.lists import widened
 from proxsps.optim.rule import Rule
 from proxsps.optim.second_point import measured
@@ -79,7 +79,8 @@ class Caps:
         # From sums over samples to sums over all entries, and over the tensors of each set.
         places = [self.sets.of[id(p)] for p in owners]
         self._present = set(places)
-        factors = opt._places.factors(samples, places, sets, self._numbers.device, dtype)
+        own_factors = tuple([found.factor for found in samples])
+        factors = constant(opt._places, set_factors, own_factors, tuple(places), sets, self._numbers.device, dtype)
         return [(norms.square().reshape(2, -1) @ factors).reshape(-1)]
 
     def longest(self, travelled: Sequence[Tensor], g_sq: Tensor) -> tuple[Tensor, Array | float, Array | float]:

@@ -61,10 +61,9 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     extras, travelled = estimate.extras(), caps.sums()
     agreed, active = True, ranks.size
     if ranks.size > 1:
-        own = sums, extras, travelled
-        f, C, sums, extras, travelled, agreed, active = join(
-            ranks, numbers.vector, blocks, f, C, weight, *own, active=True
-        )
+        own = [*sums, *extras], travelled
+        f, C, rows, travelled, agreed, active = join(ranks, numbers.vector, blocks, f, C, weight, *own)
+        sums, extras = Sums(*rows[: len(sums)]), rows[len(sums) :]
     m, g_sq, moves = estimate.estimated(f, extras, sums, lam)
     gap = _above(m, C)
     # An averaged model may be below the bound, even if no loss is.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import ENTRIES, LINES, PROXES, UNITS, Block
+from proxsps.optim.blocks import ENTRIES, LINES, PROXES, SPECTRAL, UNITS, Block
 from proxsps.optim.kernels import row_layout
 from proxsps.optim.kernels.entrywise import NOWHERE, Sources
 from proxsps.optim.kernels.layout import Addresses, addresses, layout
@@ -18,6 +18,7 @@ from proxsps.optim.kernels.metric_rows import MetricRowPart
 from proxsps.optim.kernels.parts import EntryPart, RowGroups, RowPart
 from proxsps.optim.kernels.sampling import NO_START, Start, start_of
 from proxsps.optim.kernels.scalar import Psi
+from proxsps.optim.kernels.spectral import make_spectral
 from proxsps.regularizers.structure import Rows, Scalar, Structure
 
 
@@ -27,6 +28,8 @@ def make_part(plan: Any, opt: Any, kind: str, places: Sequence[int]) -> Any:
     They need dense CPU tensors of one dtype, f32 or f64, in one order of memory, and regularisers that are convex
     functions of entries or of norms of rows, of the family `Scalar`, without centres.
     """
+    if kind == SPECTRAL:
+        return make_spectral(plan, opt, places)
     blocks = [plan.blocks[i] for i in places]
     if any([b.gathered or b.afterwards or b.centered for b in blocks]):
         return None
