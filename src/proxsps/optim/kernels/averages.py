@@ -9,6 +9,8 @@ of the schedule-free form. numba drops the branches for them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from proxsps.optim.kernels.caching import inlined
@@ -62,7 +64,7 @@ def new_averages(g, d, v, own, slopes, inverse):
                 v[k] = square
 
 
-def _sums_with(change):
+def _sums_with(change: Any) -> Any:
     """A function that makes the sums of a run; with a psi also heights and slopes at the steps s and t.
 
     `marks` then gets whether entries change their branch between the two.
