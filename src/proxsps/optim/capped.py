@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from proxsps.core.checks import check_nonnegative
-from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Known, sampled, unsampled
 from proxsps.optim.hints import (
     FIRST_STEPS,
     SMALL_FACTOR,
@@ -18,13 +17,10 @@ from proxsps.optim.hints import (
     skorch_hint,
     warn,
 )
-from proxsps.optim.lists import is_sharded
-from proxsps.optim.memory import start_averages
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.rule import Rule
 
 PROXIMAL, MATCHED = "proximal", "matched"
-AVERAGES = ("model_value", "model_offset", "k")  # numbers of an averaged model, in the groups
 
 
 class CappedPolyak(PolyakOptimizer):
@@ -61,20 +57,7 @@ class CappedPolyak(PolyakOptimizer):
             "distance_cap": bool(distance or lr is None),
             "lr_is_factor": lr is None,
         }
-        if self._averages(defaults):
-            defaults |= dict.fromkeys(AVERAGES, 0.0)
-        if defaults["distance_cap"]:
-            defaults |= dict.fromkeys(KEYS, 0.0)
         super().__init__(params, defaults, *ranks)
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._places: Known = {}
-
-    @staticmethod
-    def _averages(options: dict[str, Any]) -> bool:
-        """Whether models are averaged."""
-        return bool(options.get("momentum"))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step.
@@ -120,7 +103,7 @@ class CappedPolyak(PolyakOptimizer):
 
     def _check_options(self) -> None:
         options = self.param_groups[0]
-        if options.get("momentum") and not all(key in options for key in AVERAGES):
+        if options.get("momentum") and "model_value" not in options:
             name = type(self).__name__
             raise ValueError(
                 f"{name} was made with momentum=0, but a group now has momentum={options['momentum']:g}. OneCycleLR "
@@ -145,35 +128,6 @@ class CappedPolyak(PolyakOptimizer):
         small = begun and all([not isinstance(lr, Tensor) and lr < SMALL_FACTOR for lr in rates])
         self._small = self._small + 1 if small else None
         return factor_hint(self.param_groups) if self._small == FIRST_STEPS else None
-
-    def _start_state(self) -> None:
-        options = self.param_groups[0]
-        owners = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for owner in owners if self._averages(options) else ():
-            start_averages(self.state[owner], owner, ["average", *["square"] * (self._rule().beta2 is not None)])
-        for found in sampled(owners, self._ranks, self._places) if options["distance_cap"] else ():
-            self.state[found.owner].setdefault(ORIGIN, found.keep())
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for group in state["param_groups"]:
-            if "reach" in group and "factors_sq" not in group:  # saved before factors were counted
-                group["factors_sq"] = group["k"] + 0.0  # and not the same tensor
-        super().__setstate__(state)
-
-    def _drop_blank_state(self) -> None:
-        k = self.param_groups[0].get("k")
-        if self.state and not isinstance(k, Tensor) and k == 0:
-            for param in (p for group in self.param_groups for p in group["params"] if p.grad is None):
-                self.state.pop(param, None)
-
-    def _packed(self, param: Tensor, key: str, value: Any) -> Any:
-        # Checkpoints have the matrix of an `origin`, whether the parameter is sharded or not.
-        return value if key != ORIGIN or is_sharded(param) else unsampled(param, self._ranks).matrix(value)
-
-    def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
-        if key == EARLIER:
-            return None
-        return value if key != ORIGIN or is_sharded(param) else unsampled(param, self._ranks).vector(value)
 
     def _rule(self) -> Rule:
         options = self.param_groups[0]

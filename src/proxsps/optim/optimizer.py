@@ -29,6 +29,7 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
+from proxsps.optim.distance import Known
 from proxsps.optim.hints import EFFECT, LIMITED, REASON, STILL, limited_length, skip_reason
 from proxsps.optim.host import solve
 from proxsps.optim.last_step import LastStep, Taken, report
@@ -71,6 +72,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._ranks = Ranks(process_group, check_replicas)
         self._forget()
         super().__init__(params, defaults)
+        for group in [self.defaults, *self.param_groups]:
+            for name, number in self._rule().numbers.items():
+                group.setdefault(name, number)
         self._complete = True
         self._register_hooks()
 
@@ -89,6 +93,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._scheduled: tuple[Any, ...] = ()  # numbers of the groups, as the last step found them
         self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
         self._regularizers: tuple[Any, ...] = ()  # of the groups, as they were checked
+        self._places: Known = {}  # of sampled entries
         self._leave_join()
 
     # Groups
@@ -121,7 +126,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._check_regularizer(group)
 
     def _check_regularizer(self, group: dict[str, Any]) -> None:
-        check_regularizer(group)
+        check_regularizer(type(self).__name__, self._rule(), group)
 
     def _check_numbers(self, group: dict[str, Any]) -> None:
         check_lr(type(self).__name__, group, True)
@@ -279,12 +284,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     def _rule(self) -> Rule:
         """The rule of the method, with the options that it has now."""
         return Rule(max_move=self._max_move)
-
-    def _start_state(self) -> None:
-        """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
-
-    def _drop_blank_state(self) -> None:
-        """Drop such state of parameters that have no gradient at the first step: it would count in the distance cap."""
 
     def _check_options(self) -> None:
         """Raise an error, or warn, for options that schedulers or users have set since the last step."""
