@@ -1,4 +1,4 @@
-"""What ProxSPS and ProxSPSAdam share: averaged models, and steps that need no learning rate."""
+"""What ProxSPS, ProxSPSAdam and ScheduleFreeSPS share: caps on the step, and steps that need no learning rate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.checks import check_nonnegative
-from proxsps.optim.hints import (
-    FIRST_STEPS,
-    SMALL_FACTOR,
-    factor_hint,
-    shrinkage_hint,
-    skorch_hint,
-    warn,
-)
+from proxsps.optim.hints import SMALL_FACTOR, shrinkage_hint, skorch_hint, warn
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.rule import Rule
 
@@ -25,9 +18,6 @@ PROXIMAL, MATCHED = "proximal", "matched"
 
 class CappedPolyak(PolyakOptimizer):
     """Steps of the truncated model, capped by learning rates or by the distance from the start."""
-
-    _decay_is_l2 = True  # whether weight decay is the squared l2 norm, measured like the distance
-    _small: int | None = 0
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *ranks: Any) -> None:
         # `lr`, `factor`, `cap` and `distance_cap` are as the user passed them.
@@ -109,31 +99,19 @@ class CappedPolyak(PolyakOptimizer):
                 f"{name} was made with momentum=0, but a group now has momentum={options['momentum']:g}. OneCycleLR "
                 f"and CyclicLR change it: pass cycle_momentum=False to them, or make {name} with momentum."
             )
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or "options" in self._warned:
             return
-        hint = None
-        self._small = self._small if options["lr_is_factor"] else None
-        if options["lr_is_factor"]:
-            hint = self._hint_on_factors(options["k"])
-        elif "options" not in self._warned and options["cap"] == PROXIMAL and not options["distance_cap"]:
-            hint = shrinkage_hint(self.param_groups, self._decay_is_l2)  # else weight decay follows the step, not lr
-        if hint is not None:
-            self._warn_once("options", hint, "")
-
-    def _hint_on_factors(self, k: float | Tensor) -> str | None:
-        """Advice if the factors of all steps from the very first on were small; a resumed training gets none."""
-        if self._small is None:
-            return None
-        begun, rates = not isinstance(k, Tensor) and k == self._small, [group["lr"] for group in self.param_groups]
-        small = begun and all([not isinstance(lr, Tensor) and lr < SMALL_FACTOR for lr in rates])
-        self._small = self._small + 1 if small else None
-        return factor_hint(self.param_groups) if self._small == FIRST_STEPS else None
+        if options["cap"] == PROXIMAL and not options["distance_cap"]:  # else weight decay follows the step, not lr
+            hint = shrinkage_hint(self.param_groups, self._rule().beta2 is None)
+            if hint is not None:
+                self._warn_once("options", hint, "")
 
     def _rule(self) -> Rule:
         options = self.param_groups[0]
-        return Rule(
-            matched=options["cap"] == MATCHED,
-            distance=options["distance_cap"],
-            factor=options["lr_is_factor"],
-            max_move=self._max_move,
+        return (
+            super()
+            ._rule()
+            ._replace(
+                matched=options["cap"] == MATCHED, distance=options["distance_cap"], factor=options["lr_is_factor"]
+            )
         )

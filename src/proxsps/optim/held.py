@@ -15,12 +15,12 @@ from proxsps.core.plain_step import Numbers
 from proxsps.optim.blocks import Block, same_order
 from proxsps.optim.distance import by_set, sampled
 from proxsps.optim.memory import ORIGIN, entries, new_state
-from proxsps.optim.rule import KEPT, TRAVEL, Rule, Solved, Table
+from proxsps.optim.rule import KEPT, MODEL, TRAVEL, Rule, Solved, Table
 from proxsps.optim.second_point import measured
 from proxsps.regularizers._identity import constants
 
 # The numbers of averages in the groups, in the order of the last five of a `Step`.
-AVERAGED = ("model_value", "model_offset", "total", "longest", "squares")
+AVERAGED = (*MODEL, "total", "longest", "squares")
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
 NUMBERS = {"params", "lr", "weight_decay", *KEPT}
 

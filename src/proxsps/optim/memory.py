@@ -60,7 +60,7 @@ def restored(key: str, value: Tensor, saved: Any, owner: Tensor) -> Tensor:
     """A loaded value in the right dtype: as it was saved, unless torch has changed it."""
     dtype = memory_dtype(key, owner)
     if value.dtype is dtype or not isinstance(saved, Tensor):
-        return value.clone() if value.dtype is dtype else value.to(dtype)
+        return value.to(dtype, copy=True)
     on = saved.to(value.device)
     same = torch.equal(local_entries(on.to(value.dtype)), local_entries(value))
     return on.to(dtype, copy=True) if same else value.to(dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Self
 
 import torch
@@ -30,19 +30,18 @@ from proxsps.optim.checks import (
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
 from proxsps.optim.distance import Known
-from proxsps.optim.hints import EFFECT, LIMITED, REASON, STILL, limited_length, skip_reason
+from proxsps.optim.hints import skip_reason
 from proxsps.optim.host import solve
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
 from proxsps.optim.plan import Plan
 from proxsps.optim.reduce import ProcessGroup, Ranks
-from proxsps.optim.rule import Rule, Solved
+from proxsps.optim.rule import Rule
 from proxsps.optim.saving import SavesState
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
 SCHEDULED = ("lr", "weight_decay")  # numbers that schedulers change
-LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
 
 
 class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
@@ -55,7 +54,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     bounded = True  # whether the loss has a lower bound
     _complete = False  # whether all groups of the constructor have been added
-    _small: int | None = None  # steps so far, if all had small factors on which there may be advice
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Check the names of the options, then create an empty optimizer."""
@@ -81,14 +79,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
         self._forget_losses()
+        self._forget_warnings()
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
         self._taken: dict[str, Taken | None] = {"last": None}
-        self._warned: set[str] = set()
         self._loading: dict[str, Any] | None = None
-        self._low = 0  # steps in a row with a model at or below its bound
-        self._skips = 0  # steps in a row that were skipped
-        # Limited steps since the start of a run, and the longest of them; None once the measured distance has grown.
-        self._rest: tuple[int, float] | None = None
         self._plan: Plan | None = None
         self._scheduled: tuple[Any, ...] = ()  # numbers of the groups, as the last step found them
         self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
@@ -203,7 +197,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         else:
             raise ValueError(f"{type(self).__name__} does not use a lower bound; leave it out, or use ProxSPS.")
         if value is not None and not compiling and self._plan is not None and self._plan.holds(self):
-            if changed or self._small is not None:
+            if changed:
                 self._check_options()
             self._take(self._plan, value, weight, bound)
         else:
@@ -283,15 +277,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _rule(self) -> Rule:
         """The rule of the method, with the options that it has now."""
-        return Rule(max_move=self._max_move)
+        return Rule(max_move=self.param_groups[0]["max_move"])
 
     def _check_options(self) -> None:
         """Raise an error, or warn, for options that schedulers or users have set since the last step."""
-
-    @property
-    def _max_move(self) -> float | None:
-        limit: float | None = self.param_groups[0]["max_move"]
-        return limit
 
     def _named(self) -> Iterable[tuple[str, Tensor]]:
         """All parameters with their names."""
@@ -304,39 +293,3 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """What the last step did; None before the first step, and if there was no gradient."""
         taken = self._taken["last"]
         return None if taken is None else report(taken)
-
-    def _skip(self, kind: str, reason: str) -> None:
-        """Count a skipped step, and warn once for each reason."""
-        self._warn_once(kind, reason)
-        self._skips += 1
-        if self._skips == LOW:
-            self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}")
-
-    def _notice(self, solved: Solved, rule: Rule) -> None:
-        """Warn once if steps lead nowhere."""
-        averaged = rule.beta is not None or rule.mix is not None
-        if averaged and solved.loss.bounded:
-            self._low = self._low + 1 if solved.step.gap <= 0 else 0
-            if self._low == LOW:
-                reason = (
-                    f"The average of the linear models was at or below lower_bound={solved.loss.C:.6g} for {LOW} steps "
-                    "in a row. The bound is too high for this loss; lower it, or set it to None"
-                )
-                self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
-        if rule.distance and rule.max_move is None:
-            self._notice_rest(solved, solved.blocks.g_sq if averaged else solved.blocks.d_sq)
-
-    def _notice_rest(self, solved: Solved, g_sq: Sequence[float]) -> None:
-        """Warn once if the measured distance rests although steps are taken (`proxsps.optim.hints.STILL`)."""
-        if solved.k == 0:
-            self._rest = 0, 0.0
-        if self._rest is None:
-            return
-        (steps, longest), self._rest = self._rest, None
-        if not math.sqrt(sum(solved.blocks.moved_sq)) > STILL * longest:
-            length = limited_length(float(sum(solved.blocks.d_sq)), float(sum(g_sq)), solved.step)
-            steps, longest = steps + (length > 0), max(longest, length)
-            if steps < LIMITED:
-                self._rest = steps, longest
-            else:
-                self._warn_once("rest", REASON, EFFECT)

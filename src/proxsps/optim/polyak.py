@@ -154,8 +154,6 @@ class ProxSPSAdam(CappedPolyak):
         distance_cap: whether $A_k$ is a cap. None means True without an `lr`, False with one.
     """
 
-    _decay_is_l2 = False
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -219,7 +217,7 @@ class SPS(PolyakOptimizer):
         super().__init__(params, options_of(locals()), process_group, check_replicas)
 
     def _rule(self) -> Rule:
-        return Rule("sps_max", self.param_groups[0]["c"], coupled=True, max_move=self._max_move)
+        return super()._rule()._replace(name="sps_max", c=self.param_groups[0]["c"], coupled=True)
 
 
 class DecSPS(PolyakOptimizer):
@@ -254,4 +252,4 @@ class DecSPS(PolyakOptimizer):
         super().__init__(params, options_of(locals()), process_group, check_replicas)
 
     def _rule(self) -> Rule:
-        return Rule("dec_sps", self.param_groups[0]["c0"], coupled=True, max_move=self._max_move)
+        return super()._rule()._replace(name="dec_sps", c=self.param_groups[0]["c0"], coupled=True)

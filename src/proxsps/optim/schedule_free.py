@@ -59,7 +59,6 @@ class ScheduleFreeSPS(CappedPolyak):
         max_move: limit on the Euclidean length of the move of all $z$ together.
     """
 
-    _decay_is_l2 = False
     _siblings: tuple[range, ...] = ()  # places of groups that were made of one list, or of one model
     _switches: tuple[Switch, ...] = ()  # of models that it follows
 

@@ -24,9 +24,9 @@ from proxsps.optim.last_step import Chosen
 from proxsps.optim.lists import LAUNCH, bundles, join, join_all, widened
 from proxsps.optim.memory import State, entries
 from proxsps.optim.reduce import Sums
-from proxsps.optim.rule import Rule
+from proxsps.optim.rule import MODEL, Rule
 
-KEYS = ("model_value", "model_offset", "k")  # in the groups
+KEYS = (*MODEL, "k")  # in the groups
 
 
 class Given(Estimate):
