@@ -1,11 +1,15 @@
-"""The polynomial average of weights for `torch.optim.swa_utils.AveragedModel`; the formula is in `core.averaging`."""
+"""Averages of weights: the polynomial one for `torch.optim.swa_utils.AveragedModel`, and batch normalisation for any.
+
+The formula of the average is in `core.averaging`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proxsps.core.averaging import polynomial_weight
 
@@ -64,3 +68,34 @@ def polynomial_multi_avg_fn(power: float = 8.0) -> Callable[[Averages, Averages,
                 average.copy_(average + weight * (value - average))
 
     return update
+
+
+@torch.no_grad()
+def renew_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
+    """Compute the running statistics of batch normalisation again, for the parameters that the model is evaluated with.
+
+    They were collected at other parameters than the average. The model is switched to evaluation mode and stays there;
+    switch the optimizer before, unless it follows the model.
+
+    Args:
+        model: the model.
+        batches: inputs, or lists or tuples that begin with them, as in `torch.optim.swa_utils.update_bn`; about 20.
+    """
+    model.eval()
+    norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    norms = [part for part in norms if part.track_running_stats]
+    if not norms:
+        return
+    momenta, device, seen = [part.momentum for part in norms], next(model.parameters()).device, False
+    try:
+        for part in norms:
+            part.reset_running_stats()
+            part.momentum, part.training = None, True  # None: the mean over all batches
+        for batch in batches:
+            model((batch[0] if isinstance(batch, Sequence) else batch).to(device))
+            seen = True
+    finally:
+        for part, momentum in zip(norms, momenta, strict=True):
+            part.momentum, part.training = momentum, False
+    if not seen:
+        raise ValueError("renew_statistics needs at least one batch to compute statistics from, got none.")

@@ -8,7 +8,6 @@ are those that a longer proximal step would set, and y cannot be computed from z
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -121,37 +120,6 @@ def _local(tensor: Tensor) -> Tensor:
     """The entries of this rank, as real numbers; writes to it are writes to the tensor."""
     local: Tensor = torch.atleast_1d(entries(tensor.detach(), False))
     return local
-
-
-@torch.no_grad()
-def renew_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Compute the running statistics of batch normalisation again, for the parameters that the model is evaluated with.
-
-    They were collected at other parameters than the average. The model is switched to evaluation mode and stays there;
-    switch the optimizer before, unless it follows the model.
-
-    Args:
-        model: the model.
-        batches: inputs, or lists or tuples that begin with them, as in `torch.optim.swa_utils.update_bn`; about 20.
-    """
-    model.eval()
-    norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    norms = [part for part in norms if part.track_running_stats]
-    if not norms:
-        return
-    momenta, device, seen = [part.momentum for part in norms], next(model.parameters()).device, False
-    try:
-        for part in norms:
-            part.reset_running_stats()
-            part.momentum, part.training = None, True  # None: the mean over all batches
-        for batch in batches:
-            model((batch[0] if isinstance(batch, Sequence) else batch).to(device))
-            seen = True
-    finally:
-        for part, momentum in zip(norms, momenta, strict=True):
-            part.momentum, part.training = momentum, False
-    if not seen:
-        raise ValueError("renew_statistics needs at least one batch to compute statistics from, got none.")
 
 
 class Switch:

@@ -18,6 +18,7 @@ from proxsps.optim.blocks import gather
 from proxsps.optim.device.numbers import Numbers, step_device
 from proxsps.optim.distance import by_set
 from proxsps.optim.lists import is_sharded
+from proxsps.optim.memory import entries
 from proxsps.optim.reduce import Ranks, Sums, further_rows, join
 from proxsps.optim.rule import KEPT, Table
 
@@ -74,9 +75,10 @@ def _take_over(opt: Any, source: int, group: Any) -> None:
             held = state.get(key)
             if held is None or held.shape != shape:
                 state[key] = held = torch.empty(shape, dtype=dtype, device=opt.join_device)
-            wire = (torch.view_as_real(held) if held.is_complex() else held).contiguous()
+            real = entries(held, False)
+            wire = real.contiguous()
             dist.broadcast(wire, src=source, group=group)
-            held.copy_(torch.view_as_complex(wire) if held.is_complex() else wire)
+            real.copy_(wire)
 
 
 class TakesUnevenInputs(Joinable):
