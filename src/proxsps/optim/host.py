@@ -1,4 +1,4 @@
-"""The numbers of a step on the host, on Python floats: from the sums of the blocks to the coefficients of the write.
+"""A step on the host: its numbers, on Python floats, from the sums of the blocks to the coefficients of the write.
 
 The step itself is that of `proxsps.core.plain_step`. Blocks that are not affine need a search: for the dual variable,
 or for the matched step. In large problems it starts from a sample of the entries, which gives an estimate of the root.
@@ -12,11 +12,13 @@ from functools import partial
 from typing import Any
 
 from proxsps.core import plain
-from proxsps.core.dual import DOUBLE, SINGLE
+from proxsps.core.dual import DOUBLE, SINGLE, geometric
 from proxsps.core.plain_step import (
+    SKIPPED,
     TAKEN,
     Blocks,
     Choice,
+    Found,
     Loss,
     Numbers,
     Room,
@@ -26,13 +28,55 @@ from proxsps.core.plain_step import (
     search,
     take_step,
 )
+from proxsps.optim.hints import skip_reason
+from proxsps.optim.last_step import Taken, report
 from proxsps.optim.plan import Plan
 from proxsps.optim.reduce import join_tables
 from proxsps.optim.rule import Heights, Solved, Table
-from proxsps.optim.sampled_start import LIMIT, SAMPLE, SPREAD, WORTH, first_points, matched_points
 
 Floats = Sequence[float]
+Sampled = Callable[[list[float], int], tuple[list[float], list[float]]]
+LIMIT = 64  # evaluated points; pure bisection down to the last bit of a double takes fewer
+SAMPLE, COARSEST = 16, 128  # a search starts from a sample of one entry in 16; one in 128 if there are many
+ENOUGH = 1 << 18  # entries of a sample that give the root to half a percent: more cost more than they save
+WORTH = 1 << 20  # entries from which on a pass over a sample saves time
+NARROW = 0.1  # of u: half the width of a bracket in which few entries change their branch
+SPREAD = {points: list(geometric(points)) for points in (1, 3)}  # without a sample, by the points of a round
 MARGIN = 1e-3  # of the gap
+
+
+def take(opt: Any, plan: Plan, value: Any, weight: float, bound: Any) -> Taken:
+    """Take the step of a plan, or none if it has to be skipped; in doubles if its numbers need them.
+
+    Args:
+        opt: the optimizer.
+        plan: its plan.
+        value: the loss.
+        weight: of this rank's loss.
+        bound: its lower bound, None if it has none.
+    """
+    loss = Loss(float(value), 0.0 if bound is None else float(bound), bound is not None)
+    closed, taking = plan.closed_form, plan
+    solved = closed.solve(opt, loss) if closed is not None and closed.ready() else solve(opt, plan, loss, weight)
+    while solved is None:  # its numbers need doubles
+        taking = Plan(opt, opt._blocks(), plan.rule, exact=True)
+        solved = solve(opt, taking, loss, weight)
+    ok = solved.step.code == TAKEN
+    if ok:
+        height = solved.write()
+        if math.isnan(solved.step.height):
+            solved = solved._replace(step=solved.step._replace(height=height))
+        taking.keep_numbers(opt.param_groups, solved)
+        opt._notice(solved, plan.rule)
+    elif solved.step.code == SKIPPED:
+        opt._skip(*skip_reason(*solved.loss))
+    else:
+        opt._skip("move", "The step leaves the range of the parameters' precision")
+    taken = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
+    plan.note(opt)
+    if opt._ranks.check and 1 < opt._ranks.size == taking.active:
+        opt._ranks.compare(report(taken).tau, opt._named())
+    return taken
 
 
 def solve(opt: Any, plan: Plan, loss: Loss, weight: float) -> Solved | None:
@@ -200,6 +244,46 @@ def _ahead(plan: Plan, numbers: Numbers, loss: Loss, alpha: Floats, lam: Floats,
         return []
     start, heights = Search(plan, table, lam).curve(m - loss.C, alpha)
     return first_points(plan, heights, start, doubt)
+
+
+# Where a search starts: in large problems around the root that a sample of the entries gives
+
+
+def _sample(entries: int) -> tuple[int, float]:
+    """One entry in how many a sample has, and the accuracy of h on it, relative to h(0)."""
+    every = min(max(SAMPLE, entries // ENOUGH), COARSEST)
+    return every, 3 * math.sqrt(every / entries)
+
+
+def first_points(plan: Any, heights: Sampled, start: float, doubt: float = 0.0) -> list[float]:
+    """Points for the first round: on either side of the root that a sample of the entries gives, or all over [0, 1].
+
+    Args:
+        plan: the plan.
+        heights: (points, one entry in how many) -> h and its slope.
+        start: h(0); infinity if the step will be the cap.
+        doubt: the possible error of `start`.
+    """
+    if start == math.inf:
+        return [1.0]
+    if plan.entries < WORTH:
+        return SPREAD[plan.points]
+    every, accuracy = _sample(plan.entries)
+    noise = accuracy * abs(start) + doubt
+    found: Found = search(lambda u: heights(u, every), noise / 100, 1e-3, 8, 0.0, geometric(4), 4)
+    u = found.u if found.done else found.estimate
+    if not 0 < u < 1 or (plan.points == 1 and found.slope < 0):
+        return [u]
+    spread = min(-noise / found.slope, u / 4) if found.slope < 0 else u / 4
+    inner = [] if spread <= NARROW * u else [u]
+    return [u - spread, *inner, min(u + spread, 1.0)]
+
+
+def matched_points(plan: Any, heights: Sampled, gap: float) -> list[float]:
+    """The same for the matched step, which often is the cap: that, and points around a root that a sample gives."""
+    every, noise = _sample(plan.entries)
+    about = search(lambda v: heights(v, every), noise / 100 * gap, 1e-3, LIMIT, 0.0, [1.0], at_zero=gap).u
+    return [1.0] if about >= 1 - noise else [1.0, *(about * (1 + noise * k) for k in (-1.0, 0.0, 1.0))]
 
 
 # The write
