@@ -1,4 +1,4 @@
-"""A step on the host: its numbers, on Python floats, from the sums of the blocks to the coefficients of the write.
+"""The numbers of a step on the host, on Python floats: from the sums of the blocks to the coefficients of the write.
 
 The step itself is that of `proxsps.core.plain_step`. Blocks that are not affine need a search: for the dual variable,
 or for the matched step. In large problems it starts from a sample of the entries, which gives an estimate of the root.
@@ -14,7 +14,6 @@ from typing import Any
 from proxsps.core import plain
 from proxsps.core.dual import DOUBLE, SINGLE, geometric
 from proxsps.core.plain_step import (
-    SKIPPED,
     TAKEN,
     Blocks,
     Choice,
@@ -28,8 +27,6 @@ from proxsps.core.plain_step import (
     search,
     take_step,
 )
-from proxsps.optim.hints import skip_reason
-from proxsps.optim.last_step import Taken, report
 from proxsps.optim.plan import Plan
 from proxsps.optim.reduce import join_tables
 from proxsps.optim.rule import Heights, Solved, Table
@@ -43,40 +40,6 @@ WORTH = 1 << 20  # entries from which on a pass over a sample saves time
 NARROW = 0.1  # of u: half the width of a bracket in which few entries change their branch
 SPREAD = {points: list(geometric(points)) for points in (1, 3)}  # without a sample, by the points of a round
 MARGIN = 1e-3  # of the gap
-
-
-def take(opt: Any, plan: Plan, value: Any, weight: float, bound: Any) -> Taken:
-    """Take the step of a plan, or none if it has to be skipped; in doubles if its numbers need them.
-
-    Args:
-        opt: the optimizer.
-        plan: its plan.
-        value: the loss.
-        weight: of this rank's loss.
-        bound: its lower bound, None if it has none.
-    """
-    loss = Loss(float(value), 0.0 if bound is None else float(bound), bound is not None)
-    closed, taking = plan.closed_form, plan
-    solved = closed.solve(opt, loss) if closed is not None and closed.ready() else solve(opt, plan, loss, weight)
-    while solved is None:  # its numbers need doubles
-        taking = Plan(opt, opt._blocks(), plan.rule, exact=True)
-        solved = solve(opt, taking, loss, weight)
-    ok = solved.step.code == TAKEN
-    if ok:
-        height = solved.write()
-        if math.isnan(solved.step.height):
-            solved = solved._replace(step=solved.step._replace(height=height))
-        taking.keep_numbers(opt.param_groups, solved)
-        opt._notice(solved, plan.rule)
-    elif solved.step.code == SKIPPED:
-        opt._skip(*skip_reason(*solved.loss))
-    else:
-        opt._skip("move", "The step leaves the range of the parameters' precision")
-    taken = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
-    plan.note(opt)
-    if opt._ranks.check and 1 < opt._ranks.size == taking.active:
-        opt._ranks.compare(report(taken).tau, opt._named())
-    return taken
 
 
 def solve(opt: Any, plan: Plan, loss: Loss, weight: float) -> Solved | None:

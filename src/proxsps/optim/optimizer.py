@@ -13,7 +13,7 @@ from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from proxsps.optim import host
+from proxsps.core.plain_step import SKIPPED, TAKEN, Loss
 from proxsps.optim.blocks import Block, gather
 from proxsps.optim.checks import (
     NUMBERS,
@@ -30,7 +30,8 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
-from proxsps.optim.hints import EFFECT, LIMITED, REASON, STILL, limited_length
+from proxsps.optim.hints import EFFECT, LIMITED, REASON, STILL, limited_length, skip_reason
+from proxsps.optim.host import solve
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
 from proxsps.optim.plan import Plan
@@ -41,7 +42,6 @@ from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
 SCHEDULED = ("lr", "weight_decay")  # numbers that schedulers change
-Take = Callable[[Any, float, Any], Taken]  # of a loss, its weight among the ranks, and its lower bound
 LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
 
 
@@ -82,8 +82,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._taken: dict[str, Taken | None] = {"last": None}
         self._warned: set[str] = set()
         self._loading: dict[str, Any] | None = None
-        self._low = 0  # steps in a row with a model at or below its bound
-        self._skips = 0  # steps in a row that were skipped
+        self._low = self._skips = 0  # steps in a row with a model at or below its bound, and skipped ones
         # Limited steps since the start of a run, and the longest of them; None once the measured distance has grown.
         self._rest: tuple[int, float] | None = None
         self._plan: Plan | None = None
@@ -207,10 +206,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         return given
 
     def _read_scheduled(self) -> bool:
-        """Look at the numbers that schedulers change, and check them if they have changed; returns whether they have.
-
-        A tensor may change in place.
-        """
+        """Check numbers that schedulers have changed, and tensors; returns whether there are any."""
         if torch.compiler.is_compiling():
             return True
         numbers = tuple([group[key] for group in self.param_groups for key in SCHEDULED])
@@ -222,15 +218,15 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._scheduled = numbers
         return True
 
-    def _kept_plan(self, value: Any, changed: bool) -> Take | None:
+    def _kept_plan(self, value: Any, changed: bool) -> Callable[..., Taken] | None:
         """What takes the step, if the plan of an earlier step still holds."""
         if value is None or self._plan is None or torch.compiler.is_compiling() or not self._plan.holds(self):
             return None
         if changed or self._small is not None:
             self._check_options()
-        return partial(host.take, self, self._plan)
+        return partial(self._take, self._plan)
 
-    def _new_plan(self, value: Any, bound: Any, returned: Any) -> Take | None:
+    def _new_plan(self, value: Any, bound: Any, returned: Any) -> Callable[..., Taken] | None:
         """What takes the step, after all checks that a kept plan has passed; None if there is nothing to do."""
         if not torch.compiler.is_compiling():
             self._check_changes()
@@ -254,12 +250,37 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         if device is not None:
             return partial(device_step.take, self, blocks, device)
         self._plan = Plan(self, blocks, self._rule())
-        return partial(host.take, self, self._plan)
+        return partial(self._take, self._plan)
 
     def _blocks(self) -> list[Block]:
         return gather(self.param_groups, self._ranks, self._rule().beta2 is not None)
 
     _observed_step = Optimizer.profile_hook_step(_step_once)
+
+    def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> Taken:
+        """Take the step of a plan, or none if it has to be skipped; in doubles if its numbers need them."""
+        loss = Loss(float(value), 0.0 if bound is None else float(bound), bound is not None)
+        closed, taking = plan.closed_form, plan
+        solved = closed.solve(self, loss) if closed is not None and closed.ready() else solve(self, plan, loss, weight)
+        while solved is None:  # its numbers need doubles
+            taking = Plan(self, self._blocks(), plan.rule, exact=True)
+            solved = solve(self, taking, loss, weight)
+        ok = solved.step.code == TAKEN
+        if ok:
+            height = solved.write()
+            if math.isnan(solved.step.height):
+                solved = solved._replace(step=solved.step._replace(height=height))
+            taking.keep_numbers(self.param_groups, solved)
+            self._notice(solved, plan.rule)
+        elif solved.step.code == SKIPPED:
+            self._skip(*skip_reason(*solved.loss))
+        else:
+            self._skip("move", "The step leaves the range of the parameters' precision")
+        taken = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
+        plan.note(self)
+        if self._ranks.check and 1 < self._ranks.size == taking.active:
+            self._ranks.compare(report(taken).tau, self._named())
+        return taken
 
     def _rule(self) -> Rule:
         """The rule of the method, with the options that it has now."""
