@@ -76,6 +76,16 @@ def test_a_scheduler_with_rates_of_its_own_is_warned_of(model, cls):
     assert len(found) == 1
 
 
+def test_a_skipped_step_does_not_hide_small_factors(model):
+    opt = ProxSPSAdam(model.parameters())
+    opt.param_groups[0]["lr"] = 1e-3
+    steps(opt, model, 3)
+    with pytest.warns(RuntimeWarning, match="The loss is nan"):
+        opt.step(loss=float("nan"))
+    with pytest.warns(RuntimeWarning, match=r"no group was above 0.05 in the first 100 steps"):
+        steps(opt, model, 97)
+
+
 def _one_group_at_one(opt, model):
     opt.param_groups[0]["lr"] = 1e-3
     return lambda: None

@@ -439,3 +439,27 @@ def test_a_parameter_whose_only_gradient_was_in_a_skipped_step_stays_on_a_device
         opt.step(loss=1.0)
         assert (a < 1).all()
         assert torch.equal(b.detach(), torch.ones(70))
+
+
+@PATHS
+@EVERY
+def test_what_a_user_keeps_beside_the_state_survives_the_first_step(variant, path, kit):
+    params, opt = make(kit, variant, **path)
+    get_optimizer_state_dict(torch.nn.ParameterList(params), opt)  # creates state, which the first step creates again
+    opt.state[params[1]]["mine"] = 3
+    drive(kit, params, opt, 0, 1)
+    assert opt.state[params[1]]["mine"] == 3
+
+
+@PATHS
+def test_momentum_may_be_passed_with_all_groups(path, kit):
+    """The numbers of the averages are then in the groups, as if it had been passed to the optimizer."""
+    points, keys = [], []
+    for everywhere, own in (({"momentum": 0.9}, {}), ({}, {"momentum": 0.9})):
+        params = kit.drawn(*SHAPES)
+        opt = ProxSPS([{"params": params[:1], **own}, {"params": params[1:], **own}], **everywhere, **path)
+        drive(kit, params, opt, 0, 3)
+        points.append(kit.flat(params))
+        keys.append([group.keys() for group in opt.param_groups])
+    assert torch.equal(*points)
+    assert keys[0] == keys[1]

@@ -1,4 +1,4 @@
-"""What ProxSPS and ProxSPSAdam share: averaged models, and steps that need no learning rate."""
+"""What ProxSPS, ProxSPSAdam and ScheduleFreeSPS share: caps on the step, and steps that need no learning rate."""
 
 from __future__ import annotations
 
@@ -9,29 +9,15 @@ import torch
 from torch import Tensor
 
 from proxsps.core.checks import check_nonnegative
-from proxsps.optim.distance import EARLIER, KEYS, ORIGIN, Known, sampled, unsampled
-from proxsps.optim.hints import (
-    FIRST_STEPS,
-    SMALL_FACTOR,
-    factor_hint,
-    shrinkage_hint,
-    skorch_hint,
-    warn,
-)
-from proxsps.optim.lists import is_sharded
-from proxsps.optim.memory import start_averages
+from proxsps.optim.hints import SMALL_FACTOR, shrinkage_hint, skorch_hint, warn
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.rule import Rule
 
 PROXIMAL, MATCHED = "proximal", "matched"
-AVERAGES = ("model_value", "model_offset", "k")  # numbers of an averaged model, in the groups
 
 
 class CappedPolyak(PolyakOptimizer):
     """Steps of the truncated model, capped by learning rates or by the distance from the start."""
-
-    _decay_is_l2 = True  # whether weight decay is the squared l2 norm, measured like the distance
-    _small: int | None = 0
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *ranks: Any) -> None:
         # `lr`, `factor`, `cap` and `distance_cap` are as the user passed them.
@@ -61,20 +47,7 @@ class CappedPolyak(PolyakOptimizer):
             "distance_cap": bool(distance or lr is None),
             "lr_is_factor": lr is None,
         }
-        if self._averages(defaults):
-            defaults |= dict.fromkeys(AVERAGES, 0.0)
-        if defaults["distance_cap"]:
-            defaults |= dict.fromkeys(KEYS, 0.0)
         super().__init__(params, defaults, *ranks)
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._places: Known = {}
-
-    @staticmethod
-    def _averages(options: dict[str, Any]) -> bool:
-        """Whether models are averaged."""
-        return bool(options.get("momentum"))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own `lr`, `weight_decay` or `regularizer`; all groups share one joint step.
@@ -120,66 +93,25 @@ class CappedPolyak(PolyakOptimizer):
 
     def _check_options(self) -> None:
         options = self.param_groups[0]
-        if options.get("momentum") and not all(key in options for key in AVERAGES):
+        if options.get("momentum") and "model_value" not in options:
             name = type(self).__name__
             raise ValueError(
                 f"{name} was made with momentum=0, but a group now has momentum={options['momentum']:g}. OneCycleLR "
                 f"and CyclicLR change it: pass cycle_momentum=False to them, or make {name} with momentum."
             )
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or "options" in self._warned:
             return
-        hint = None
-        self._small = self._small if options["lr_is_factor"] else None
-        if options["lr_is_factor"]:
-            hint = self._hint_on_factors(options["k"])
-        elif "options" not in self._warned and options["cap"] == PROXIMAL and not options["distance_cap"]:
-            hint = shrinkage_hint(self.param_groups, self._decay_is_l2)  # else weight decay follows the step, not lr
-        if hint is not None:
-            self._warn_once("options", hint, "")
-
-    def _hint_on_factors(self, k: float | Tensor) -> str | None:
-        """Advice if the factors of all steps from the very first on were small; a resumed training gets none."""
-        if self._small is None:
-            return None
-        begun, rates = not isinstance(k, Tensor) and k == self._small, [group["lr"] for group in self.param_groups]
-        small = begun and all([not isinstance(lr, Tensor) and lr < SMALL_FACTOR for lr in rates])
-        self._small = self._small + 1 if small else None
-        return factor_hint(self.param_groups) if self._small == FIRST_STEPS else None
-
-    def _start_state(self) -> None:
-        options = self.param_groups[0]
-        owners = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for owner in owners if self._averages(options) else ():
-            start_averages(self.state[owner], owner, ["average", *["square"] * (self._rule().beta2 is not None)])
-        for found in sampled(owners, self._ranks, self._places) if options["distance_cap"] else ():
-            self.state[found.owner].setdefault(ORIGIN, found.keep())
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for group in state["param_groups"]:
-            if "reach" in group and "factors_sq" not in group:  # saved before factors were counted
-                group["factors_sq"] = group["k"] + 0.0  # and not the same tensor
-        super().__setstate__(state)
-
-    def _drop_blank_state(self) -> None:
-        k = self.param_groups[0].get("k")
-        if self.state and not isinstance(k, Tensor) and k == 0:
-            for param in (p for group in self.param_groups for p in group["params"] if p.grad is None):
-                self.state.pop(param, None)
-
-    def _packed(self, param: Tensor, key: str, value: Any) -> Any:
-        # Checkpoints have the matrix of an `origin`, whether the parameter is sharded or not.
-        return value if key != ORIGIN or is_sharded(param) else unsampled(param, self._ranks).matrix(value)
-
-    def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
-        if key == EARLIER:
-            return None
-        return value if key != ORIGIN or is_sharded(param) else unsampled(param, self._ranks).vector(value)
+        if options["cap"] == PROXIMAL and not options["distance_cap"]:  # else weight decay follows the step, not lr
+            hint = shrinkage_hint(self.param_groups, self._rule().beta2 is None)
+            if hint is not None:
+                self._warn_once("options", hint, "")
 
     def _rule(self) -> Rule:
         options = self.param_groups[0]
-        return Rule(
-            matched=options["cap"] == MATCHED,
-            distance=options["distance_cap"],
-            factor=options["lr_is_factor"],
-            max_move=self._max_move,
+        return (
+            super()
+            ._rule()
+            ._replace(
+                matched=options["cap"] == MATCHED, distance=options["distance_cap"], factor=options["lr_is_factor"]
+            )
         )

@@ -19,8 +19,9 @@ from proxsps.core.checks import (
     hint,
     meant,
 )
+from proxsps.optim.rule import Rule
 from proxsps.regularizers.base import DIAGONAL
-from proxsps.regularizers.checks import check_choice, check_fit
+from proxsps.regularizers.checks import check_choice, check_fit, check_subgradient
 
 # Options of the loss or of the whole step, which must be the same in all groups.
 SHARED = (
@@ -62,15 +63,6 @@ NUMBERS: dict[str, Callable[[str, Any], None]] = {
     "betas": check_betas,
     "max_move": check_limit,
 }
-
-
-def check_diagonal(owner: str, phi: Any) -> None:
-    """Raise an error for a regulariser without an exact prox in a diagonal metric."""
-    if phi is not None and not phi.has_diagonal_prox:
-        raise ValueError(
-            f"{owner} steps in a diagonal metric, in which {type(phi).__name__} has no exact prox. {DIAGONAL} have "
-            "one; ProxSPS takes this regulariser."
-        )
 
 
 def check_unflattened(params: Iterable[Tensor]) -> None:
@@ -212,8 +204,8 @@ def check_saved(owner: str, defaults: Mapping[str, Any], own: Mapping[str, Any],
             )
 
 
-def check_regularizer(group: dict[str, Any]) -> None:
-    """Raise an error for something that is no regulariser, one beside weight decay, or one that does not fit."""
+def check_regularizer(owner: str, rule: Rule, group: dict[str, Any]) -> None:
+    """Raise for something that is no regulariser, one beside weight decay, or one that method or tensors do not fit."""
     phi = group["regularizer"]
     if phi is None:
         return
@@ -229,3 +221,10 @@ def check_regularizer(group: dict[str, Any]) -> None:
                 "which does."
             )
         check_fit(phi, i, tuple(param.shape), name)
+    if rule.coupled:
+        check_subgradient(phi, owner, "ProxSPS or ProxSGD")
+    if rule.beta2 is not None and not phi.has_diagonal_prox:
+        raise ValueError(
+            f"{owner} steps in a diagonal metric, in which {type(phi).__name__} has no exact prox. {DIAGONAL} have "
+            "one; ProxSPS takes this regulariser."
+        )

@@ -25,9 +25,7 @@ from proxsps.optim.lists import is_sharded, join
 from proxsps.optim.memory import local_entries
 from proxsps.optim.reduce import Ranks
 
-KEYS = ("reach", "g_sq", "k", "first_reach", "factors_sq")
-TRAVEL = ("reach", "g_sq", "first_reach", "factors_sq")  # of each set, in the order of `plain.distances`
-ORIGIN, EARLIER = "origin", "start"  # keys of the state
+KEYS = ("reach", "g_sq", "k", "first_reach", "factors_sq")  # of the groups, in the order of a `Travel`
 MEDIUM = 1 << 16  # entries up to which tensors are joined before they are sampled
 
 

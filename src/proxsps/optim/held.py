@@ -13,16 +13,16 @@ from torch import Tensor
 
 from proxsps.core.plain_step import Numbers
 from proxsps.optim.blocks import Block, same_order
-from proxsps.optim.distance import KEYS, ORIGIN, TRAVEL, by_set, sampled
-from proxsps.optim.memory import entries, new_state
-from proxsps.optim.rule import Rule, Solved, Table
-from proxsps.optim.second_point import AVERAGING, Y, Z, measured, start_point
+from proxsps.optim.distance import by_set, sampled
+from proxsps.optim.memory import ORIGIN, entries, new_state
+from proxsps.optim.rule import KEPT, MODEL, TRAVEL, Rule, Solved, Table
+from proxsps.optim.second_point import measured
 from proxsps.regularizers._identity import constants
 
 # The numbers of averages in the groups, in the order of the last five of a `Step`.
-AVERAGED = ("model_value", "model_offset", "total", "longest", "squares")
+AVERAGED = (*MODEL, "total", "longest", "squares")
 # What steps and schedulers write into groups is read in every step; a plan does not depend on it.
-NUMBERS = {"params", "lr", "weight_decay", "k", "memory", *AVERAGED, *KEYS, *AVERAGING}
+NUMBERS = {"params", "lr", "weight_decay", *KEPT}
 
 _address, _contiguous, _negated = Tensor.data_ptr, Tensor.is_contiguous, Tensor.is_neg
 _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
@@ -150,7 +150,7 @@ class HeldState:
             found: Tensor = own[key]
             return found
         if (owner, key) not in self.fresh:
-            self.fresh[owner, key] = (start_point if key in (Y, Z) else new_state)(owner, key)
+            self.fresh[owner, key] = new_state(owner, key)
         return self.fresh[owner, key]
 
     def entries_of(self, block: Block, i: int, key: str) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from proxsps.core.plain_step import Step
 from proxsps.core.sampling import BLOCK_BITS, WHOLE
 from proxsps.optim.checks import is_fake
+from proxsps.optim.rule import Rule, Solved
 
 INSIDE = tuple(str(Path(str(module.__file__)).parent) for module in (sys.modules["proxsps"], torch))
 
@@ -23,6 +24,8 @@ SHRINKAGE = 0.02  # share of the weights that weight decay may remove in one ste
 SMALL_FACTOR = 0.05  # on the steps without a learning rate: smaller ones are usually meant as learning rates
 SKORCH = 0.01  # its own lr, where the user gave none
 FIRST_STEPS = 100  # in which all factors have to be small for a hint
+LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
+UNTOUCHED = "Parameters were left untouched."
 
 # If after so many steps the measured distance was never more than this part of the longest of them, the entries that
 # moved are not those that are measured: by the triangle inequality, a step of length L begins or ends at least L/2 from
@@ -143,3 +146,76 @@ def limited_length(d_sq: float, g_sq: float, step: Step) -> float:
     if step.dual < 1 or step.distance > step.longest or not free > 0:
         return 0.0
     return step.caps * math.sqrt(g_sq * min(1.0, max(0.0, (step.gap - step.height) / free)))
+
+
+class WarnsOnce:
+    """The part of an optimizer that warns, once for each kind of reason, and notices steps that lead nowhere."""
+
+    param_groups: list[dict[str, Any]]
+
+    def _forget_warnings(self) -> None:
+        """No warning was given, and no step was taken yet."""
+        self._warned: set[str] = set()
+        self._skips = 0  # steps in a row that were skipped
+        self._observed = True  # whether the next step has to be looked at, even if its model is above the bound
+        self._low = 0  # steps in a row with a model at or below its bound
+        self._small: int | None = 0  # steps since the start of a run, if the factors of all were small
+        # Limited steps since the start of a run, and the longest of them; None once the measured distance has grown.
+        self._rest: tuple[int, float] | None = None
+
+    def _warn_once(
+        self, kind: str, reason: str, effect: str = UNTOUCHED, category: type[Warning] = RuntimeWarning
+    ) -> None:
+        """Warn the first time that this kind of reason occurs."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            parts = f"{type(self).__name__}: {reason}.", effect, "This warning is shown once."
+            warn(" ".join(filter(None, parts)), category)
+
+    def _skip(self, kind: str, reason: str) -> None:
+        """Count a skipped step, and warn once for each reason."""
+        self._warn_once(kind, reason)
+        self._skips += 1
+        if self._skips == LOW:
+            self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}")
+
+    def _notice(self, solved: Solved, rule: Rule) -> None:
+        """Warn once if the steps that are taken lead nowhere."""
+        averaged = rule.beta is not None or rule.mix is not None
+        if averaged and solved.loss.bounded:
+            self._low = self._low + 1 if solved.step.gap <= 0 else 0
+            if self._low == LOW:
+                reason = (
+                    f"The average of the linear models was at or below lower_bound={solved.loss.C:.6g} for {LOW} steps "
+                    "in a row. The bound is too high for this loss; lower it, or set it to None"
+                )
+                self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
+        if rule.distance and rule.max_move is None:
+            self._notice_rest(solved, solved.blocks.g_sq if averaged else solved.blocks.d_sq)
+        self._small = self._small if rule.factor else None
+        if self._small is not None:
+            self._notice_factors(solved.k)
+        self._observed = self._low > 0 or self._small is not None or self._rest is not None
+
+    def _notice_factors(self, k: float) -> None:
+        """Warn if the factors of all steps from the very first on were small; a resumed training gets no warning."""
+        rates = [group["lr"] for group in self.param_groups]
+        small = k == self._small and all([not isinstance(lr, Tensor) and lr < SMALL_FACTOR for lr in rates])
+        self._small = int(k) + 1 if small else None
+        if self._small == FIRST_STEPS:
+            self._warn_once("factors", factor_hint(self.param_groups), "")
+
+    def _notice_rest(self, solved: Solved, g_sq: Sequence[float]) -> None:
+        """Warn once if the measured distance rests although steps are taken (see `STILL`)."""
+        if solved.k == 0:
+            self._rest = 0, 0.0
+        if self._rest is None:
+            return
+        (steps, longest), self._rest = self._rest, None
+        if not math.sqrt(sum(solved.blocks.moved_sq)) > STILL * longest:
+            length = limited_length(float(sum(solved.blocks.d_sq)), float(sum(g_sq)), solved.step)
+            steps, longest = steps + (length > 0), max(longest, length)
+            if steps < LIMITED:
+                self._rest = steps, longest
+            else:
+                self._warn_once("rest", REASON, EFFECT)

@@ -1,4 +1,4 @@
-"""The state of an optimizer: which tensors it holds, in which dtypes, sharded or whole."""
+"""The state of an optimizer: which tensors it holds for each parameter, in which dtypes, sharded or whole."""
 
 from __future__ import annotations
 
@@ -10,24 +10,34 @@ import torch
 from torch import Tensor
 
 from proxsps.optim.lists import is_sharded
+from proxsps.optim.rule import Rule
 
 State = Mapping[Tensor, dict[str, Any]]
 HALF = (torch.float16, torch.bfloat16)
 
+# Besides averages of gradients and of their squares, and how many squares there were: sampled entries of the start, z,
+# y of half-precision parameters, and y while a model with the zeros of a regulariser is evaluated.
+ORIGIN, Z, Y, HELD = "origin", "z", "y", "held"
+KEYS = {"average", "square", "steps", ORIGIN, Z, Y, HELD}
+
 
 def new_state(owner: Tensor, key: str) -> Tensor:
-    """A count, or the average of a parameter's gradients or their squares, before the first step."""
+    """A tensor of the state before the first step."""
     dtype = memory_dtype(key, owner)
+    if key in (Z, Y):
+        return owner.detach().clone().to(dtype)
     if key == "steps":
         return torch.zeros((), dtype=dtype, device=owner.device)
     return torch.zeros_like(owner, dtype=dtype, requires_grad=False)
 
 
-def start_averages(own: dict[str, Any], owner: Tensor, keys: Sequence[str]) -> None:
-    """Create these averages of a parameter, and the count of their squares, where `own` has none."""
-    for key in [*keys, *["steps"] * ("square" in keys)]:
-        if key not in own:
-            own[key] = new_state(owner, key)
+def start_state(state: State, owner: Tensor, rule: Rule, spectral: bool) -> None:
+    """Create what the state of a parameter lacks, but for the sampled entries of the start."""
+    averages = rule.averages(spectral)
+    points = [Z, *[Y] * (owner.dtype in HALF)] if rule.mix is not None else []
+    for key in [*averages, *["steps"] * ("square" in averages), *points]:
+        if key not in state[owner]:
+            state[owner][key] = new_state(owner, key)
 
 
 def least_metric(dtype: torch.dtype) -> float:
@@ -39,9 +49,9 @@ def memory_dtype(key: str, owner: Tensor) -> torch.dtype:
     """The dtype of a state tensor: counts are f32, averages at least f32, and sampled parameters keep their dtype."""
     if key == "steps":
         return torch.float32
-    if key == "origin":
+    if key == ORIGIN:
         return owner.dtype.to_real()
-    if key == "held":
+    if key == HELD:
         return owner.dtype
     return torch.float32 if owner.dtype in HALF else owner.dtype
 
@@ -50,7 +60,7 @@ def restored(key: str, value: Tensor, saved: Any, owner: Tensor) -> Tensor:
     """A loaded value in the right dtype: as it was saved, unless torch has changed it."""
     dtype = memory_dtype(key, owner)
     if value.dtype is dtype or not isinstance(saved, Tensor):
-        return value.clone() if value.dtype is dtype else value.to(dtype)
+        return value.to(dtype, copy=True)
     on = saved.to(value.device)
     same = torch.equal(local_entries(on.to(value.dtype)), local_entries(value))
     return on.to(dtype, copy=True) if same else value.to(dtype)
@@ -60,10 +70,10 @@ def follow_dtypes(state: State, groups: Sequence[dict[str, Any]]) -> None:
     """Convert state to what it is for parameters that have got another dtype, for instance by `model.double()`."""
     for owner in (param for group in groups for param in group["params"]):
         own = state.get(owner, {})
-        for key in own.keys() & {"average", "square", "origin", "z", "y", "held"}:
+        for key in own.keys() & KEYS:
             own[key] = own[key].to(memory_dtype(key, owner))
         if owner.dtype not in HALF:
-            own.pop("y", None)
+            own.pop(Y, None)
 
 
 def local_entries(tensor: Tensor) -> Tensor:

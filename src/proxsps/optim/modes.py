@@ -19,8 +19,8 @@ from proxsps.core.estimate import metric
 from proxsps.core.schedule_free import CLEANING, average, average_exactly, cleaned, gradient_point, zeros_of_average
 from proxsps.optim.checks import has_value
 from proxsps.optim.lists import bundles, is_sharded, widened
-from proxsps.optim.memory import entries, least_metric
-from proxsps.optim.second_point import HELD, PIECE, Y, Z, bounds_on_entries
+from proxsps.optim.memory import HELD, Y, Z, entries, least_metric
+from proxsps.optim.second_point import PIECE, bounds_on_entries
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.base import flatten, unflatten
 from proxsps.regularizers.structure import group_dims

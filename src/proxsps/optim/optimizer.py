@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -30,19 +30,19 @@ from proxsps.optim.checks import (
 )
 from proxsps.optim.device import step as device_step
 from proxsps.optim.device.numbers import step_device
-from proxsps.optim.hints import EFFECT, LIMITED, REASON, STILL, limited_length, skip_reason
+from proxsps.optim.distance import Known
+from proxsps.optim.hints import skip_reason
 from proxsps.optim.host import solve
 from proxsps.optim.last_step import LastStep, Taken, report
 from proxsps.optim.memory import follow_dtypes
 from proxsps.optim.plan import Plan
 from proxsps.optim.reduce import ProcessGroup, Ranks
-from proxsps.optim.rule import Rule, Solved
+from proxsps.optim.rule import Rule
 from proxsps.optim.saving import SavesState
 from proxsps.optim.uneven import TakesUnevenInputs
 from proxsps.optim.watching import WatchesLosses
 
 SCHEDULED = ("lr", "weight_decay")  # numbers that schedulers change
-LOW = 100  # steps in a row that were skipped, or had a model at or below the bound, after which there is a warning
 
 
 class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
@@ -55,7 +55,6 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     bounded = True  # whether the loss has a lower bound
     _complete = False  # whether all groups of the constructor have been added
-    _small: int | None = None  # steps so far, if all had small factors on which there may be advice
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Check the names of the options, then create an empty optimizer."""
@@ -72,23 +71,24 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._ranks = Ranks(process_group, check_replicas)
         self._forget()
         super().__init__(params, defaults)
+        for group in [self.defaults, *self.param_groups]:
+            for name, number in self._rule().numbers.items():
+                group.setdefault(name, number)
         self._complete = True
         self._register_hooks()
 
     def _forget(self) -> None:
         """What is not part of a checkpoint: losses watched since the last step, its report, warnings already given."""
         self._forget_losses()
+        self._forget_warnings()
         # In a dictionary, because torch.compile loses what is assigned to attributes of an optimizer.
         self._taken: dict[str, Taken | None] = {"last": None}
-        self._warned: set[str] = set()
         self._loading: dict[str, Any] | None = None
-        self._low = self._skips = 0  # steps in a row with a model at or below its bound, and skipped ones
-        # Limited steps since the start of a run, and the longest of them; None once the measured distance has grown.
-        self._rest: tuple[int, float] | None = None
         self._plan: Plan | None = None
         self._scheduled: tuple[Any, ...] = ()  # numbers of the groups, as the last step found them
         self._dtypes: tuple[torch.dtype, ...] = ()  # of the parameters, at the last step
         self._regularizers: tuple[Any, ...] = ()  # of the groups, as they were checked
+        self._places: Known = {}  # of sampled entries
         self._leave_join()
 
     # Groups
@@ -121,7 +121,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._check_regularizer(group)
 
     def _check_regularizer(self, group: dict[str, Any]) -> None:
-        check_regularizer(group)
+        check_regularizer(type(self).__name__, self._rule(), group)
 
     def _check_numbers(self, group: dict[str, Any]) -> None:
         check_lr(type(self).__name__, group, True)
@@ -222,7 +222,7 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """What takes the step, if the plan of an earlier step still holds."""
         if value is None or self._plan is None or torch.compiler.is_compiling() or not self._plan.holds(self):
             return None
-        if changed or self._small is not None:
+        if changed:
             self._check_options()
         return partial(self._take, self._plan)
 
@@ -271,7 +271,9 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             if math.isnan(solved.step.height):
                 solved = solved._replace(step=solved.step._replace(height=height))
             taking.keep_numbers(self.param_groups, solved)
-            self._notice(solved, plan.rule)
+            self._skips = 0
+            if self._observed or solved.step.gap <= 0 or (plan.rule.distance and solved.k == 0):
+                self._notice(solved, plan.rule)
         elif solved.step.code == SKIPPED:
             self._skip(*skip_reason(*solved.loss))
         else:
@@ -284,21 +286,10 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
 
     def _rule(self) -> Rule:
         """The rule of the method, with the options that it has now."""
-        return Rule(max_move=self._max_move)
-
-    def _start_state(self) -> None:
-        """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
-
-    def _drop_blank_state(self) -> None:
-        """Drop such state of parameters that have no gradient at the first step: it would count in the distance cap."""
+        return Rule(max_move=self.param_groups[0]["max_move"])
 
     def _check_options(self) -> None:
         """Raise an error, or warn, for options that schedulers or users have set since the last step."""
-
-    @property
-    def _max_move(self) -> float | None:
-        limit: float | None = self.param_groups[0]["max_move"]
-        return limit
 
     def _named(self) -> Iterable[tuple[str, Tensor]]:
         """All parameters with their names."""
@@ -311,40 +302,3 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         """What the last step did; None before the first step, and if there was no gradient."""
         taken = self._taken["last"]
         return None if taken is None else report(taken)
-
-    def _skip(self, kind: str, reason: str) -> None:
-        """Count a skipped step, and warn once for each reason."""
-        self._warn_once(kind, reason)
-        self._skips += 1
-        if self._skips == LOW:
-            self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}")
-
-    def _notice(self, solved: Solved, rule: Rule) -> None:
-        """Warn once if the steps that are taken lead nowhere."""
-        self._skips = 0
-        averaged = rule.beta is not None or rule.mix is not None
-        if averaged and solved.loss.bounded:
-            self._low = self._low + 1 if solved.step.gap <= 0 else 0
-            if self._low == LOW:
-                reason = (
-                    f"The average of the linear models was at or below lower_bound={solved.loss.C:.6g} for {LOW} steps "
-                    "in a row. The bound is too high for this loss; lower it, or set it to None"
-                )
-                self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
-        if rule.distance and rule.max_move is None:
-            self._notice_rest(solved, solved.blocks.g_sq if averaged else solved.blocks.d_sq)
-
-    def _notice_rest(self, solved: Solved, g_sq: Sequence[float]) -> None:
-        """Warn once if the measured distance rests although steps are taken (`proxsps.optim.hints.STILL`)."""
-        if solved.k == 0:
-            self._rest = 0, 0.0
-        if self._rest is None:
-            return
-        (steps, longest), self._rest = self._rest, None
-        if not math.sqrt(sum(solved.blocks.moved_sq)) > STILL * longest:
-            length = limited_length(float(sum(solved.blocks.d_sq)), float(sum(g_sq)), solved.step)
-            steps, longest = steps + (length > 0), max(longest, length)
-            if steps < LIMITED:
-                self._rest = steps, longest
-            else:
-                self._warn_once("rest", REASON, EFFECT)

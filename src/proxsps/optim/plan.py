@@ -18,10 +18,9 @@ import torch
 from proxsps.core.plain import corrected_weight, gradient_squares, gradient_weight
 from proxsps.core.plain_step import Method
 from proxsps.optim.blocks import ENTRIES, FULL, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
-from proxsps.optim.distance import ORIGIN
 from proxsps.optim.held import HeldState, Member, lasting, parameters
 from proxsps.optim.lists import PLAIN
-from proxsps.optim.memory import replace
+from proxsps.optim.memory import ORIGIN, replace
 from proxsps.optim.rule import Heights, Rule, Table
 from proxsps.optim.second_point import dots, move_points, to_averages, to_next_points
 from proxsps.optim.spectral import SpectralPart
@@ -60,7 +59,7 @@ class Plan(HeldState):
         self.affine = [kind in (LINES, SPECTRAL) for kind in kinds]
         self.ranks, self._all_ranks = opt._ranks.size, opt._ranks
         self.active = self.ranks  # how many of them stepped; others may have run out of batches
-        self.averages = [name for name, beta in (("average", rule.beta), ("square", rule.beta2)) if beta is not None]
+        self.averages = rule.averages()
         self.weight = 1.0  # of new values in averages
         if rule.mix is not None:
             for block in blocks:

@@ -6,19 +6,16 @@ DecSPS the regulariser, if there is one, is part of the loss.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor
 
 from proxsps.optim.capped import MATCHED, CappedPolyak
-from proxsps.optim.checks import check_diagonal
 from proxsps.optim.optimizer import PolyakOptimizer
 from proxsps.optim.reduce import ProcessGroup
 from proxsps.optim.rule import Rule
 from proxsps.regularizers import Regularizer
-from proxsps.regularizers.checks import check_subgradient
 
 
 def options_of(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -157,8 +154,6 @@ class ProxSPSAdam(CappedPolyak):
         distance_cap: whether $A_k$ is a cap. None means True without an `lr`, False with one.
     """
 
-    _decay_is_l2 = False
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -181,30 +176,13 @@ class ProxSPSAdam(CappedPolyak):
         options = options_of(locals()) | {"cap": MATCHED if cap is None else cap}
         super().__init__(params, options, process_group, check_replicas)
 
-    @staticmethod
-    def _averages(options: dict[str, Any]) -> bool:
-        return True
-
-    def _check_regularizer(self, group: dict[str, Any]) -> None:
-        super()._check_regularizer(group)
-        check_diagonal(type(self).__name__, group["regularizer"])
-
     def _rule(self) -> Rule:
         options = self.param_groups[0]
         beta, beta2 = options["betas"]
         return super()._rule()._replace(beta=beta, beta2=beta2, eps=options["eps"])
 
 
-class CoupledPolyak(PolyakOptimizer):
-    """Steps along the gradient of loss plus regulariser, with one length for both."""
-
-    def _check_regularizer(self, group: dict[str, Any]) -> None:
-        super()._check_regularizer(group)
-        if group["regularizer"] is not None:
-            check_subgradient(group["regularizer"], type(self).__name__, "ProxSPS or ProxSGD")
-
-
-class SPS(CoupledPolyak):
+class SPS(PolyakOptimizer):
     r"""Stochastic Polyak step size (Algorithm 1 of the paper; SPS_max of Loizou et al., 2021, with `c`).
 
     With $\ell = f + \varphi$ the regularised loss and $d$ its gradient,
@@ -239,10 +217,10 @@ class SPS(CoupledPolyak):
         super().__init__(params, options_of(locals()), process_group, check_replicas)
 
     def _rule(self) -> Rule:
-        return Rule("sps_max", self.param_groups[0]["c"], coupled=True, max_move=self._max_move)
+        return super()._rule()._replace(name="sps_max", c=self.param_groups[0]["c"], coupled=True)
 
 
-class DecSPS(CoupledPolyak):
+class DecSPS(PolyakOptimizer):
     r"""Decreasing stochastic Polyak step size (Orvieto, Lacoste-Julien and Loizou, 2022).
 
     $$\gamma_k = \frac{1}{c_k}\min\Big\{\frac{\ell(x^k) - C}{\|d_k\|^2},\; c_{k-1}\gamma_{k-1}\Big\},
@@ -271,8 +249,7 @@ class DecSPS(CoupledPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        options = options_of(locals()) | {"k": 0.0, "memory": math.inf}
-        super().__init__(params, options, process_group, check_replicas)
+        super().__init__(params, options_of(locals()), process_group, check_replicas)
 
     def _rule(self) -> Rule:
-        return Rule("dec_sps", self.param_groups[0]["c0"], coupled=True, max_move=self._max_move)
+        return super()._rule()._replace(name="dec_sps", c=self.param_groups[0]["c0"], coupled=True)

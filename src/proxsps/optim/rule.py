@@ -1,12 +1,19 @@
-"""Records of numbers that the modules of a step share: what sets a method apart, the sums of a step, heights."""
+"""Records that the modules of a step share: what sets a method apart and what it keeps, the sums of a step, heights."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from proxsps.core.distance import SCALE
 from proxsps.core.plain_step import Blocks, Loss, Step
+
+# Numbers that steps keep in the groups.
+MODEL = ("model_value", "model_offset")  # of an averaged model
+TRAVEL = ("reach", "g_sq", "first_reach", "factors_sq")  # of each set with a distance cap, as in `plain.distances`
+AVERAGING = ("total", "longest", "tau", "squares")  # of the schedule-free form: W, taumax, the last step and rho^2
+KEPT = ("k", "memory", *MODEL, *TRAVEL, *AVERAGING)
 
 
 class Rule(NamedTuple):
@@ -24,6 +31,18 @@ class Rule(NamedTuple):
     scale: float = SCALE  # c of the distance cap
     mix: float | None = None  # b of the schedule-free form, None for all other methods
     max_move: float | None = None
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What the method keeps in the groups, as it is before the first step; k is the number of steps so far."""
+        names = [*MODEL * (self.beta is not None), *TRAVEL * self.distance, *AVERAGING * (self.mix is not None)]
+        found = dict.fromkeys(names, 0.0) | ({"memory": math.inf} if self.name == "dec_sps" else {})
+        return {"k": 0.0, **found} if found else {}
+
+    def averages(self, spectral: bool = False) -> tuple[str, ...]:
+        """The averages in the state of a parameter: of its gradients, and of their squares."""
+        kept = (self.beta is not None or spectral, self.beta2 is not None and not spectral)
+        return tuple([name for name, own in zip(("average", "square"), kept, strict=True) if own])
 
 
 class Table(NamedTuple):

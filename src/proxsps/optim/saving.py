@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from proxsps.optim.blocks import SPECTRAL
 from proxsps.optim.checks import check_saved
+from proxsps.optim.distance import Known, sampled, unsampled
 from proxsps.optim.hints import warn
-from proxsps.optim.memory import restored
+from proxsps.optim.lists import is_sharded
+from proxsps.optim.memory import HELD, KEYS, ORIGIN, Z, restored, start_state
 from proxsps.optim.reduce import Ranks
+from proxsps.optim.rule import Rule
 from proxsps.regularizers import Regularizer
+
+EARLIER = "start"  # the sampled entries of versions that took others: they are dropped (`proxsps.optim.distance`)
 
 
 class SavesState(Optimizer):
     """The part of an optimizer that is saved, loaded, copied and pickled."""
 
     _ranks: Ranks
+    _places: Known
     _complete: bool
     _loading: dict[str, Any] | None
 
@@ -25,21 +33,30 @@ class SavesState(Optimizer):
         """Drop what is not part of a checkpoint."""
         raise NotImplementedError
 
+    def _rule(self) -> Rule:
+        """What sets the method apart, with the options that it has now."""
+        raise NotImplementedError
+
     def _register_hooks(self) -> None:
         self.register_state_dict_post_hook(_only_plain_data)
         self.register_load_state_dict_pre_hook(_remember)
 
-    def _further_state(self) -> dict[Tensor, dict[str, Any]]:
-        """What a checkpoint has besides the state, so that it has the same keys in each mode of an optimizer."""
-        return {}
+    def _start_state(self) -> None:
+        """Create the state of parameters with a gradient, so that a checkpoint can be loaded into it."""
+        rule = self._rule()
+        owners = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for p, group in owners:
+            start_state(self.state, p, rule, group.get("metric") == SPECTRAL)
+        for found in sampled([p for p, _ in owners], self._ranks, self._places) if rule.distance else ():
+            self.state[found.owner].setdefault(ORIGIN, found.keep())
 
-    def _packed(self, param: Tensor, key: str, value: Any) -> Any:
-        """A value of the state as it goes into a checkpoint."""
-        return value
-
-    def _unpacked(self, param: Tensor, key: str, value: Any) -> Any:
-        """The inverse of `_packed`; None for a value of an earlier version that is of no use."""
-        return value
+    def _drop_blank_state(self) -> None:
+        """Drop such state before the first step: that starts from the parameters and gradients that it finds."""
+        k = self.param_groups[0].get("k")
+        if self.state and not isinstance(k, Tensor) and k == 0:
+            for own in [own for own in self.state.values() if isinstance(own, dict)]:
+                for key in KEYS & own.keys():
+                    del own[key]
 
     def _restore(self, state: dict[Any, Any]) -> None:
         """Undo what torch does to loaded state: it casts all of it to the dtypes of the parameters.
@@ -55,9 +72,10 @@ class SavesState(Optimizer):
                 continue
             for key, value in list(own.items()):
                 if isinstance(value, Tensor):
-                    own[key] = self._unpacked(param, key, restored(key, value, original.get(key), param))
-                    if own[key] is None:
-                        del own[key]
+                    own[key] = restored(key, value, original.get(key), param)
+            own.pop(EARLIER, None)
+            if ORIGIN in own and not is_sharded(param):
+                own[ORIGIN] = unsampled(param, self._ranks).vector(own[ORIGIN])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_ranks": self._ranks}
@@ -77,10 +95,15 @@ class SavesState(Optimizer):
             self._register_hooks()
         for i, group in enumerate(self.param_groups):
             group.pop("differentiable", None)
+            if "reach" in group and "factors_sq" not in group:  # saved before factors were counted
+                group["factors_sq"] = group["k"] + 0.0  # and not the same tensor
             for key, default in self.defaults.items():
                 group.setdefault(key, default)
             if own is not None:
                 _keep_regularizer(group, own[i]["regularizer"])
+        if not self.param_groups[0].get("evaluating"):
+            for own_state in [one for one in self.state.values() if isinstance(one, dict)]:
+                own_state.pop(HELD, None)
 
 
 def _only_plain_data(opt: Any, state: dict[str, Any]) -> None:
@@ -89,13 +112,19 @@ def _only_plain_data(opt: Any, state: dict[str, Any]) -> None:
     This is a hook, so that the user's hooks, which run after it, get what will be saved.
     """
     state["param_groups"] = [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]]
-    params = [p for group in opt.param_groups for p in group["params"]]
-    owners = dict(zip((i for group in state["param_groups"] for i in group["params"]), params, strict=True))
-    further = opt._further_state()
+    pairs = zip(opt.param_groups, state["param_groups"], strict=True)
+    owners = {
+        i: (param, group) for group, saved in pairs for i, param in zip(saved["params"], group["params"], strict=True)
+    }
     for i, own in list(state["state"].items()):
-        if i in owners and isinstance(own, dict):  # else it is the user's own entry
-            own = own | further.get(owners[i], {})
-            state["state"][i] = {key: opt._packed(owners[i], key, _plain(value)) for key, value in own.items()}
+        if i not in owners or not isinstance(own, dict):  # the user's own entry
+            continue
+        param, group = owners[i]
+        own = state["state"][i] = {key: _plain(value) for key, value in own.items()}
+        if ORIGIN in own and not is_sharded(param):  # the matrix that shards have
+            own[ORIGIN] = unsampled(param, opt._ranks).matrix(own[ORIGIN])
+        if Z in own and HELD not in own and group["regularizer"] is not None:  # the same keys in each mode
+            own[HELD] = torch.zeros_like(param.detach())
 
 
 def _remember(opt: Any, state: dict[str, Any]) -> None:

@@ -12,15 +12,12 @@ from torch import Tensor, nn
 
 from proxsps.core.schedule_free import SCALE
 from proxsps.optim.capped import MATCHED, CappedPolyak
-from proxsps.optim.checks import check_diagonal
 from proxsps.optim.hints import sibling_hint
-from proxsps.optim.memory import HALF, start_averages
 from proxsps.optim.model_groups import ADAM, MATRICES, REST, SPECTRAL, check_metric, model_groups
 from proxsps.optim.modes import Switch, show_averages, show_gradient_points
 from proxsps.optim.polyak import options_of
 from proxsps.optim.reduce import ProcessGroup
-from proxsps.optim.rule import Rule
-from proxsps.optim.second_point import AVERAGING, HELD, Y, Z, start_point
+from proxsps.optim.rule import AVERAGING, Rule
 from proxsps.regularizers import L2, Regularizer, Zero
 
 
@@ -62,7 +59,6 @@ class ScheduleFreeSPS(CappedPolyak):
         max_move: limit on the Euclidean length of the move of all $z$ together.
     """
 
-    _decay_is_l2 = False
     _siblings: tuple[range, ...] = ()  # places of groups that were made of one list, or of one model
     _switches: tuple[Switch, ...] = ()  # of models that it follows
 
@@ -84,7 +80,7 @@ class ScheduleFreeSPS(CappedPolyak):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        options = options_of(locals()) | {"cap": MATCHED, "distance_cap": True, **dict.fromkeys(AVERAGING, 0.0)}
+        options = options_of(locals()) | {"cap": MATCHED, "distance_cap": True}
         options |= {"set": None, "packed": 1, "evaluating": False}
         groups: Any = list(params) if isinstance(params, Iterator) else params
         if isinstance(lower_bound, str) and lower_bound == "auto":
@@ -110,12 +106,10 @@ class ScheduleFreeSPS(CappedPolyak):
         self._siblings += (range(first, len(self.param_groups)),)
 
     def _check_regularizer(self, group: dict[str, Any]) -> None:
-        super()._check_regularizer(group)
         check_metric(group["metric"])
         if group["metric"] == SPECTRAL:
             _check_spectral(group)
-        else:
-            check_diagonal(type(self).__name__, group["regularizer"])
+        super()._check_regularizer(group)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -132,26 +126,12 @@ class ScheduleFreeSPS(CappedPolyak):
                 "the gradients, from which the average is computed."
             )
 
-    def _start_state(self) -> None:
-        super()._start_state()
-        for group in self.param_groups:
-            for owner in [p for p in group["params"] if p.grad is not None]:
-                own = self.state[owner]
-                start_averages(own, owner, ["average" if group["metric"] == SPECTRAL else "square"])
-                for key in [Z, *[Y] * (owner.dtype in HALF)]:
-                    own.setdefault(key, start_point(owner, key))
-
     def _rule(self) -> Rule:
         options = self.param_groups[0]
         mix, beta2 = options["betas"]
         return super()._rule()._replace(mix=mix, beta2=beta2, eps=options["eps"], scale=SCALE)
 
-    def _drop_blank_state(self) -> None:
-        k = self.param_groups[0]["k"]
-        if not isinstance(k, Tensor) and k == 0:  # z begins at the parameters of the first step
-            self.state.clear()
-
-    # Checkpoints and copies
+    # Copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copied = memo[id(self)] = type(self).__new__(type(self))
@@ -160,17 +140,6 @@ class ScheduleFreeSPS(CappedPolyak):
             if id(switch) in memo:  # its model was copied before
                 memo[id(switch)].add(copied)
         return copied
-
-    def _further_state(self) -> dict[Tensor, dict[str, Any]]:
-        regularized = [p for group in self.param_groups if group["regularizer"] is not None for p in group["params"]]
-        held = [p for p in regularized if Z in self.state.get(p, {}) and HELD not in self.state[p]]
-        return {p: {HELD: torch.zeros_like(p.detach())} for p in held}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for own in () if self._evaluating else self.state.values():
-            if isinstance(own, dict):
-                own.pop(HELD, None)
 
     # Modes
 

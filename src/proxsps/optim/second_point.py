@@ -16,12 +16,9 @@ from torch import Tensor
 from proxsps.optim.blocks import LINES, Block, plain
 from proxsps.optim.distance import Sample, sampled
 from proxsps.optim.lists import bundles, join, widened
-from proxsps.optim.memory import HALF, memory_dtype
+from proxsps.optim.memory import HALF, Y, Z
 from proxsps.regularizers.structure import Entries, Scalar, Structure
 
-# Keys of the state: z; y of half-precision parameters; y while a model with the zeros of a regulariser is evaluated.
-Z, Y, HELD = "z", "y", "held"
-AVERAGING = ("total", "longest", "tau", "squares")  # W, taumax, the last step and rho^2, in the groups
 PIECE = 1 << 18  # entries that are processed at a time
 
 
@@ -38,11 +35,6 @@ def move_points(block: Block, held: Callable[[int, str], Tensor]) -> None:
             block.ys[i].copy_(torch.where(changed, shown.to(block.ys[i].dtype), block.ys[i]))
             block.afterwards.insert(0, partial(shown.copy_, block.ys[i]))
     block.params = [held(i, Z) for i in range(len(block.ys))]
-
-
-def start_point(owner: Tensor, key: str) -> Tensor:
-    """z or y at the start."""
-    return owner.detach().clone().to(memory_dtype(key, owner))
 
 
 def measured(owners: Sequence[Tensor], opt: Any, mix: float | None) -> list[Sample]:

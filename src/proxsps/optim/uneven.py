@@ -16,14 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from proxsps.optim.blocks import gather
 from proxsps.optim.device.numbers import Numbers, step_device
-from proxsps.optim.distance import KEYS, by_set
+from proxsps.optim.distance import by_set
 from proxsps.optim.lists import is_sharded
 from proxsps.optim.reduce import Ranks, Sums, further_rows, join
-from proxsps.optim.rule import Table
-from proxsps.optim.second_point import AVERAGING
-
-# What methods keep from step to step, in their groups.
-MEMORY = ("memory", "model_value", "model_offset", *KEYS, *AVERAGING)
+from proxsps.optim.rule import KEPT, Table
 
 
 class Shadow(JoinHook):
@@ -57,7 +53,7 @@ class Shadow(JoinHook):
 def _take_over(opt: Any, source: int, group: Any) -> None:
     """Get the numbers of all groups, and the state of all parameters, from the rank `source`."""
     params = [p for options in opt.param_groups for p in options["params"]]
-    numbers = [{key: float(options[key]) for key in MEMORY if key in options} for options in opt.param_groups]
+    numbers = [{key: float(options[key]) for key in KEPT if key in options} for options in opt.param_groups]
     shapes = {
         i: {key: (value.shape, value.dtype) for key, value in opt.state[p].items()}
         for i, p in enumerate(params)

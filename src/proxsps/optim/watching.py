@@ -13,19 +13,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from proxsps.core.checks import check_positive
-from proxsps.optim.hints import warn
+from proxsps.optim.hints import WarnsOnce
 from proxsps.optim.lists import widened
 from proxsps.optim.memory import local_entries
 
-UNTOUCHED = "Parameters were left untouched."
 _TWO_LOSSES = "{}.step() got both a closure and a loss, or two losses: pass one of them."
 
 
-class WatchesLosses(Optimizer):
+class WatchesLosses(WarnsOnce, Optimizer):
     """The part of an optimizer that finds the loss of a step."""
 
     needs_loss = True
-    _warned: set[str]
 
     def _forget_losses(self) -> None:
         """Nothing was watched yet."""
@@ -161,15 +159,6 @@ class WatchesLosses(Optimizer):
                 "leave it out, and limit the move with max_move= of the optimizer",
                 "",
             )
-
-    def _warn_once(
-        self, kind: str, reason: str, effect: str = UNTOUCHED, category: type[Warning] = RuntimeWarning
-    ) -> None:
-        """Warn the first time that this kind of reason occurs."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            parts = f"{type(self).__name__}: {reason}.", effect, "This warning is shown once."
-            warn(" ".join(filter(None, parts)), category)
 
 
 def _nonzero(grad: Tensor) -> bool:

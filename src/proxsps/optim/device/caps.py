@@ -18,8 +18,9 @@ from proxsps.core.caps import shares
 from proxsps.core.distance import Travel, advance_travel, distance_cap, moving_weights, start_reach
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers
-from proxsps.optim.distance import KEYS, ORIGIN, by_set, constant, set_factors
+from proxsps.optim.distance import KEYS, by_set, constant, set_factors
 from proxsps.optim.lists import widened
+from proxsps.optim.memory import ORIGIN
 from proxsps.optim.rule import Rule
 from proxsps.optim.second_point import measured
 

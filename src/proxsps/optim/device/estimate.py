@@ -24,9 +24,9 @@ from proxsps.optim.last_step import Chosen
 from proxsps.optim.lists import LAUNCH, bundles, join, join_all, widened
 from proxsps.optim.memory import State, entries
 from proxsps.optim.reduce import Sums
-from proxsps.optim.rule import Rule
+from proxsps.optim.rule import MODEL, Rule
 
-KEYS = ("model_value", "model_offset", "k")  # in the groups
+KEYS = (*MODEL, "k")  # in the groups
 
 
 class Given(Estimate):
@@ -38,7 +38,7 @@ class Given(Estimate):
     def __init__(self, rule: Rule, blocks: Sequence[Block], numbers: Numbers) -> None:
         penalties = map(couple, blocks) if rule.coupled else ()
         self._penalties = [0.0 if value is None else value for value in penalties]
-        super().__init__(rule, blocks, numbers, {}, {}, [()] * len(blocks), None)
+        super().__init__(rule, blocks, numbers, {}, {}, None)
         for j, block in enumerate(blocks):
             centers = [self._centers[j]] if self._centers[j] else []
             columns = (block.slopes, block.params, *centers) if self.kinds[j] == LINES else ()
@@ -75,8 +75,7 @@ class Averaged(Estimate):
         # Adam's averages start from zeros, with a correction; without a metric, they start from the first value.
         form = momentum_weights if rule.beta2 is None else corrected_weights
         self._weights = form(before["k"], rule.beta)
-        keys = ("average",) if rule.beta2 is None else ("average", "square")
-        super().__init__(rule, blocks, numbers, state, before, [keys] * len(blocks), range(len(blocks)))
+        super().__init__(rule, blocks, numbers, state, before, range(len(blocks)))
         made: dict[str, dict[int, Tensor]] = defaultdict(dict)
         for k, own in enumerate(self._vectors):
             for name, vector in self._average(k, own).items():

@@ -19,7 +19,7 @@ from proxsps.optim.blocks import LINES, Block
 from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.last_step import Chosen
 from proxsps.optim.lists import LAUNCH, join_all, spread_all, widened
-from proxsps.optim.memory import State, entries, least_metric, replace, start_averages
+from proxsps.optim.memory import State, entries, least_metric, replace, start_state
 from proxsps.optim.reduce import Sums, further_rows
 from proxsps.optim.rule import Rule
 
@@ -62,7 +62,6 @@ class Estimate:
         numbers: the numbers of the step.
         state: the optimizer's state.
         before: numbers in the groups that the model changes, before the step.
-        keys: of the averages of each block in the state.
         apart: of each block; only blocks for which these are equal share vectors. Without it there are none.
     """
 
@@ -73,11 +72,11 @@ class Estimate:
         numbers: Numbers,
         state: State,
         before: dict[str, Tensor],
-        keys: Sequence[tuple[str, ...]],
         apart: Sequence[object] | None,
     ) -> None:
         self.rule, self.blocks, self.numbers = rule, blocks, numbers
-        self._state, self._before, self._keys = state, before, keys
+        self._state, self._before = state, before
+        self._keys = [rule.averages(block.spectral) for block in blocks]  # of averages in the state
         self.kinds = [block.kind for block in blocks]
         self.measures = rule.coupled or rule.max_move is not None  # whether ||x||^2 is needed
         self._centers: list[Sequence[Any]] = [
@@ -94,8 +93,8 @@ class Estimate:
     def _columns(self, j: int, i: int) -> Columns:
         """The gradient of a tensor of a block, its point, and its averages, which are created if they are missing."""
         block = self.blocks[j]
+        start_state(self._state, block.owner(i), self.rule, block.spectral)
         own, center = self._state[block.owner(i)], self._centers[j]
-        start_averages(own, block.owner(i), self._keys[j])
         held = {key: entries(own[key], block.gathered) for key in self._keys[j]}
         return {"g": block.slopes[i], "x": block.params[i], **({"c": center[i]} if center else {}), **held}
 

@@ -20,10 +20,10 @@ from proxsps.optim.device.joined import Estimate, Estimated, Vector
 from proxsps.optim.device.numbers import Numbers, store
 from proxsps.optim.last_step import Chosen
 from proxsps.optim.lists import join
-from proxsps.optim.memory import entries
+from proxsps.optim.memory import Y, Z, entries, new_state
 from proxsps.optim.reduce import Sums
 from proxsps.optim.rule import Rule
-from proxsps.optim.second_point import Y, Z, bounds_of, move_points, start_point
+from proxsps.optim.second_point import bounds_of, move_points
 from proxsps.optim.spreading import directions_of
 
 
@@ -47,9 +47,8 @@ class SecondPoints(Estimate):
         before = {name: numbers.scalar(opt.param_groups[0][name]) for name in names}
         for block in blocks:
             move_points(block, partial(_point, block, opt.state))
-        keys = [("average",) if block.spectral else ("square",) for block in blocks]
         apart = [j if block.spectral else -1 for j, block in enumerate(blocks)]
-        super().__init__(rule, blocks, numbers, opt.state, before, keys, apart)
+        super().__init__(rule, blocks, numbers, opt.state, before, apart)
         self._opt, self._mix, self._bounds = opt, rule.mix or 1.0, list(map(bounds_of, blocks))
         self._points = list(map(self._point, self._vectors))
         if spectral:
@@ -145,5 +144,5 @@ def _point(block: Block, state: Any, i: int, key: str) -> Tensor:
     """A point of a tensor, which is made where it is missing."""
     own = state[block.owner(i)]
     if key not in own:
-        own[key] = start_point(block.owner(i), key)
+        own[key] = new_state(block.owner(i), key)
     return entries(own[key], block.gathered)

@@ -17,10 +17,9 @@ from numba.extending import register_jitable
 
 from proxsps.core import plain, plain_step
 from proxsps.core.plain_step import INEXACT, Blocks, Loss, Room, Step, closed_form, take_step
-from proxsps.optim.distance import TRAVEL
 from proxsps.optim.kernels.averages import D_DOT_X, D_SQ, G_DOT_X, G_SQ, MOVED_SQ, SUMS
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.rule import Solved
+from proxsps.optim.rule import TRAVEL, Solved
 
 FIRST = TRAVEL.index("first_reach")
 
