@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("numba")
 
-from proxsps.optim import ProxSPS, ProxSPSAdam, host, sampled_start
+from proxsps.optim import ProxSPS, ProxSPSAdam, host
 from proxsps.optim.kernels.between import ROOM
 from proxsps.optim.kernels.layout import CHUNK
 from proxsps.regularizers import L1, Box, ElasticNet, LInfBall, NonNegative
@@ -126,7 +126,6 @@ def test_where_too_many_entries_change_their_branch_heights_take_passes(method, 
 @pytest.mark.parametrize("spread", [1.0, 1e-3, 0.0])
 def test_a_step_is_the_same_as_with_passes_over_all_entries(method, dtype, spread, monkeypatch):
     monkeypatch.setattr(host, "WORTH", 10_000)
-    monkeypatch.setattr(sampled_start, "WORTH", 10_000)
     kind, options = METHODS[method]
     found = {}
     for sampled in (True, False):

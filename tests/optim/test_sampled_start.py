@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxsps.optim import ProxSPS, ProxSPSAdam, ScheduleFreeSPS, host, sampled_start
+from proxsps.optim import ProxSPS, ProxSPSAdam, ScheduleFreeSPS, host
 from proxsps.optim.plan import load_kernels
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso, NonNegative
 
@@ -18,8 +18,7 @@ needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="the compiled 
 @pytest.fixture(autouse=True)
 def worth(monkeypatch):
     """Samples from few entries on."""
-    for module in (host, sampled_start):
-        monkeypatch.setattr(module, "WORTH", 10_000)
+    monkeypatch.setattr(host, "WORTH", 10_000)
 
 
 def drawn(seed, dtype=torch.float32):
@@ -90,15 +89,15 @@ def passes(monkeypatch):
 @needs_kernels
 @pytest.mark.parametrize("phi", REGULARIZERS, ids=str)
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize(("enough", "coarser"), [(sampled_start.ENOUGH, False), (1_000, True)])
+@pytest.mark.parametrize(("enough", "coarser"), [(host.ENOUGH, False), (1_000, True)])
 def test_one_to_three_passes_over_all_entries_are_enough(phi, alone, enough, coarser, monkeypatch, passes):
-    monkeypatch.setattr(sampled_start, "ENOUGH", enough)
+    monkeypatch.setattr(host, "ENOUGH", enough)
     params = drawn(2)
     groups = [{"params": params, "regularizer": phi}] if alone else groups_of(phi, params)
     ProxSPS(groups, lr=ALPHA).step(loss=-(height(groups, 0.0) + height(groups, 1.0)) / 2)
     samples = [every for every in passes if every > 1]
     assert len(samples) == 2
-    assert (min(samples) > sampled_start.SAMPLE) == coarser
+    assert (min(samples) > host.SAMPLE) == coarser
     # Entries are few here, so that their kinks count for more than in a network.
     assert passes.count(1) <= (3 if alone else 5)
 

@@ -157,6 +157,7 @@ class WarnsOnce:
         """No warning was given, and no step was taken yet."""
         self._warned: set[str] = set()
         self._skips = 0  # steps in a row that were skipped
+        self._observed = True  # whether the next step has to be looked at, even if its model is above the bound
         self._low = 0  # steps in a row with a model at or below its bound
         self._small: int | None = 0  # steps since the start of a run, if the factors of all were small
         # Limited steps since the start of a run, and the longest of them; None once the measured distance has grown.
@@ -179,7 +180,7 @@ class WarnsOnce:
             self._warn_once("skips", f"The last {LOW} steps were all skipped. {reason}")
 
     def _notice(self, solved: Solved, rule: Rule) -> None:
-        """Warn once if steps lead nowhere."""
+        """Warn once if the steps that are taken lead nowhere."""
         averaged = rule.beta is not None or rule.mix is not None
         if averaged and solved.loss.bounded:
             self._low = self._low + 1 if solved.step.gap <= 0 else 0
@@ -191,8 +192,10 @@ class WarnsOnce:
                 self._warn_once("low", reason, "The loss had no effect on the parameters in these steps.")
         if rule.distance and rule.max_move is None:
             self._notice_rest(solved, solved.blocks.g_sq if averaged else solved.blocks.d_sq)
-        if rule.factor and self._small is not None:
+        self._small = self._small if rule.factor else None
+        if self._small is not None:
             self._notice_factors(solved.k)
+        self._observed = self._low > 0 or self._small is not None or self._rest is not None
 
     def _notice_factors(self, k: float) -> None:
         """Warn if the factors of all steps from the very first on were small; a resumed training gets no warning."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -185,30 +186,29 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         lower_bound: Tensor | float | None,
     ) -> Any:
         self._taken["last"] = None
-        compiling = torch.compiler.is_compiling()
-        changed = not compiling and self._read_scheduled()
+        changed = self._read_scheduled()
         if self._ranks.size > 1:
             self._check_uneven()
         value, weight, returned = self._loss(closure, loss)
-        if lower_bound is None:
-            bound = self.param_groups[0].get("lower_bound", 0.0) if self.bounded else None
-        elif self.bounded:
-            check_bound(bound := lower_bound)
-        else:
-            raise ValueError(f"{type(self).__name__} does not use a lower bound; leave it out, or use ProxSPS.")
-        if value is not None and not compiling and self._plan is not None and self._plan.holds(self):
-            if changed:
-                self._check_options()
-            self._take(self._plan, value, weight, bound)
-        else:
-            self._step_anew(value, weight, bound, returned)
+        bound = self._bound(lower_bound)
+        take = self._kept_plan(value, changed) or self._new_plan(value, bound, returned)
+        if take is not None:
+            self._taken["last"] = take(value, weight, bound)
         return returned
 
-    def _read_scheduled(self) -> bool:
-        """Look at the numbers that schedulers change, and check them if they have changed; returns whether they have.
+    def _bound(self, given: Tensor | float | None) -> Any:
+        """The lower bound of this step's loss; None if it has none."""
+        if given is None:
+            return self.param_groups[0].get("lower_bound", 0.0) if self.bounded else None
+        if not self.bounded:
+            raise ValueError(f"{type(self).__name__} does not use a lower bound; leave it out, or use ProxSPS.")
+        check_bound(given)
+        return given
 
-        A tensor may change in place.
-        """
+    def _read_scheduled(self) -> bool:
+        """Check numbers that schedulers have changed, and tensors; returns whether there are any."""
+        if torch.compiler.is_compiling():
+            return True
         numbers = tuple([group[key] for group in self.param_groups for key in SCHEDULED])
         known = set(map(type, numbers)) <= {float, int}
         if known and numbers == self._scheduled:
@@ -218,8 +218,16 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
         self._scheduled = numbers
         return True
 
-    def _step_anew(self, value: Any, weight: float, bound: Any, returned: Any) -> None:
-        """Check everything that a kept plan has checked; then plan a step and take it, or take one on a device."""
+    def _kept_plan(self, value: Any, changed: bool) -> Callable[..., Taken] | None:
+        """What takes the step, if the plan of an earlier step still holds."""
+        if value is None or self._plan is None or torch.compiler.is_compiling() or not self._plan.holds(self):
+            return None
+        if changed:
+            self._check_options()
+        return partial(self._take, self._plan)
+
+    def _new_plan(self, value: Any, bound: Any, returned: Any) -> Callable[..., Taken] | None:
+        """What takes the step, after all checks that a kept plan has passed; None if there is nothing to do."""
         if not torch.compiler.is_compiling():
             self._check_changes()
         check_bound(bound)
@@ -233,47 +241,48 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             self._warn_once("no gradient", "No parameter has a gradient. Call loss.backward() before the step")
         if value is None:
             self._start_state()
-            return
+            return None
         if not (found or self._ranks.size > 1) or not computable(found, value, self.needs_loss):
-            return
+            return None
         params = [x for block in blocks for x in block.params] or [p for _, p in self._named()]
         device = step_device(params, self.param_groups[0]["capturable"] or any(map(is_fake, found)))
         self._check_options()
-        if device is None:
-            self._plan = Plan(self, blocks, self._rule())
-            self._take(self._plan, value, weight, bound)
-        else:
-            self._taken["last"] = device_step.take(self, blocks, device, value, weight, bound)
+        if device is not None:
+            return partial(device_step.take, self, blocks, device)
+        self._plan = Plan(self, blocks, self._rule())
+        return partial(self._take, self._plan)
 
     def _blocks(self) -> list[Block]:
         return gather(self.param_groups, self._ranks, self._rule().beta2 is not None)
 
     _observed_step = Optimizer.profile_hook_step(_step_once)
 
-    def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> None:
+    def _take(self, plan: Plan, value: Any, weight: float, bound: Any) -> Taken:
         """Take the step of a plan, or none if it has to be skipped; in doubles if its numbers need them."""
         loss = Loss(float(value), 0.0 if bound is None else float(bound), bound is not None)
-        closed = plan.closed_form
+        closed, taking = plan.closed_form, plan
         solved = closed.solve(self, loss) if closed is not None and closed.ready() else solve(self, plan, loss, weight)
-        taking = plan
         while solved is None:  # its numbers need doubles
             taking = Plan(self, self._blocks(), plan.rule, exact=True)
             solved = solve(self, taking, loss, weight)
         ok = solved.step.code == TAKEN
         if ok:
-            self._skips, height = 0, solved.write()
+            height = solved.write()
             if math.isnan(solved.step.height):
                 solved = solved._replace(step=solved.step._replace(height=height))
             taking.keep_numbers(self.param_groups, solved)
-            self._notice(solved, plan.rule)
+            self._skips = 0
+            if self._observed or solved.step.gap <= 0 or (plan.rule.distance and solved.k == 0):
+                self._notice(solved, plan.rule)
         elif solved.step.code == SKIPPED:
             self._skip(*skip_reason(*solved.loss))
         else:
             self._skip("move", "The step leaves the range of the parameters' precision")
-        taken = self._taken["last"] = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
+        taken = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
         plan.note(self)
         if self._ranks.check and 1 < self._ranks.size == taking.active:
             self._ranks.compare(report(taken).tau, self._named())
+        return taken
 
     def _rule(self) -> Rule:
         """The rule of the method, with the options that it has now."""
