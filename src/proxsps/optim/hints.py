@@ -203,6 +203,7 @@ class WarnsOnce:
         small = k == self._small and all([not isinstance(lr, Tensor) and lr < SMALL_FACTOR for lr in rates])
         self._small = int(k) + 1 if small else None
         if self._small == FIRST_STEPS:
+            self._small = None
             self._warn_once("factors", factor_hint(self.param_groups), "")
 
     def _notice_rest(self, solved: Solved, g_sq: Sequence[float]) -> None:
