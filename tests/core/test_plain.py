@@ -132,20 +132,6 @@ def test_dec_sps_and_its_memory(case, c0, k, data):
     assert all(map(close, after, kept.previous.tolist()))
 
 
-@given(blocks(), decades(-3, 3), or_zero(decades(-12, 12)))
-def test_lengths_of_affine_moves(case, u, x_sq):
-    _, d_sq, d_dot_x, alpha, lam = case
-    update = step.prox_coefficients(np.float64(u), *arrays(alpha, lam))
-    pairs = zip(update.keep.tolist(), update.move.tolist(), d_sq, d_dot_x, strict=True)
-    got = sum([plain.affine_move_sq(*own, x_sq) for own in pairs])
-    terms = [
-        (abs(b) * math.sqrt(e) + (1 - a) * (1 + math.sqrt(x_sq))) ** 2 + 2 * abs(b * c)
-        for a, b, e, c in zip(update.keep.tolist(), update.move.tolist(), d_sq, d_dot_x, strict=True)
-    ]
-    want = step.prox_move_sq(update, *arrays(d_sq, d_dot_x, [x_sq] * len(d_sq)))
-    assert close(got, float(want), sum(terms))
-
-
 @given(blocks(), decades(-6, 6))
 def test_the_report_of_a_matched_step(case, longest):
     gap, d_sq, d_dot_x, share, lam = case

@@ -70,7 +70,7 @@ def test_heights_are_those_of_a_pass_over_all_entries(phi, method, dtype, ends, 
     u = [low, low + 0.3 * (high - low), high]
     alpha = [CAP, CAP]
     expected = part.heights(alpha, u)
-    table, at_ends = part.sums(alpha, [low, high], False)
+    table, at_ends = part.sums(alpha, [low, high])
     passes = count_passes(part, monkeypatch)
     found = part.heights(alpha, u)
     assert not passes
@@ -86,9 +86,9 @@ def test_heights_are_those_of_a_pass_over_all_entries(phi, method, dtype, ends, 
 @of_all_methods
 def test_sums_do_not_depend_on_the_points(method):
     part = part_of(drawn(torch.float64), L1(0.2), method)
-    expected, _ = part.sums([CAP, CAP], [], False)
+    expected, _ = part.sums([CAP, CAP], [])
     for u in ([1.0], [0.4, 0.41]):
-        found, heights = part.sums([CAP, CAP], u, False)
+        found, heights = part.sums([CAP, CAP], u)
         assert found[0] == pytest.approx(expected[0], rel=1e-12)
         assert all(a == pytest.approx(b, rel=1e-12) for a, b in zip(found, expected, strict=True))
         assert heights.h == pytest.approx(part.heights([CAP, CAP], u).h, rel=1e-11)
@@ -97,14 +97,14 @@ def test_sums_do_not_depend_on_the_points(method):
 def test_points_outside_other_caps_and_gradients_take_a_pass(monkeypatch):
     params = drawn(torch.float32)
     part = part_of(params, L1(0.2), "gradient")
-    part.sums([CAP, CAP], [0.4, 0.41], False)
+    part.sums([CAP, CAP], [0.4, 0.41])
     passes = count_passes(part, monkeypatch)
     part.heights([CAP, CAP], [0.405])
     assert not passes
     part.heights([CAP, CAP], [0.42])
     part.heights([2 * CAP, CAP], [0.405])
     assert len(passes) == 2
-    part.sums([CAP, CAP], [0.4, 0.405, 0.41], False)  # which lists nothing
+    part.sums([CAP, CAP], [0.4, 0.405, 0.41])  # which lists nothing
     part.heights([CAP, CAP], [0.405])
     assert len(passes) == 4
 
@@ -114,7 +114,7 @@ def test_where_too_many_entries_change_their_branch_heights_take_passes(method, 
     part = part_of(drawn(torch.float32, 1e-3), L1(0.2), method)  # nearly equal entries reach 0 together
     alpha = [8.0, 8.0]
     expected = part.heights(alpha, [0.3])
-    part.sums(alpha, [0.0, 1.0], False)
+    part.sums(alpha, [0.0, 1.0])
     assert part._lists.counts.max() > ROOM
     passes = count_passes(part, monkeypatch)
     assert part.heights(alpha, [0.3]) == expected
@@ -148,7 +148,7 @@ def test_lists_do_not_depend_on_the_number_of_threads():
         torch.set_num_threads(threads)
         try:
             part = part_of(drawn(torch.float32, shapes=((1 << 21,), (30_011,), (97, 53))), L1(0.2), "adam")
-            _, heights = part.sums([CAP, CAP], [0.4, 0.41], False)
+            _, heights = part.sums([CAP, CAP], [0.4, 0.41])
             found.append((heights, part.heights([CAP, CAP], [0.405]), part._lists.counts.tolist()))
         finally:
             torch.set_num_threads(before)

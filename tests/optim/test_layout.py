@@ -184,7 +184,7 @@ def sums_of(kit, *shapes, seed=0):
     """A function that computes the sums of a plan."""
     opt = ProxSPS(kit.drawn(*shapes, seed=seed), fused=True)
     opt.step(loss=0.5)
-    return lambda: opt._plan.sums([1.0], (), True)[0]
+    return lambda: opt._plan.sums([1.0], ())[0]
 
 
 def test_several_python_threads_at_once_get_right_results(kit, two_threads):

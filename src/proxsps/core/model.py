@@ -88,16 +88,6 @@ def row_values(rows: RowSums, psi: Psi, alpha: Array | float, u: Array) -> Array
     return xp.sum(c * along - d_dot_x, axis=-1)
 
 
-def row_moves_sq(rows: RowSums, psi: Psi, alpha: Array, u: Array) -> Array:
-    """||y_g(u) - x_g||^2 over all rows, for one u of the shape of the runs."""
-    x_sq, d_dot_x, d_sq = rows
-    s = u[..., None] * alpha
-    norm = _norm(x_sq, d_dot_x, d_sq, s)
-    c, _ = _factor(psi, norm, alpha)
-    # y - x = (c - 1) x - c s d
-    return array_namespace(c).sum((c - 1) ** 2 * x_sq - 2 * (c - 1) * c * s * d_dot_x + (c * s) ** 2 * d_sq, axis=-1)
-
-
 def row_factors(psi: Psi, norm: Array, alpha: Array) -> Array:
     """c with y_g = c z_g, from the norms ||z_g||; 0 for rows that are 0."""
     return _factor(psi, norm, alpha)[0]

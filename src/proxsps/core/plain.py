@@ -307,9 +307,3 @@ def shortest_step(gap: float, d_sq: float, longest: float) -> float:
 def relaxation(move_sq: float, max_move: float) -> float:
     """The factor on a move that is too long (`step.relaxation`)."""
     return max_move / math.sqrt(move_sq) if move_sq > max_move * max_move else 1.0
-
-
-def affine_move_sq(keep: float, move: float, p_sq: float, p_dot_x: float, x_sq: float) -> float:
-    """||x+ - x||^2 of a block with x+ = keep x + move p (`step.prox_move_sq`)."""
-    lost = 1 - keep
-    return move * move * p_sq - 2 * move * lost * p_dot_x + lost * lost * x_sq

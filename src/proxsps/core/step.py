@@ -89,27 +89,8 @@ def coupled_coefficients(u: Array, alpha: Array, lam: Array) -> Affine:
     return Affine(1 - tau * lam, -tau, tau * lam)
 
 
-def prox_move_sq(update: Affine, d_sq: Array, d_dot_x: Array, x_sq: Array) -> Array:
-    """||x+ - x||^2 over all blocks for `prox_coefficients`: there x+ - x = move d - (1 - keep) (x - c)."""
-    xp = array_namespace(d_sq)
-    lost = 1 - update.keep
-    return xp.sum(update.move**2 * d_sq - 2 * update.move * lost * d_dot_x + lost**2 * x_sq, axis=-1)
-
-
-def coupled_move_sq(update: Affine, d_sq: Array) -> Array:
-    """||x+ - x||^2 over all blocks for `coupled_coefficients`: there x+ - x = move d."""
-    return array_namespace(d_sq).sum(update.move**2 * d_sq, axis=-1)
-
-
 def relaxation(move_sq: Array, max_move: float) -> Array:
     """The factor s = min{1, max_move / ||y - x||}, with which x + s (y - x) is y projected onto a ball around x."""
     xp = array_namespace(move_sq)
     longer = move_sq > max_move * max_move  # a power of a Python number raises an error where it overflows
     return xp.where(longer, max_move / xp.where(longer, move_sq, xp.ones_like(move_sq)) ** 0.5, xp.ones_like(move_sq))
-
-
-def relax(update: Affine, s: Array) -> Affine:
-    """The update x + s (x+ - x); bitwise the given one where s = 1."""
-    if isinstance(update.keep, float):  # without decay
-        return update._replace(move=s * update.move)
-    return Affine(update.keep + (1 - s) * (1 - update.keep), s * update.move, s * update.pull)

@@ -14,7 +14,6 @@ from typing import Any
 from proxsps.core import plain
 from proxsps.core.dual import DOUBLE, SINGLE, geometric
 from proxsps.core.plain_step import (
-    TAKEN,
     Blocks,
     Choice,
     Found,
@@ -54,7 +53,7 @@ def solve(opt: Any, plan: Plan, loss: Loss, weight: float) -> Solved | None:
     ahead: list[float] = []
     if plan.curves and not (rule.matched or rule.distance) and plan.ranks == 1:
         ahead = _ahead(plan, numbers, loss, rates, lam, resting)
-    table, heights = plan.sums(rates, ahead, rule.coupled or rule.max_move is not None)
+    table, heights = plan.sums(rates, ahead)
     if not plan.ordinary(table):
         return None
     travelled: tuple[list[float], list[float]] = plan.distance_sq(opt, table) if rule.distance else ([], [])
@@ -69,8 +68,6 @@ def solve(opt: Any, plan: Plan, loss: Loss, weight: float) -> Solved | None:
     room = Room([0.0] * len(rates), [[0.0] * 5 for _ in before], [0.0] * len(rates), [0.0] * len(rates))
     found = Search(plan, table, lam, ahead, heights)
     step = Step(*take_step(loss, plan.method, numbers, *_products(table, resting), blocks, room, found.choose))
-    if step.code == TAKEN and rule.max_move is not None and step.reach > 0:
-        step = _shortened(plan, table, step, room, rule.max_move)
     write = partial(_write, plan, step, blocks, room)
     return Solved(step, k, loss, blocks, room.share, room.after, write, found.memory)
 
@@ -197,7 +194,7 @@ def _ahead(plan: Plan, numbers: Numbers, loss: Loss, alpha: Floats, lam: Floats,
         return SPREAD[plan.points]
     if len(plan.parts) > 1:
         return []
-    m, doubt, table = loss.f, 0.0, Table(*[[0.0] * len(alpha)] * 9)
+    m, doubt, table = loss.f, 0.0, Table(*[[0.0] * len(alpha)] * 6)
     if plan.rule.beta is not None or any(plan.affine):
         table = Table(*plan.parts[0].part.sampled_sums(SAMPLE))
         m, *_ = linear_model(loss.f, plan.method, numbers, *_products(table, resting))
@@ -252,33 +249,17 @@ def matched_points(plan: Any, heights: Sampled, gap: float) -> list[float]:
 # The write
 
 
-def _shortened(plan: Plan, table: Table, step: Step, room: Room, max_move: float) -> Step:
-    """Shorten a move that is longer than a limit (`proxsps.core.step.relax`)."""
-    rule = plan.rule
-    total = plan.move_sq([step.reach * a for a in room.share], step.u) if plan.curves else 0.0
-    p_sq, p_dot_x = (table.p_sq, table.p_dot_x) if rule.beta2 is not None else (table.d_sq, table.d_dot_x)
-    for j, affine in enumerate(plan.affine):
-        if affine:
-            keep = 1.0 if rule.coupled else room.keep[j]  # its slopes have the decay
-            total += plain.affine_move_sq(keep, room.move[j], p_sq[j], p_dot_x[j], table.x_sq[j])
-    s = plain.relaxation(total, max_move)
-    for j in range(len(room.keep)):
-        room.keep[j] += (1 - s) * (1 - room.keep[j])
-        room.move[j] *= s
-    return step._replace(relaxation=s)
-
-
-def _write(plan: Plan, step: Step, blocks: Blocks, room: Room) -> float:
+def _write(plan: Plan, step: Step, blocks: Blocks, room: Room) -> Step:
     """Move all blocks; where there is no step, averages are stored and nothing moves, not even onto a constraint.
 
-    Returns the height of the new point, which kernels have computed where it was not known before.
+    Returns the step with its relaxation, and with the height of the new point if kernels have found it meanwhile.
     """
     alpha = [step.reach * a for a in room.share]
-    plan.write(room.keep, room.move, alpha, step.u, step.relaxation if step.reach > 0 else 0.0, step.share)
+    relaxation = plan.write(room.keep, room.move, alpha, step.u, step.reach > 0, step.share)
+    step = step._replace(relaxation=relaxation)
     if not plan.l1 or not math.isnan(step.height):
-        return step.height
+        return step
     lines = [w if own else 0.0 for w, own in zip(room.share, plan.affine, strict=True)]
     curved = sum([member.part.height for member in plan.curves])
-    return float(curved) + plain.l2_matched_height(
-        step.gap, blocks.d_sq, blocks.d_dot_x, lines, blocks.lam, step.longest
-    )
+    affine = plain.l2_matched_height(step.gap, blocks.d_sq, blocks.d_dot_x, lines, blocks.lam, step.longest)
+    return step._replace(height=float(curved) + affine)

@@ -267,17 +267,16 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             solved = solve(self, taking, loss, weight)
         ok = solved.step.code == TAKEN
         if ok:
-            height = solved.write()
-            if math.isnan(solved.step.height):
-                solved = solved._replace(step=solved.step._replace(height=height))
+            solved = solved._replace(step=solved.write())
             taking.keep_numbers(self.param_groups, solved)
             self._skips = 0
             if self._observed or solved.step.gap <= 0 or (plan.rule.distance and solved.k == 0):
                 self._notice(solved, plan.rule)
-        elif solved.step.code == SKIPPED:
-            self._skip(*skip_reason(*solved.loss))
         else:
-            self._skip("move", "The step leaves the range of the parameters' precision")
+            if plan.rule.max_move is not None:
+                taking.relaxation(None)
+            beyond = "move", "The step leaves the range of the parameters' precision"
+            self._skip(*(skip_reason(*solved.loss) if solved.step.code == SKIPPED else beyond))
         taken = Taken(solved.share, ok, solved.step.gap, solved.step if ok else None)
         plan.note(self)
         if self._ranks.check and 1 < self._ranks.size == taking.active:

@@ -14,15 +14,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from proxsps.core.plain import corrected_weight, gradient_squares, gradient_weight
+from proxsps.core.plain import relaxation as plain_relaxation
 from proxsps.core.plain_step import Method
 from proxsps.optim.blocks import ENTRIES, FULL, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
 from proxsps.optim.held import HeldState, Member, lasting, parameters
+from proxsps.optim.limit import Start
 from proxsps.optim.lists import PLAIN
 from proxsps.optim.memory import ORIGIN, replace
 from proxsps.optim.rule import Heights, Rule, Table
-from proxsps.optim.second_point import dots, move_points, to_averages, to_next_points
+from proxsps.optim.second_point import averages, dots, move_points, to_next_points
 from proxsps.optim.spectral import SpectralPart
 
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
@@ -146,9 +149,9 @@ class Plan(HeldState):
             if rule.coupled:
                 member.part.set_coupling([lam[j] for j in member.places])
 
-    def sums(self, alpha: Sequence[float], ahead: Sequence[float], moving: bool) -> tuple[Table, Heights]:
+    def sums(self, alpha: Sequence[float], ahead: Sequence[float]) -> tuple[Table, Heights]:
         """The sums of all blocks, and the heights of the others at the points `ahead`, from the same pass."""
-        found = [member.part.sums([alpha[j] for j in member.places], ahead, moving) for member in self.parts]
+        found = [member.part.sums([alpha[j] for j in member.places], ahead) for member in self.parts]
         for member, (sums, _) in zip(self.parts, found, strict=True) if self.rule.mix is not None else ():
             if not member.part.mixes:
                 own = [self.blocks[j] for j in member.places]
@@ -171,10 +174,6 @@ class Plan(HeldState):
         """sum <d, x+(s) - x> over the blocks that are not affine, where step and prox have the size s times `share`."""
         return self._total([member.part.ray([share[j] for j in member.places], s, every) for member in self.curves])
 
-    def move_sq(self, alpha: Sequence[float], u: float) -> float:
-        """||y(u) - x||^2 over the blocks that are not affine."""
-        return self._total([[part.move_sq([alpha[j] for j in places], u)] for part, places, *_ in self.curves])[0]
-
     def _added(self, found: Sequence[Heights]) -> Heights:
         """The heights of parts, and their slopes, added up."""
         total = self._total([[*h, *slope] for h, slope in found]) if found else []
@@ -196,25 +195,46 @@ class Plan(HeldState):
         move: Sequence[float],
         alpha: Sequence[float],
         u: float,
-        relax: float,
+        moves: bool,
         share: float = 1.0,
-    ) -> None:
-        """Move all blocks, and store new averages; `share` is that of the new point in the schedule-free form."""
-        mixed, b = self.rule.mix is not None, self.rule.mix or 0.0
+    ) -> float:
+        """Move all blocks, and store new averages; `share` is that of the new point in the schedule-free form.
+
+        Returns the factor by which a limit shortened the move.
+        """
+        start = None if self.rule.max_move is None else Start(self.blocks)
+        apart: list[tuple[Block, list[Tensor]]] = []  # whose next y the part does not write; it follows from these x
         for member in self.parts:
-            own = [[numbers[j] for j in member.places] for numbers in (keep, move, alpha)]
-            apart: list[Block] = []  # whose parameters, beside the points that move, the part does not write
-            if mixed and member.part.mixes:
+            if self.rule.mix is not None and member.part.mixes:
                 member.part.set_share(share)
-            elif mixed:
-                apart = [self.blocks[j] for j in member.places]
-            for block in apart:
-                to_averages(block, b)
-            member.part.write(*own, u, relax)
-            for block in apart:
-                to_next_points(block, b, share)
+            if self.rule.mix is not None and (start is not None or not member.part.mixes):
+                blocks = [self.blocks[j] for j in member.places]
+                apart += [(block, averages(block, self.rule.mix, member.part.mixes)) for block in blocks]
+            member.part.write(*[[numbers[j] for j in member.places] for numbers in (keep, move, alpha)], u, moves)
             if self.rule.beta2 is not None and not self.blocks[member.places[0]].spectral:
                 self._count(member)
+        relaxation = 1.0 if start is None else self.relaxation(start)
+        if start is not None and relaxation < 1:
+            start.shorten(relaxation)
+        for block, xs in apart:
+            to_next_points(block, xs, self.rule.mix or 0.0, share)
+        self._finish()
+        return relaxation
+
+    def relaxation(self, start: Start | None) -> float:
+        """The factor on a move that is longer than `max_move`.
+
+        Args:
+            start: of the move. None if no step is taken, of which ranks that wait in `Join` do not know.
+        """
+        squares: Sequence[Any] = () if start is None else start.moves_sq(torch.float64)
+        total = sum([block.share * float(own) for block, own in zip(self.blocks, squares, strict=False)])
+        if self.ranks > 1:
+            total = self.ranks / self.active * float(self._all_ranks.sum(np.array(total))[0])
+        return plain_relaxation(total, self.rule.max_move or math.inf)
+
+    def _finish(self) -> None:
+        """Write what follows from new parameters and averages: shards of whole tensors, and new state."""
         for block in self.blocks:
             for finish in block.afterwards:
                 finish()

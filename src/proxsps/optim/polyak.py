@@ -63,7 +63,8 @@ class ProxSPS(CappedPolyak):
         cap: "proximal" for the step above, or "matched". None means "proximal" with an `lr`, "matched" without.
         distance_cap: whether $A_k$ is a cap too. None means True without an `lr`, False with one. It keeps a
             sample of the starting parameters as state: all entries of tensors with up to 4,096, of others one in 16.
-        max_move: limit on the Euclidean length of the move of all parameters together; longer moves are shortened.
+        max_move: limit on the Euclidean length of the move of all parameters together; longer moves are shortened. It
+            takes a copy of the parameters during the step, and with several ranks one more all-reduce.
         process_group: ranks whose losses and sums make one step. None for the default group, if torch.distributed
             runs with several ranks; a group; or False if each rank trains its own model.
         check_replicas: compare steps and replicas of all ranks bitwise after every step; slow, for debugging.

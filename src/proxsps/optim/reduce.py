@@ -120,14 +120,12 @@ class Sums(NamedTuple):
 
     d_sq: Array  # ||d||^2
     d_dot_x: Array  # <d, x - center>
-    x_sq: Array  # ||x - center||^2; only if needed
+    x_sq: Array  # ||x - center||^2; only in coupled methods
 
 
 def further_rows(rule: Rule) -> int:
-    """The number of rows of sums besides these on a device: `Joined.extras`, or values of regularisers."""
-    if rule.beta is None and rule.mix is None:
-        return int(rule.coupled)
-    return 3 if rule.max_move is None else 5
+    """The number of rows of sums besides these on a device: `Estimate.extras`."""
+    return int(rule.coupled) if rule.beta is None and rule.mix is None else 3
 
 
 def join(

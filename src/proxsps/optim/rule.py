@@ -51,13 +51,11 @@ class Table(NamedTuple):
     d_sq: list[float]  # <d, p>
     d_dot_x: list[float]
     noise_sq: list[float]  # sum of (d x)^2 over entries with a prox
-    x_sq: list[float]  # with lengths of moves, and in coupled methods
     g_dot_x: list[float]  # with averages, like the next one; <g, z - y> in the schedule-free form
     g_sq: list[float]  # ||D^-1 g||^2
-    p_sq: list[float]  # with lengths of moves, like the next one
-    p_dot_x: list[float]
     moved_sq: list[float]  # ||x - x_0||^2 of the tensors that are compared in the passes
     p_abs: Sequence[float] = ()  # ||p||_1 over entries with a prox, by kernels
+    x_sq: Sequence[float] = ()  # in coupled methods
     d_dot_c: Sequence[float] = ()  # <d, center>; blocks with a centre have x - center in place of x in other sums
 
 
@@ -77,5 +75,5 @@ class Solved(NamedTuple):
     blocks: Blocks
     share: list[float]  # `Room.share`
     after: list[list[float]]  # `Room.after`
-    write: Callable[[], float]  # returns the height where it was written, which some steps do not know before
+    write: Callable[[], Step]  # returns the step, with what only the write tells
     memory: Sequence[float] = ()  # of DecSPS after the step, one number per block

@@ -68,25 +68,29 @@ def bounds_on_entries(structure: Structure | None) -> tuple[float, float] | None
     return (psi.lower, psi.upper) if isinstance(psi, Scalar) and psi.bounded else None
 
 
-def _lists(block: Block) -> Iterable[Sequence[list[Tensor]]]:
+def _lists(ys: Sequence[Tensor], zs: Sequence[Tensor]) -> Iterable[Sequence[list[Tensor]]]:
     """y and z in pieces; one by one with a wrapper, where one operation may change the other tensors twice."""
-    if not plain(block.ys):
-        return [([y], [z]) for y, z in zip(block.ys, block.params, strict=True)]
-    return bundles((block.ys, block.params), PIECE)
+    if not plain(ys):
+        return [([y], [z]) for y, z in zip(ys, zs, strict=True)]
+    return bundles((ys, zs), PIECE)
 
 
-def to_averages(block: Block, b: float) -> None:
-    """y <- x."""
-    for ys, zs in _lists(block):
-        torch._foreach_sub_(ys, zs)
-        torch._foreach_div_(ys, b)
-        torch._foreach_add_(ys, zs)
+def averages(block: Block, b: float, apart: bool) -> list[Tensor]:
+    """The averages x: in the memory of y, or `apart` from it."""
+    points = [y.clone() for y in block.ys] if apart else block.ys
+    for xs, zs in _lists(points, block.params):
+        torch._foreach_sub_(xs, zs)
+        torch._foreach_div_(xs, b)
+        torch._foreach_add_(xs, zs)
+    return points
 
 
-def to_next_points(block: Block, b: float, share: float) -> None:
-    """x <- the next y, from the last averages, which are where y was, and the new z."""
+def to_next_points(block: Block, averages: list[Tensor], b: float, share: float) -> None:
+    """The next y, from the last averages and the new z."""
+    if averages and averages is not block.ys:
+        torch._foreach_copy_(block.ys, averages)
     bounds = bounds_of(block)
-    for xs, zs in _lists(block):
+    for xs, zs in _lists(block.ys, block.params):
         steps = torch._foreach_sub(zs, xs)
         torch._foreach_mul_(steps, share)
         torch._foreach_add_(xs, steps)

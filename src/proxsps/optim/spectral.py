@@ -166,7 +166,7 @@ class SpectralPart:
     def count(self) -> None:
         """Nothing: there are no averages of squares."""
 
-    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, with new averages and directions, which are kept for the write."""
         mu, squares = self._plan.momentum
         rows = {name: [0.0] * len(self._blocks) for name in Table._fields[:-1]}  # without centres
@@ -174,12 +174,10 @@ class SpectralPart:
         self._new = list(zip(slopes, self._directions(slopes, math.sqrt(squares)), strict=True))
         for stack, (d, p) in zip(self._stacks, self._new, strict=True):
             z = torch.stack([self._blocks[stack.block].params[i] for i in stack.members])
-            pairs = {"d_sq": (d, p), "d_dot_x": (d, z), "p_sq": (p, p)}
-            pairs |= {"x_sq": (z, z), "p_dot_x": (p, z)} if moving else {}
-            for name, (a, b) in pairs.items():
+            for name, (a, b) in {"d_sq": (d, p), "d_dot_x": (d, z), "g_sq": (p, p)}.items():
                 rows[name][stack.block] += float(torch.sum(a * b, dtype=torch.float64))
-            rows["g_sq"][stack.block] += d.numel()
-        rows["g_sq"] = [counted(p_sq / squares, n) for p_sq, n in zip(rows["p_sq"], rows["g_sq"], strict=True)]
+        sizes = [sum(x.numel() for x in block.params) for block in self._blocks]
+        rows["g_sq"] = [counted(p_sq / squares, n) for p_sq, n in zip(rows["g_sq"], sizes, strict=True)]
         return list(rows.values()), Heights([], [])
 
     def _slopes(self, stack: Stack, new: float) -> Tensor:
@@ -199,7 +197,7 @@ class SpectralPart:
         found = [directions_of(block, own, rho, self._opt) for block, own in zip(self._blocks, found, strict=True)]
         return [torch.stack([found[stack.block][i] for i in stack.members]) for stack in self._stacks]
 
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
         """z <- keep z + move p; stores new averages."""
         for stack, (d, p) in zip(self._stacks, self._new, strict=True):
             block, own = self._blocks[stack.block], stack.members

@@ -41,6 +41,8 @@ class Shadow(JoinHook):
         squared = vector([0.0] * (2 * len(by_set(blocks).members)))
         rows = len(Table._fields) + 1 if device is None else len(Sums._fields) + further_rows(rule)
         join(ranks, vector, blocks, 0.0, 0.0, 0.0, [nothing] * rows, [squared] * rule.distance, active=False)
+        if rule.max_move is not None:
+            ranks.sum(vector([0.0])[0])
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the memory of a rank that stepped to the end, as DistributedDataParallel copies the parameters."""

@@ -50,7 +50,7 @@ class Given(Estimate):
         g, x, *center = map(widened, join_all(lists))
         x = x - center[0] if center else x
         d = torch.add(g, x, alpha=lam) if lam else g
-        squares = {"d_sq": d, **({"x_sq": x} if self.measures else {})}
+        squares = {"d_sq": d, **({"x_sq": x} if self.rule.coupled else {})}
         self._sum({j: slice(0, x.numel())}, squares, [(d, {"d_dot_x": x})])
 
     def extras(self) -> list[Array]:
@@ -60,7 +60,7 @@ class Given(Estimate):
     def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
         """The loss, with the regulariser if they are coupled."""
         m = coupled_value(f + extras[0].sum(), sums.x_sq, lam) if self.rule.coupled else f
-        return Estimated(m, sums.d_sq, sums)
+        return Estimated(m, sums.d_sq)
 
 
 class Averaged(Estimate):
@@ -90,20 +90,15 @@ class Averaged(Estimate):
         d = self._new[k]["average"] = torch.lerp(old, g, self._weights.new.to(old.dtype))
         made, near = {"slopes": d}, own.from_center(x)
         squares, along_d = {"g_sq": g}, {"d_dot_x": near}
-        if lines and self.measures:
-            squares["x_sq"] = near
         products = [(g, {"g_dot_x": x}), *([(d, along_d)] if lines else [])]
         if near is not x:
             along_d["d_dot_c"] = own.joined("c")[0]
         if square:
             self._new[k]["square"], D = self._squares(own, g, square[0])
-            p = made["directions"] = along_d["d_sq"] = d / D
+            made["directions"] = along_d["d_sq"] = d / D
             squares["g_sq"] = g / D
             if not lines:
                 made["metrics"] = D
-            if self.rule.max_move is not None:
-                squares["p_sq"] = p
-                products.append((p, {"p_dot_x": x}))
         elif lines:
             squares["d_sq"] = d
         self._sum(own.spans, squares, products)
@@ -134,7 +129,7 @@ class Averaged(Estimate):
         before = Averages(*self._before.values())
         after = update_averages(before, f, over_blocks(extras[0]), self._weights)
         self._after = dict(zip(KEYS, after, strict=True))
-        return Estimated(averaged_value(f, after, d_dot_x), extras[1], self._moves(extras, sums))
+        return Estimated(averaged_value(f, after, d_dot_x), extras[1])
 
     def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
         """Write the new averages, and count one more gradient for each parameter."""

@@ -20,7 +20,7 @@ from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.last_step import Chosen
 from proxsps.optim.lists import LAUNCH, join_all, spread_all, widened
 from proxsps.optim.memory import State, entries, least_metric, replace, start_state
-from proxsps.optim.reduce import Sums, further_rows
+from proxsps.optim.reduce import Sums
 from proxsps.optim.rule import Rule
 
 Columns = dict[str, Tensor]
@@ -32,7 +32,6 @@ class Estimated(NamedTuple):
 
     m: Array  # its value at x
     g_sq: Array  # ||D_j^-1 g_j||^2 of the gradient g of this step, one number per block
-    moves: Sums  # the sums from which the Euclidean length of a move follows
 
 
 class Vector(NamedTuple):
@@ -78,7 +77,6 @@ class Estimate:
         self._state, self._before = state, before
         self._keys = [rule.averages(block.spectral) for block in blocks]  # of averages in the state
         self.kinds = [block.kind for block in blocks]
-        self.measures = rule.coupled or rule.max_move is not None  # whether ||x||^2 is needed
         self._centers: list[Sequence[Any]] = [
             block.centers if block.centered and block.quadratic else () for block in blocks
         ]
@@ -189,22 +187,15 @@ class Estimate:
         return self.numbers.vector([known.get(j, 0.0) for j in range(len(self.blocks))])
 
     def extras(self) -> list[Array]:
-        """<g, x>, ||D^-1 g||^2, <d, center>, and for lengths of moves in a metric ||p||^2 and <p, x>.
+        """<g, x>, ||D^-1 g||^2, and <d, center>.
 
-        The third completes <d, x>, because sums of blocks with a centre have <d, x - center>.
+        The last one completes <d, x>, because sums of blocks with a centre have <d, x - center>.
         """
-        names = ("p_sq", "p_dot_x")[: further_rows(self.rule) - 3]
-        moves = [0.0 if self.rule.beta2 is None else self.row(name) for name in names]
-        return [self.row("g_dot_x"), self.row("g_sq"), self.row("d_dot_c") if any(self._centers) else 0.0, *moves]
+        return [self.row("g_dot_x"), self.row("g_sq"), self.row("d_dot_c") if any(self._centers) else 0.0]
 
     def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
         """The model, from the loss and sums over all ranks."""
         raise NotImplementedError
-
-    def _moves(self, extras: Sequence[Array], sums: Sums) -> Sums:
-        """In a metric, a move is along D^-1 d."""
-        in_metric = self.rule.beta2 is not None and self.rule.max_move is not None
-        return Sums(extras[3], extras[4], sums.x_sq) if in_metric else sums
 
     # After the step
 

@@ -19,12 +19,8 @@ from proxsps.core.step import (
     Affine,
     Line,
     coupled_coefficients,
-    coupled_move_sq,
     l2_line,
     prox_coefficients,
-    prox_move_sq,
-    relax,
-    relaxation,
 )
 from proxsps.optim.blocks import ENTRIES, LINES, ROWS, UNITS, Block, plain, stored
 from proxsps.optim.device.joined import Estimate
@@ -74,11 +70,11 @@ class Parts:
                 self._searched[-1].share = share
 
     def sums(self) -> Sums:
-        """The sums of all blocks, in their order; ||x||^2 only if it is needed, and of affine blocks."""
+        """The sums of all blocks, in their order."""
         found = {i: pair for part in self._searched for i, pair in zip(part.places, part.sums(), strict=True)}
         d_sq, d_dot_x = ({i: pair[row] for i, pair in found.items()} for row in range(2))
         estimate = self._estimate
-        x_sq = estimate.row("x_sq", dict.fromkeys(found, 0.0)) if estimate.measures else 0.0
+        x_sq = estimate.row("x_sq") if self._coupled else 0.0
         return Sums(estimate.row("d_sq", d_sq), estimate.row("d_dot_x", d_dot_x), x_sq)
 
     @property
@@ -142,45 +138,24 @@ class Parts:
 
     # The write
 
-    def write(
-        self, step: Chosen, sums: Sums, alpha: Tensor, lam: Tensor | float, ok: Tensor, max_move: float | None
-    ) -> Array | float:
-        """Move all blocks; returns the factor by which `max_move` shortens the move.
+    def write(self, step: Chosen, alpha: Tensor, lam: Tensor | float, ok: Tensor) -> None:
+        """Move all blocks.
 
         Args:
             step: the step.
-            sums: the sums that give the length of the move.
             alpha: caps, or shares that are multiplied by the reach of the step.
             lam: strengths of the squared l2 norm.
             ok: whether the step is taken.
-            max_move: limit on the length of the move, or None.
         """
-        alpha = times(step.reach, alpha)
-        s: Array | float = 1.0
-        if self._lines or max_move is not None:
-            update = (coupled_coefficients if self._coupled else prox_coefficients)(step.u, alpha, lam)
-        if max_move is not None:
-            s = relaxation(self._move_sq(update, step, sums), max_move)
-            update = relax(update, s)
         if self._lines:
-            move_lines(self._lines, update, ok)
+            coefficients = coupled_coefficients if self._coupled else prox_coefficients
+            move_lines(self._lines, coefficients(step.u, times(step.reach, alpha), lam), ok)
         for part in self._searched:
-            part.write(step.u, step.reach, s, ok)
+            part.write(step.u, step.reach, ok)
         # Autograd does not notice writes of torch's fused operations: backward through a graph of before would use the
         # new parameters.
         for x in () if torch.compiler.is_compiling() else [x for block in self.blocks for x in block.params]:
             torch.autograd.graph.increment_version(x)
-        return s
-
-    def _move_sq(self, update: Affine, step: Chosen, sums: Sums) -> Array:
-        """||x+ - x||^2 over all blocks."""
-        if self._coupled:
-            return coupled_move_sq(update, sums.d_sq)
-        if not self.curved:
-            return prox_move_sq(update, *sums)
-        affine = self._of_affine
-        moves = self._total([part.move_sq(step.u, step.reach) for part in self._searched], sums.d_sq[0])
-        return moves + prox_move_sq(update, *(affine * part for part in sums))
 
 
 # Blocks whose prox is affine: x <- keep x + move d + pull center

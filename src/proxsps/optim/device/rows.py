@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, times
-from proxsps.core.model import RowSums, row_moves_sq, row_values
+from proxsps.core.model import RowSums, row_values
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.device.refine import POINTS
@@ -70,11 +70,7 @@ class SearchedRows(Searched):
         reach = reach[:, None] if per_point(reach) else reach
         return row_values(self._rows, self._psi, times(reach, self._alpha), u)
 
-    def move_sq(self, u: Array, reach: Array | float) -> Array:
-        """From the sums of the rows."""
-        return row_moves_sq(self._rows, self._psi, times(reach, self._alpha), u)
-
-    def write(self, u: Array, reach: Array | float, s: Array | float, ok: Array) -> None:
+    def write(self, u: Array, reach: Array | float, ok: Array) -> None:
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
         caps = [times(reach, block.alpha) for block in self.blocks]
         steps = [u * -cap for cap in caps]
@@ -89,7 +85,7 @@ class SearchedRows(Searched):
         vectors = []
         for stack, x, z, factor in zip(self._stacks, xs, zs, factors, strict=True):
             y = z * factor.to(z.dtype)[:, None]
-            vectors.append(stack.vector(written(x, y, s, ok, caps[stack.block])))
+            vectors.append(stack.vector(written(x, y, ok, caps[stack.block])))
         spread_all(vectors, [stack.columns[0] for stack in self._stacks])
 
 

@@ -48,12 +48,8 @@ class Searched(ABC):
         """sum <d, y(u) - x> at the points u; `reach` is one number, or one for each of them."""
 
     @abstractmethod
-    def move_sq(self, u: Array, reach: Array | float) -> Array:
-        """||y(u) - x||^2 at one u."""
-
-    @abstractmethod
-    def write(self, u: Array, reach: Array | float, s: Array | float, ok: Array) -> None:
-        """x <- x + s (y(u) - x) where `ok`; exactly y(u) if s is exactly 1."""
+    def write(self, u: Array, reach: Array | float, ok: Array) -> None:
+        """x <- y(u) where `ok`."""
 
 
 class Part(NamedTuple):
@@ -141,17 +137,11 @@ class SearchedParts(Searched):
             found.append(self.numbers.total([self._dot(part.d, y - part.x) for part, y in at]))
         return self._scale * self.numbers.vector(found)
 
-    def move_sq(self, u: Array, reach: Array | float) -> Array:
-        """From y(u)."""
-        moves = (self._at(k, part, u, reach) - part.x for k, part in enumerate(self._parts()))
-        norms = [torch.linalg.vector_norm(move, dtype=self.numbers.dtype) for move in moves]
-        return torch.stack(norms).square().sum()
-
-    def write(self, u: Array, reach: Array | float, s: Array | float, ok: Array) -> None:
-        """x <- y(u), or part of the way."""
+    def write(self, u: Array, reach: Array | float, ok: Array) -> None:
+        """x <- y(u) where `ok`."""
         for k, part in enumerate(self._parts()):
             cap = times(reach, self.blocks[part.block].alpha)
-            self._store(k, written(part.x, self._at(k, part, u, reach), s, ok, cap))
+            self._store(k, written(part.x, self._at(k, part, u, reach), ok, cap))
 
 
 class SearchedProxes(SearchedParts):
@@ -255,9 +245,6 @@ def per_point(reach: Any) -> TypeGuard[Tensor]:
     return isinstance(reach, Tensor) and reach.ndim > 0
 
 
-def written(x: Tensor, y: Tensor, s: Tensor | float, ok: Tensor, cap: Tensor | float) -> Tensor:
-    """x + s (y - x), y itself if s is exactly 1, where `ok` and the block moves; else x. A cap as a number is not 0."""
-    y = (
-        torch.where(s < 1, x + s * (y - x), y) if isinstance(s, Tensor) else y
-    )  # y may be so far that it has no digits of x
+def written(x: Tensor, y: Tensor, ok: Tensor, cap: Tensor | float) -> Tensor:
+    """y where `ok` and the block moves; else x. A cap as a number is not 0."""
     return torch.where(ok & (cap > 0) if isinstance(cap, Tensor) else ok, y, x)

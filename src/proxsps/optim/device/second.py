@@ -102,13 +102,11 @@ class SecondPoints(Estimate):
             products = [(g, along_g)]
         else:
             products = [(g, along_g | along_d)] if d is g else [(g, along_g), (d, along_d)]
-        if self.rule.max_move is not None:
-            products.append((p, {"p_dot_x": z}))
-        return self._sum(own.spans, {"p_sq": p, **({"x_sq": z} if self.measures else {})}, products)
+        return self._sum(own.spans, {"p_sq": p}, products)
 
     def estimated(self, f: Array, extras: Sequence[Array], sums: Sums, lam: Array) -> Estimated:
         """f + <g, z - y>."""
-        return Estimated(f + over_blocks(extras[0]), extras[1], self._moves(extras, sums))
+        return Estimated(f + over_blocks(extras[0]), extras[1])
 
     def finish(self, step: Chosen, alpha: Tensor, ok: Tensor) -> dict[str, tuple[Array, Array]]:
         """Move y after z has moved, copy the vectors back, and choose the numbers of the average."""

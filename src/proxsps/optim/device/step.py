@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proxsps.core.array import Array, times
 from proxsps.core.rules import Decision, Model, StepMemory, dec_sps, linear, sps_max, truncated
-from proxsps.core.step import admissible
+from proxsps.core.step import admissible, relaxation
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.caps import Caps
 from proxsps.optim.device.estimate import Averaged, Given
@@ -22,6 +22,7 @@ from proxsps.optim.device.numbers import Numbers, keep_numbers, store
 from proxsps.optim.device.parts import Parts
 from proxsps.optim.device.second import SecondPoints
 from proxsps.optim.last_step import Chosen, Taken, report
+from proxsps.optim.limit import Start
 from proxsps.optim.reduce import Sums, join
 from proxsps.optim.rule import Rule
 
@@ -64,7 +65,7 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
         own = [*sums, *extras], travelled
         f, C, rows, travelled, agreed, active = join(ranks, numbers.vector, blocks, f, C, weight, *own)
         sums, extras = Sums(*rows[: len(sums)]), rows[len(sums) :]
-    m, g_sq, moves = estimate.estimated(f, extras, sums, lam)
+    m, g_sq = estimate.estimated(f, extras, sums, lam)
     gap = _above(m, C)
     # An averaged model may be below the bound, even if no loss is.
     above, further = (_above(f, C), (gap,)) if averaged else (gap, ())
@@ -73,7 +74,9 @@ def take(opt: Any, blocks: list[Block], device: torch.device, value: Any, weight
     ok = ok if caps.valid is True else ok & caps.valid
     known = Known(gap, sums, lam, travelled, g_sq, bound is not None, ok)
     step = _choose(rule, caps, parts, known)
-    s = parts.write(step, moves, caps.alpha, lam, ok, rule.max_move)
+    start = None if rule.max_move is None else Start(blocks)
+    parts.write(step, caps.alpha, lam, ok)
+    s = 1.0 if start is None else _shorten(start, blocks, ranks, active, numbers, rule.max_move)
     estimated = estimate.finish(step, caps.alpha, ok)
     by_set = zip(caps.sets.groups, caps.changes(), strict=False)
     keep_numbers(ok, [(groups, estimated | changes) for groups, changes in by_set])
@@ -122,6 +125,17 @@ def _decide(rule: Rule, model: Model, parts: Parts, known: Known) -> Decision:
         store(group, "k", after.taken)
         store(group, "memory", after.previous[i])
     return decision
+
+
+def _shorten(start: Start, blocks: Sequence[Block], ranks: Any, active: Any, numbers: Numbers, max_move: Any) -> Tensor:
+    """Shorten a move that is longer than `max_move`; returns the factor."""
+    shares = [block.share for block in blocks]
+    total = (numbers.vector(shares) * numbers.vector(start.moves_sq(numbers.dtype))).sum()
+    if ranks.size > 1:
+        total = ranks.size / active * ranks.sum(total)[0]
+    s: Tensor = relaxation(total, max_move)
+    start.shorten(s)
+    return s
 
 
 def _by_group(groups: Sequence[Any], blocks: Sequence[Block], alpha: Tensor, numbers: Numbers) -> Tensor:

@@ -18,8 +18,8 @@ from proxsps.optim.kernels.heights import BOX, SOFT, box_change, changed, genera
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER
 
 # The sums of a first pass, in the order of its columns. Heights follow, then their slopes.
-D_SQ, D_DOT_X, NOISE, X_SQ, G_DOT_X, G_SQ, P_SQ, P_DOT_X, MOVED_SQ, P_ABS = range(10)
-SUMS = 10
+D_SQ, D_DOT_X, NOISE, G_DOT_X, G_SQ, MOVED_SQ, P_ABS, X_SQ = range(8)
+SUMS = 8
 
 
 @inlined()

@@ -29,8 +29,6 @@ import numpy as np
 
 from proxsps.optim.kernels.averages import (
     MOVED_SQ,
-    P_DOT_X,
-    P_SQ,
     SUMS,
     X_SQ,
     add_sums,
@@ -45,7 +43,7 @@ from proxsps.optim.kernels.averages import (
 )
 from proxsps.optim.kernels.between import ROOM, list_marked
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.heights import LINE, add_heights, general_change, typed_psi
+from proxsps.optim.kernels.heights import LINE, add_heights, typed_psi
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, entries, run_memory
 from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.kernels.scalar import prox
@@ -68,46 +66,22 @@ class Sources(NamedTuple):
     least: float
 
 
-@inlined(fastmath=ENTRYWISE)
-def _coupled_slopes(x, g, lam, fresh):
-    """g + lam x of a run."""
-    if lam != 0:
-        for k in range(len(g)):
-            fresh[k] = g[k] + lam * x[k]
-        return fresh[: len(g)]
-    return g
-
-
 @inlined(fastmath=REORDER)
-def _add_lengths(x, d, r, zero, one, out):
-    """Add ||x||^2, ||p||^2 and <p, x> of a run."""
-    xx, pp, px = zero, zero, zero
-    for k in range(len(x)):
-        p = (one if r is None else r[k]) * d[k]
-        xx += x[k] * x[k]
-        pp += p * p
-        px += p * x[k]
-    out[X_SQ] += xx
-    out[P_SQ] += pp
-    out[P_DOT_X] += px
-
-
-@inlined(fastmath=REORDER)
-def _change_sq(x, d, r, s, psi):
-    total = psi[-1]
-    for k in range(len(x)):
-        change, _, _ = general_change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
-        total += change * change
+def _couple(x, g, lam, slopes):
+    """g + lam x of a run, and ||x||^2."""
+    total = lam - lam
+    for k in range(len(g)):
+        slopes[k] = g[k] + lam * x[k]
+        total += x[k] * x[k]
     return total
 
 
 @inlined(fastmath=ENTRYWISE, error_model="numpy")
-def _new_point(x, p, r, s, psi, relax):
-    """x + relax (y - x) of an entry, with y itself where relax is 1."""
+def _new_point(x, p, r, s, psi):
+    """y of an entry."""
     threshold, _, curvature, lower, upper, one, _ = psi
     shrink = one if curvature == 0 else one / (one + r * curvature)
-    y = prox(x - s * p, r * threshold, shrink, lower, upper)
-    return y if relax == one else x + relax * (y - x)
+    return prox(x - s * p, r * threshold, shrink, lower, upper)
 
 
 @inlined(fastmath=False)
@@ -140,7 +114,7 @@ def _write(x, g, d, v, y, own, line, curve, mix):
         if curve is None:
             new = _on_line(x[k], r * slope, line[0], line[1])
         else:
-            new = _new_point(x[k], r * slope, r, curve[0], curve[1], curve[2])
+            new = _new_point(x[k], r * slope, r, curve[0], curve[1])
             height = _added(height, slope * (new - x[k]))
         if y is not None:
             mean = averaged_point(y[k], x[k], mix[0])
@@ -162,12 +136,11 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
     @compiled()
     def reduce(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, kinds, psi, caps, u, summing, moving, partial, listed, listed_at, first, last,
+        least, kinds, psi, caps, u, summing, partial, listed, listed_at, first, last,
     ):  # fmt: skip
-        """Sums of each chunk if `summing`, with lengths if `moving`; h and its slope at u, per row of caps.
+        """Sums of each chunk if `summing`; h and its slope at u, per row of caps.
 
-        With `moving` alone ||y - x||^2 at the only point. The entries that change their branch between two
-        points are listed, if there is memory for them.
+        The entries that change their branch between two points are listed, if there is memory for them.
         """
         of, steps = like.dtype.type, numba.carray(run_memory(like), len(u))
         fresh, places = numba.carray(run_memory(like), RUN), numba.carray(run_memory(np.uint32), RUN)
@@ -187,12 +160,13 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
                 old, squares = d[at:end] if average else None, v[at:end] if metric else None
                 if summing and len(start_at):
                     out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at, places, ys, mix)
-                if not average and not second:
-                    gs = _coupled_slopes(xs, gs, of(coupling[b]), fresh)
-                if summing and not moving and not (curved and len(u)):  # nothing else is wanted
+                if not average and not second and coupling[b] != 0:
+                    out[X_SQ] += _couple(xs, gs, of(coupling[b]), fresh)
+                    gs = fresh[: len(xs)]
+                if summing and not (curved and len(u)):  # nothing else is wanted
                     add_sums(xs, gs, old, squares, ys, own, None, None, curved, out)
                     continue
-                if not second and summing and not moving and len(u) < 3:  # in one loop, which is faster
+                if not second and summing and len(u) < 3:  # in one loop, which is faster
                     cap, typed = caps[0, b], typed_psi(like, psi, b, caps[0, b])
                     s, t = of(u[0] * cap), of(u[-1] * cap)
                     marked = numba.carray(marks, RUN)
@@ -205,14 +179,8 @@ def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
                 else:
                     new_averages(gs, old, squares, own, fresh, inverse)
                 ds = fresh[: len(xs)] if average else gs
-                if summing and moving:
-                    _add_lengths(xs, ds, inverse, of(0), of(1), out)
                 if curved and len(u):
-                    if moving and not summing:
-                        typed = typed_psi(like, psi, b, caps[0, b])
-                        out[SUMS] += _change_sq(xs, ds, inverse, of(u[0] * caps[0, b]), typed)
-                    else:
-                        add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, out[SUMS:])
+                    add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, out[SUMS:])
             if len(start_at):
                 out[MOVED_SQ] *= start_scale[j]
             if len(listed_at):
@@ -225,9 +193,9 @@ def _write_kernel(average: bool, metric: bool, second: bool) -> Any:
     @compiled()
     def write(
         like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, kinds, keep, move, psi, caps, u, relax, heights, first, last,
+        least, keep, move, psi, kinds, caps, u, heights, first, last,
     ):  # fmt: skip
-        """Store new averages, and x <- keep x + move p, or x + relax (y - x) with y itself where relax is 1.
+        """Store new averages, and x <- keep x + move p, or y.
 
         For blocks that are not affine, `heights` gets <d', move> of each chunk.
         """
@@ -240,7 +208,7 @@ def _write_kernel(average: bool, metric: bool, second: bool) -> Any:
             y = entries(like, d_at, j, low, n) if second else None
             own = typed_weights(like, weights, eps, least, j)
             mix = (of(weights[j, 4]), of(weights[j, 5])) if second else None
-            line, curve = (of(keep[b]), of(move[b])), (of(u * caps[b]), typed_psi(like, psi, b, caps[b]), of(relax))
+            line, curve = (of(keep[b]), of(move[b])), (of(u * caps[b]), typed_psi(like, psi, b, caps[b]))
             if kinds[b] == LINE:
                 _write(x, g, d, v, y, own, line, None, mix)
                 continue

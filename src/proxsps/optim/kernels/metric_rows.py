@@ -86,11 +86,10 @@ def _point(z, t, radius):
 
 @inlined(fastmath=REORDER)
 def _height(x, d, y):
-    """<d, y - x>, or ||y - x||^2 without d."""
+    """<d, y - x>."""
     total = 0.0
     for k in range(len(x)):
-        move = np.float64(y[k] - x[k])
-        total += (move if d is None else np.float64(d[k])) * move
+        total += np.float64(d[k]) * np.float64(y[k] - x[k])
     return total
 
 
@@ -110,9 +109,9 @@ def _new_row(x, d, r, s, threshold, norms, at, z, t):
 @compiled()
 def reduce(
     like, tensor, start, count, height, stride, slot, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights,
-    eps, least, l1, norms, caps, u, moves, summing, partial, first, last,
+    eps, least, l1, norms, caps, u, summing, partial, first, last,
 ):  # fmt: skip
-    """The sums of each chunk, and h, or with `moves` ||y - x||^2, at points with caps and dual variables."""
+    """The sums of each chunk, and h at points with caps and dual variables."""
     of, places = like.dtype.type, numba.carray(run_memory(np.uint32), RUN)
     slope, inverse = np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype)
     z, t = np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype)
@@ -135,15 +134,15 @@ def reduce(
                 new_averages(g[low:high], d[low:high], v[low:high], own, ds, rs)
             for p in range(len(u)):
                 y = _new_row(xs, ds, rs, of(u[p] * caps[p, at]), of(caps[p, at] * l1[at]), norms, at, z, t)
-                out[SUMS + p] += _height(xs, None, y) if moves else _height(xs, ds, y)
+                out[SUMS + p] += _height(xs, ds, y)
 
 
 @compiled()
 def write(
     like, tensor, start, count, height, stride, slot, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights,
-    eps, least, l1, norms, caps, u, relax, first, last,
+    eps, least, l1, norms, caps, u, moves, first, last,
 ):  # fmt: skip
-    """Store d and v, and x <- x + relax (y - x), with y itself where relax is 1."""
+    """Store d and v, and x <- y if it `moves`."""
     of = like.dtype.type
     inverse, z, t = np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype)
     for i in range(first, last):
@@ -155,12 +154,8 @@ def write(
             low, high, at = row * n, row * n + n, slot[i] + row
             xs, ds = x[low:high], d[low:high]
             new_averages(g[low:high], ds, v[low:high], own, None, rs)
-            y = _new_row(xs, ds, rs, of(u * caps[at]), of(caps[at] * l1[at]), norms, at, z, t)
-            if relax == 1:
-                xs[:] = y
-            else:
-                for k in range(n):
-                    xs[k] += of(relax) * (y[k] - xs[k])
+            if moves:
+                xs[:] = _new_row(xs, ds, rs, of(u * caps[at]), of(caps[at] * l1[at]), norms, at, z, t)
 
 
 class MetricRowPart(RowPart):
@@ -168,7 +163,7 @@ class MetricRowPart(RowPart):
 
     points = 1
 
-    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         self._norms = np.zeros(len(self._owners))  # of the new rows at the last point, where Newton's method begins
         partial = self._pass(np.outer(np.ones(len(u)), alpha), u, summing=True)
@@ -184,20 +179,16 @@ class MetricRowPart(RowPart):
         """One pass for all points."""
         return _heights(self._pass(np.outer(s, share), [1.0] * len(s)))
 
-    def move_sq(self, alpha: Floats, u: float) -> float:
-        """One pass."""
-        return _heights(self._pass(np.array([alpha]), [u], moves=True))[0]
-
-    def _pass(self, caps: np.ndarray, u: Floats, moves: bool = False, summing: bool = False) -> np.ndarray:
-        """Sums, then h at each point, or ||y - x||^2, one row per chunk; one row of caps per point."""
+    def _pass(self, caps: np.ndarray, u: Floats, summing: bool = False) -> np.ndarray:
+        """Sums, then h at each point, one row per chunk; one row of caps per point."""
         partial = np.empty((len(self._memory.layout.chunks.sizes), SUMS + len(u)))
-        args = (np.ascontiguousarray(caps[:, self._owners]), np.array(u, np.float64), moves, summing, partial)
+        args = (np.ascontiguousarray(caps[:, self._owners]), np.array(u, np.float64), summing, partial)
         self._run(reduce, 3.0 + 12 * len(u), *args)
         return partial
 
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
         """One pass."""
-        self._run(write, 15.0, np.array(alpha)[self._owners], u, relax)
+        self._run(write, 15.0, np.array(alpha)[self._owners], u, moves)
 
     def _run(self, kernel: Any, weight: float, *args: Any) -> None:
         memory, chunks = self._memory, self._memory.layout.chunks

@@ -125,21 +125,21 @@ class EntryPart(Averaging):
         count = len(psi)
         self._caps, self._keep, self._move = np.zeros((1, count)), np.zeros(count), np.zeros(count)
         self._room = np.empty((len(layout.chunks.sizes), SUMS))  # of a pass without points
-        own = (like, *layout.chunks.columns, *at, self._kinds)
+        own = (like, *layout.chunks.columns, *at)
         self._no_lists = self._lists = Lists.of(like, 0)
         self._between: Between | None = None
-        self._sum_args = (*own, self._psi, self._caps, np.empty(0), True, False, self._room, *self._no_lists[::2])
+        self._sum_args = (*own, self._kinds, self._psi, self._caps, np.empty(0), True, self._room, *self._no_lists[::2])
         self._heights = np.zeros(len(layout.chunks.sizes))  # of each chunk where it was written
-        self._write_args = (*own, self._keep, self._move, self._psi, self._caps[0])
+        self._write_args = (*own, self._keep, self._move, self._psi)
 
-    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         u, layout, listed = u if self.curved else (), self._layout, self._no_lists
-        if len(u) == 2 and u[0] < u[1] and not moving:  # on either side of a root
+        if len(u) == 2 and u[0] < u[1]:  # on either side of a root
             if not len(self._lists.at):
                 self._lists = Lists.of(self._like, len(layout.chunks.sizes))
             listed = self._lists
-        partial = self._pass(layout, [alpha], u, summing=True, moving=moving, listed=listed)
+        partial = self._pass(layout, [alpha], u, summing=True, listed=listed)
         found = fold(partial[:, :SUMS].T, layout.chunks.columns[0], layout.count).tolist()
         heights = _at_points(partial) if u else Heights([], [])
         between = Between(layout, listed, self._kinds, self._psi, alpha, u, heights) if len(listed.at) else None
@@ -163,7 +163,7 @@ class EntryPart(Averaging):
         """x <- keep x + move p, with this share of the new point in the average of the schedule-free form."""
         if self.mixes:
             self.set_share(share)
-        self._run_write(1.0, 1.0)
+        self._run_write(self._kinds, 1.0)
         if len(self._counts_at):
             self.count()
 
@@ -174,7 +174,7 @@ class EntryPart(Averaging):
         if every == 1 and self._between is not None and self._between.covers(alpha, u):
             return self._between.heights(u)
         if every == 1 and len(u) == 2:  # the first round of a search
-            return self.sums(alpha, u, False)[1]
+            return self.sums(alpha, u)[1]
         return _at_points(self._pass(self._curves, [alpha], u, every))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
@@ -196,7 +196,6 @@ class EntryPart(Averaging):
         u: Floats,
         every: int = 1,
         summing: bool = False,
-        moving: bool = False,
         listed: Lists | None = None,
     ) -> np.ndarray:
         """Sums, then heights and slopes for each set of caps, one row per chunk."""
@@ -211,24 +210,20 @@ class EntryPart(Averaging):
             partial = self._room
         at = self.at if every == 1 else self.at._replace(start_at=NO_START.at)
         backwards = every == 1 and next(self._turns)
-        args = (*at, self._kinds, self._psi, all_caps, np.array(u, np.float64), summing, moving, partial)
+        args = (*at, self._kinds, self._psi, all_caps, np.array(u, np.float64), summing, partial)
         lists, weight = (listed or self._no_lists)[::2], self._weight + sets * points
         run(self._reduce, chunks, self._like, *chunks.columns, *args, *lists, weight=weight, backwards=backwards)
         if scale is not None:
             partial *= scale[:, None]
         return partial
 
-    def move_sq(self, alpha: Floats, u: float) -> float:
-        """||y(u) - x||^2 of the blocks that are not affine."""
-        return float(self._pass(self._curves, [alpha], (u,), moving=True)[:, SUMS].sum())
-
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
-        """x <- keep x + move p for affine blocks, x + relax (y(u) - x) for the others; stores new averages."""
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
+        """x <- keep x + move p for affine blocks, y(u) for the others; stores new averages."""
         self._keep[:], self._move[:], self._caps[0] = keep, move, alpha
-        self._run_write(u, relax)
+        self._run_write(self._kinds if moves else np.full_like(self._kinds, LINE), u)
 
-    def _run_write(self, u: float, relax: float) -> None:
-        args = (*self._write_args, u, relax, self._heights)
+    def _run_write(self, kinds: np.ndarray, u: float) -> None:
+        args = (*self._write_args, kinds, self._caps[0], u, self._heights)
         run(self._write, self._layout.chunks, *args, weight=2.0, backwards=next(self._turns))
 
     @property
@@ -284,20 +279,20 @@ class RowPart(Averaging):
         )
         self._known = np.empty((3, 0))
 
-    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         self._known, further = rows.first_sums(self._memory)
-        x_sq, d_dot_x, d_sq = fold(self._known, self._owners, self._blocks).tolist()
+        _, d_dot_x, d_sq = fold(self._known, self._owners, self._blocks).tolist()
         nothing = [0.0] * self._blocks
         g_dot_x = g_sq = nothing
         if len(self.at.d_at):
             g_dot_x, g_sq = fold(further, self._tensors, self._blocks).tolist()
-        found = [d_sq, d_dot_x, nothing, x_sq, g_dot_x, g_sq, d_sq, d_dot_x, nothing]
+        found = [d_sq, d_dot_x, nothing, g_dot_x, g_sq, nothing]
         return found, self.heights(alpha, u) if u else Heights([], [])
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """From the sums of the groups."""
-        h, slope, _ = self._at_points(alpha, u, [1.0] * len(u))
+        h, slope = self._at_points(alpha, u, [1.0] * len(u))
         return Heights(h.tolist(), slope.tolist())
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
@@ -305,14 +300,10 @@ class RowPart(Averaging):
         heights: list[float] = self._at_points(share, s, s)[0].tolist()
         return heights
 
-    def move_sq(self, alpha: Floats, u: float) -> float:
-        """From the sums of the groups."""
-        return float(self._at_points(alpha, [u], [1.0])[2, 0])
-
     def _at_points(self, alpha: Floats, steps: Floats, caps: Floats) -> np.ndarray:
         points = (np.asarray(part, np.float64) for part in (steps, caps))
         return rows.heights(self._known, np.array(alpha)[self._owners], self._psi, *points)
 
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
         """One pass."""
-        rows.write(self._memory, self._psi, np.array(alpha)[self._owners], u, relax, self._known)
+        rows.write(self._memory, self._psi, np.array(alpha)[self._owners], u, moves, self._known)

@@ -48,12 +48,9 @@ def _add_sums(x, d, s, zz, zd, dd):
 
 
 @inlined(fastmath=ENTRYWISE)
-def _scale_row(x, d, s, factor, relax, zero):
-    """x <- factor (x - s d), or a part of the way there."""
-    if relax != 1:
-        for k in range(len(x)):
-            x[k] += relax * (factor * (x[k] - s * d[k]) - x[k])
-    elif factor == 0:
+def _scale_row(x, d, s, factor, zero):
+    """x <- factor (x - s d)."""
+    if factor == 0:
         x[:] = zero
     else:
         for k in range(len(x)):
@@ -61,11 +58,10 @@ def _scale_row(x, d, s, factor, relax, zero):
 
 
 @inlined(fastmath=ENTRYWISE)
-def _scale_columns(x, d, s, factor, relax, zero):
+def _scale_columns(x, d, s, factor, zero):
     """The same with one factor per entry."""
     for k in range(len(x)):
-        y = factor[k] * (x[k] - s * d[k]) if factor[k] != zero else zero
-        x[k] = y if relax == 1 else x[k] + relax * (y - x[k])
+        x[k] = factor[k] * (x[k] - s * d[k]) if factor[k] != zero else zero
 
 
 @inlined(fastmath=REORDER)
@@ -132,9 +128,9 @@ def _factors(norm_sq, alpha, l1, l2, lower, upper, out):
 @compiled()
 def _write(
     like, tensor, start, count, height, stride, slot, whole, x_at, d_at, g_at, weights, group, alpha, l1, l2, lower,
-    upper, u, factors, relax, first, last,
+    upper, u, factors, moves, first, last,
 ):  # fmt: skip
-    """x <- x + relax (y - x) in each chunk; with the factors given, if any, where a row is not whole.
+    """x <- y in each chunk if it `moves`; with the factors given, if any, where a row is not whole.
 
     New averages are stored.
     """
@@ -146,30 +142,32 @@ def _write(
         x, d = entries(like, x_at, j, start[i], size), entries(like, d_at, j, start[i], size)
         fresh = entries(like, g_at, j, start[i], size) if averages else x
         own = typed_weights(like, weights, 0.0, 0.0, j)
-        for k in range(0 if stride[i] == 1 else n):
+        for k in range(n if moves and stride[i] != 1 else 0):
             scales[k] = of(factors[group[at + k]])
         for k in range(lines):
             low, high, g = k * apart, k * apart + length, group[at + k if stride[i] == 1 else at]
             xs, ds, s = x[low:high], d[low:high], of(u * alpha[g])
             if averages:
                 new_averages(fresh[low:high], ds, None, own, None, None)
+            if not moves:
+                continue
             if stride[i] != 1:
-                _scale_columns(xs, ds, s, scales, of(relax), of(0))
+                _scale_columns(xs, ds, s, scales, of(0))
             elif whole[i]:
                 factor = _factor(_row_sums(xs, ds, s)[0], alpha[g], l1[g], l2[g], lower[g], upper[g])
-                _scale_row(xs, ds, s, of(factor), of(relax), of(0))
+                _scale_row(xs, ds, s, of(factor), of(0))
             else:
-                _scale_row(xs, ds, s, of(factors[g]), of(relax), of(0))
+                _scale_row(xs, ds, s, of(factors[g]), of(0))
 
 
 @compiled(error_model="numpy")
 def _heights(known, alpha, l1, l2, lower, upper, steps, caps, out):
-    """For each point p of all groups, with s = steps[p] alpha and a = caps[p] alpha: h, dh/ds alpha, ||y - x||^2.
+    """For each point p of all groups, with s = steps[p] alpha and a = caps[p] alpha: h and dh/ds alpha.
 
     y = c z with c = prox_{a psi}(||z||) / ||z||; see `proxsps.core.model.row_heights`.
     """
     for p in range(len(steps)):
-        height, slope, moved = 0.0, 0.0, 0.0
+        height, slope = 0.0, 0.0
         for g in range(len(alpha)):
             xx, xd, dd = known[0, g], known[1, g], known[2, g]
             s, a = steps[p] * alpha[g], caps[p] * alpha[g]
@@ -182,13 +180,12 @@ def _heights(known, alpha, l1, l2, lower, upper, steps, caps, out):
             c, turn = r * inverse, along * inverse
             height += c * along - xd
             slope -= alpha[g] * ((bend - c) * turn * turn + c * dd)
-            moved += (c - 1) * ((c - 1) * xx - 2 * c * s * xd) + (c * s) ** 2 * dd
-        out[0, p], out[1, p], out[2, p] = height, slope, moved
+        out[0, p], out[1, p] = height, slope
 
 
 def heights(known: np.ndarray, alpha: np.ndarray, psi: Psi, steps: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """h, its slope and ||y - x||^2 as rows, one column per point, from the sums of the groups."""
-    out = np.empty((3, len(steps)))
+    """h and its slope as rows, one column per point, from the sums of the groups."""
+    out = np.empty((2, len(steps)))
     kernel: Callable[..., None] = _heights
     kernel(known, alpha, *psi, steps, caps, out)
     return out
@@ -217,27 +214,27 @@ def norm_sq(at: RowMemory, steps: np.ndarray, chunks: Chunks | None = None) -> n
 
 
 def write(
-    at: RowMemory, psi: Psi, alpha: np.ndarray, u: float, relax: float = 1.0, known: np.ndarray | None = None
+    at: RowMemory, psi: Psi, alpha: np.ndarray, u: float, moves: bool = True, known: np.ndarray | None = None
 ) -> None:
-    """x <- x + relax (y(u) - x); where relax is 1 exactly y(u), with exact zeros. Stores new averages.
+    """x <- y(u). Stores new averages.
 
     Args:
         at: the memory of parameters and slopes.
         psi: one set of constants per group.
         alpha: one number per group, the same for all columns of one tensor.
         u: the dual variable.
-        relax: the part of the way to y(u).
+        moves: whether x moves at all.
         known: the sums of the same x and d, which save a pass over groups that are in several chunks.
     """
     alpha, *constants = (np.ascontiguousarray(c, np.float64) for c in (alpha, *psi))
     chunks, whole, factors = at.layout.chunks, at.layout.whole, np.empty(0)
-    if at.joined or len(at.layout.cut.sizes):
+    if moves and (at.joined or len(at.layout.cut.sizes)):
         factors = np.empty(at.groups)
         kernel: Callable[..., None] = _factors  # numba's own type of it takes no arguments
         kernel(_norms_sq(at, u * alpha, known), alpha, *constants, factors)
     if at.joined:
         whole = np.zeros_like(whole)
-    args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, alpha, *constants, float(u), factors, float(relax))
+    args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, alpha, *constants, float(u), factors, moves)
     run(_write, chunks, at.like, *chunks.columns, whole, *args, weight=3.0, backwards=next(at.turns))
 
 

@@ -22,10 +22,7 @@ from proxsps.optim.kernels.averages import (
     G_DOT_X,
     G_SQ,
     MOVED_SQ,
-    P_DOT_X,
-    P_SQ,
     SUMS,
-    X_SQ,
     averaged_point,
     gradient_point,
 )
@@ -36,7 +33,7 @@ from proxsps.optim.rule import Heights
 from proxsps.optim.spectral import SpectralPart, orthogonal
 
 Floats = Sequence[float]
-COLUMNS = D_SQ, D_DOT_X, G_DOT_X, P_SQ, X_SQ, P_DOT_X  # of the sums of a run
+COLUMNS = D_SQ, D_DOT_X, G_DOT_X, G_SQ  # of the sums of a run; the last one is ||p||^2 first
 
 
 @compiled(fastmath=ENTRYWISE)
@@ -52,17 +49,15 @@ def _blend(like, block, tensor, origin, length, d_at, g_at, new_at, mu, first, l
 
 @inlined(fastmath=REORDER)
 def _sums(z, g, y, d, p, old, new, scale, zero):
-    """<d', p>, <d', z>, <g, z - y>, ||p||^2, ||z||^2, <p, z>."""
-    dp, dz, gap, pp, zz, pz = zero, zero, zero, zero, zero, zero
+    """<d', p>, <d', z>, <g, z - y>, ||p||^2."""
+    dp, dz, gap, pp = zero, zero, zero, zero
     for k in range(len(z)):
         slope, move = old * d[k] + new * g[k], scale * p[k]
         dp += slope * move
         dz += slope * z[k]
         gap += g[k] * (z[k] - y[k])
         pp += move * move
-        zz += z[k] * z[k]
-        pz += move * z[k]
-    return dp, dz, gap, pp, zz, pz
+    return dp, dz, gap, pp
 
 
 @compiled()
@@ -143,7 +138,7 @@ class CompiledSpectralPart(SpectralPart):
         """Use gradients at other addresses."""
         self._g_at[:] = gradients
 
-    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, with new averages and directions, which are kept for the write."""
         mu, squares = self._plan.momentum
         self._p_at, scales = np.zeros_like(self._z_at), np.zeros(len(self._z_at))
@@ -165,10 +160,10 @@ class CompiledSpectralPart(SpectralPart):
         args = (*self._points, *self._start, self._mix[0], partial)
         run(_reduce, chunks, self._like, *chunks.columns, *args, weight=2.0)
         rows = fold(partial.T, chunks.columns[0], self._layout.count).tolist()
-        rows[G_SQ] = [counted(p_sq / squares, n) for p_sq, n in zip(rows[P_SQ], self._entries, strict=True)]
+        rows[G_SQ] = [counted(p_sq / squares, n) for p_sq, n in zip(rows[G_SQ], self._entries, strict=True)]
         return rows, Heights([], [])
 
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
         """z <- keep z + move p, and y; stores new averages."""
         chunks = self._layout.chunks
         args = (*self._points, np.array(keep), np.array(move), *self._mix)

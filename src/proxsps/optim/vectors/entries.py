@@ -81,13 +81,13 @@ class EntryPart:
             d = torch.add(d, shifted, alpha=self.coupling[piece.block])
         return x, g, d, D, v
 
-    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         rows = [[0.0] * len(self._blocks) for _ in Table._fields]
         heights, slopes = [0.0] * len(u), [0.0] * len(u)
         for piece in self._pieces:
             x, g, d, D, _ = self._vectors(piece)
-            for row, number in zip(rows, self._sums(piece, x, g, d, D, moving), strict=True):
+            for row, number in zip(rows, self._sums(piece, x, g, d, D), strict=True):
                 row[piece.block] += number
             if u and self._psi[piece.block] is not None:
                 self._add(piece, x, d, D, alpha, u, heights, slopes)
@@ -102,7 +102,7 @@ class EntryPart:
         # Averages keep the order of memory that the parameter had when they were made, or that of a checkpoint.
         return all([t.is_contiguous() for t in (x, *(held[0] for held in piece.averages.held))])
 
-    def _sums(self, piece: Piece, x: Tensor, g: Tensor, d: Tensor, D: Tensor | None, moving: bool) -> tuple[float, ...]:
+    def _sums(self, piece: Piece, x: Tensor, g: Tensor, d: Tensor, D: Tensor | None) -> tuple[float, ...]:
         """The row of a table for one piece."""
         p, averaged = d if D is None else d / D, bool(self._plan.averages)
         center = widened(join(piece.centers)).to(x.dtype) if piece.centers else None
@@ -111,16 +111,15 @@ class EntryPart:
         if self._psi[piece.block] is not None:
             products = d * x
             noise = float(torch.dot(products, products))
-        g_dot_x = g_sq = x_sq = p_sq = p_dot_x = 0.0
+        g_dot_x = g_sq = 0.0
         if averaged:
             q = p if d is g else g if D is None else g / D
             g_dot_x, g_sq = float(torch.dot(g, x)), float(torch.dot(q, q))
             if piece.averages.overflows(g):
                 d_sq = math.nan
-        if moving:
-            x_sq, p_sq, p_dot_x = (float(torch.dot(a, b)) for a, b in ((near, near), (p, p), (p, near)))
         d_dot_c = 0.0 if center is None else float(torch.dot(d, center))
-        return d_sq, float(torch.dot(d, near)), noise, x_sq, g_dot_x, g_sq, p_sq, p_dot_x, 0.0, 0.0, d_dot_c
+        x_sq = float(torch.dot(near, near)) if self.coupling[piece.block] else 0.0
+        return d_sq, float(torch.dot(d, near)), noise, g_dot_x, g_sq, 0.0, 0.0, x_sq, d_dot_c
 
     def _add(
         self,
@@ -175,30 +174,19 @@ class EntryPart:
         for piece in self._pieces:
             x, g, d, D, _ = self._vectors(piece, every)
             scale = sum([t.numel() for t in piece.xs]) / x.numel()
-            for row, number in zip(rows, self._sums(piece._replace(centers=[]), x, g, d, D, False), strict=True):
+            for row, number in zip(rows, self._sums(piece._replace(centers=[]), x, g, d, D), strict=True):
                 row[piece.block] += scale * number
         return rows
 
-    def move_sq(self, alpha: Floats, u: float) -> float:
-        """||y(u) - x||^2 of the blocks that are not affine."""
-        total = 0.0
-        for piece in self._curves:
-            x, _, d, D, _ = self._vectors(piece)
-            total += float((self._point(piece, x, d, D, alpha[piece.block], u) - x).square_().sum())
-        return total
-
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
-        """x <- keep x + move p + (1 - keep) center, or x + relax (y(u) - x); stores new averages."""
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
+        """x <- keep x + move p + (1 - keep) center, or y(u); stores new averages."""
         for piece in self._pieces:
             b, in_place = piece.block, self._in_place(piece)
             x, g, d, D, v = self._vectors(piece, in_place=in_place)
             if not in_place:
                 piece.averages.store(self._plan, d, v)
             if self._psi[b] is not None:
-                y = x
-                if relax:
-                    y = self._point(piece, x, d, D, alpha[b], u)
-                    y = y if relax == 1 else x + relax * (y - x)
+                y = self._point(piece, x, d, D, alpha[b], u) if moves else x
             else:
                 d = g if self.coupling[b] else d  # `keep` has the part of the slope that is lam x
                 if in_place:

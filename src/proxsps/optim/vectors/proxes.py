@@ -70,13 +70,13 @@ class ProxPart:
         held = [[self._plan.entries_of(block, i, name)] for name in self._plan.averages]
         return Averages(held, self._plan.count_of(block, i))
 
-    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """Inner products of whole tensors, and heights at the points u."""
         self._states, self._last = list(map(self._state, self._piles)), (None, [])
         rows = [[0.0] * len(self._blocks) for _ in Table._fields]
         for pile, (x, g, d, p, D, _) in zip(self._piles, self._states, strict=True):
             q = g if D is None else g / D
-            pairs = [(d, p), (d, x), (d * x, d * x), (x, x), (g, x), (q, q), (p, p), (p, x)]
+            pairs = [(d, p), (d, x), (d * x, d * x), (g, x), (q, q)]
             numbers = [_dot(a, b) for a, b in pairs]
             if self._averages(self._blocks[pile.block], pile.members[0]).overflows(g):
                 numbers[0] = math.nan
@@ -118,20 +118,14 @@ class ProxPart:
             found.append(sum([_dot(own.d, y - own.x) for own, y in zip(self._states, points, strict=True)]))
         return found
 
-    def move_sq(self, alpha: Floats, u: float) -> float:
-        """From y(u)."""
-        moves = [y - own.x for own, y in zip(self._states, self._points(alpha, u), strict=True)]
-        return sum([_dot(move, move) for move in moves])
-
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
-        """x <- y(u), or part of the way; stores new averages."""
-        points = self._points(alpha, u) if relax else [own.x for own in self._states]
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
+        """x <- y(u); stores new averages."""
+        points = self._points(alpha, u) if moves else [own.x for own in self._states]
         for pile, own, y in zip(self._piles, self._states, points, strict=True):
             block = self._blocks[pile.block]
             xs = [block.params[i] for i in pile.members]
             for i, d, v in zip(pile.members, pile.split(own.d, xs), own.vs, strict=True):
                 self._averages(block, i).store(self._plan, d, v)
-            y = y if relax == 1 else own.x + relax * (y - own.x)
             torch._foreach_copy_(xs, pile.split(y, xs))
 
 

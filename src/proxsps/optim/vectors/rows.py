@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.core.model import RowSums, row_heights, row_moves_sq, row_ray_heights
+from proxsps.core.model import RowSums, row_heights, row_ray_heights
 from proxsps.optim.lists import spread
 from proxsps.optim.proxes import RowStack, row_stacks
 from proxsps.optim.rule import Heights
@@ -50,7 +50,7 @@ class RowPart:
             return x, g, g
         return x, g, torch.lerp(held[0], g, self._plan.weight)
 
-    def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
+    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """Three sums per row, kept for the search, and added up over each block; heights at the points u."""
         found, blocks = [], len(self._blocks)
         g_dot_x, g_sq = [0.0] * blocks, [0.0] * blocks
@@ -65,9 +65,9 @@ class RowPart:
         rows = torch.cat(found, dim=1).numpy() if found else np.zeros((3, 0))
         rows[::2] **= 2
         self._rows = RowSums(*rows)
-        x_sq, d_dot_x, d_sq = (np.bincount(self._owners, row, blocks).tolist() for row in rows)
+        _, d_dot_x, d_sq = (np.bincount(self._owners, row, blocks).tolist() for row in rows)
         nothing = [0.0] * blocks
-        sums = [d_sq, d_dot_x, nothing, x_sq, g_dot_x, g_sq, d_sq, d_dot_x, nothing, nothing]
+        sums = [d_sq, d_dot_x, nothing, g_dot_x, g_sq, nothing]
         return sums, self.heights(alpha, u)
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
@@ -83,24 +83,18 @@ class RowPart:
         h, _ = row_ray_heights(self._rows, self._psi, np.array(share)[self._owners], np.array(s))
         return list(h.tolist())
 
-    def move_sq(self, alpha: Floats, u: float) -> float:
-        """From the sums of the rows."""
-        return float(row_moves_sq(self._rows, self._psi, np.array(alpha)[self._owners], np.float64(u)))
-
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
         for stack in self._stacks:
             x, _, d = self._matrices(stack)
             cap, out = alpha[stack.block], torch.empty_like(x)
-            for a, b, y in _slices(x, d, out) if relax else ():
+            for a, b, y in _slices(x, d, out) if moves else ():
                 z = torch.add(a, b, alpha=-u * cap)
                 norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
                 torch.mul(z, stack.psi.prox(norm, cap).div_(norm), out=y)
-                if relax != 1:
-                    y.copy_(a + relax * (y - a))
             if self._plan.averages:
                 spread(stack.vector(d), stack.columns[2])
-            if relax:
+            if moves:
                 spread(stack.vector(out), stack.columns[0])
 
 
