@@ -164,6 +164,26 @@ def test_wrong_use_is_named_in_half_precision(fault):
     assert cause in case.check(use(case))
 
 
+def test_small_factors_are_seen_in_half_precision():
+    case = Case(BF16)
+    assert "1.2 times" not in case.check(right(case))
+    assert "no simple factor" in case.check(1.2 * case.loss().detach())
+
+
+def test_what_hooks_of_parameters_do_is_seen_and_they_stay():
+    case = Case()
+    hooks = [p.register_hook(lambda g: g / 8) for p in case.net.parameters()]
+    assert "8 times too short. Likely they were clipped" in case.check(right(case))
+    case.opt.zero_grad()
+    right(case)
+    shorter = case.net[0].weight.grad.clone()
+    for hook in hooks:
+        hook.remove()
+    case.opt.zero_grad()
+    right(case)
+    torch.testing.assert_close(case.net[0].weight.grad, 8 * shorter)
+
+
 @pytest.mark.parametrize(("factor", "cause"), [(1, "yes"), (65536, "2^16 times as much")])
 def test_under_autocast(factor, cause):
     case = Case()
@@ -208,7 +228,7 @@ def test_parameters_are_put_back_where_the_closure_fails():
 
     def closure():
         calls.append(1)
-        if len(calls) == 4:
+        if len(calls) == 2:
             raise KeyError("no more data")
         return case.loss()
 

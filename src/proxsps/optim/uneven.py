@@ -116,16 +116,18 @@ class TakesUnevenInputs(Joinable):
         self._join_config = _JoinConfig.construct_disabled_join_config()
         self._models: weakref.WeakKeyDictionary[DistributedDataParallel, object] | None = None
 
+    def _wrappers(self) -> list[DistributedDataParallel]:
+        """The models whose gradients DistributedDataParallel averages; a parameter has no reference to its model."""
+        params = {p for group in self.param_groups for p in group["params"] if p.requires_grad}
+        living = () if self._ranks.size == 1 or all(map(is_sharded, params)) else _living(DistributedDataParallel)
+        return [model for model in living if not params.isdisjoint(model.parameters())]
+
     def _check_uneven(self) -> None:
         """Raise an error if the all-reduce of this step would wait forever once a rank runs out of batches."""
         if torch.compiler.is_compiling():
             return
         if self._models is None:
-            # A parameter has no reference to its model.
-            params = {p for group in self.param_groups for p in group["params"] if p.requires_grad}
-            living = () if all(map(is_sharded, params)) else _living(DistributedDataParallel)
-            found = [ddp for ddp in living if not params.isdisjoint(ddp.parameters())]
-            self._models = weakref.WeakKeyDictionary(dict.fromkeys(found))
+            self._models = weakref.WeakKeyDictionary(dict.fromkeys(self._wrappers()))
         mine = self._join_config
         for model, past in list(self._models.items()):
             if model._join_config is past or mine.enable or not _shadows(model._join_config):

@@ -22,6 +22,12 @@ def test_the_two_ways_to_divide_gradients_are_two_methods(uneven):
     assert not torch.allclose(one, other, atol=1e-4)
 
 
+def test_a_limited_step_that_is_skipped_leaves_no_message_without_a_partner(uneven):
+    branches = [outcome["branches"] for outcome in uneven.of("skipped")]
+    assert list(map(len, branches)) == [4, 10]
+    assert [i for i, name in enumerate(branches[1]) if name == "skipped"] == [3, 8]
+
+
 def test_training_goes_on_after_a_context(uneven):
     for outcome in uneven.of("afterwards"):
         assert torch.equal(*outcome["points"])

@@ -59,6 +59,22 @@ def joined(rank: int, world: int, folder: Path) -> Result:
     return out
 
 
+def skipped(rank: int, world: int, folder: Path) -> Result:
+    """A limited step that is skipped: ranks that are done wait for its second message too."""
+    out = []
+    for path in ({}, {"capturable": True}):
+        model = common.parallel(common.network())
+        opt = ProxSPS(model.parameters(), lr=8.0, max_move=0.1, **path)
+        with Join([model, opt]):
+            for k, (x, y) in enumerate(rows(rank, world)):
+                opt.zero_grad()
+                loss = mse_loss(model(x), y)
+                loss.backward()
+                opt.step(loss=loss * (float("nan") if k == 3 else 1.0))
+                out.append(opt.last_step.branch_name)
+    return {"branches": out}
+
+
 def afterwards(rank: int, world: int, folder: Path) -> Result:
     """Training goes on without a context: torch leaves the settings of the last one in the model."""
     model = common.parallel(common.network())
@@ -101,4 +117,4 @@ def refusals(rank: int, world: int, folder: Path) -> Result:
     return out
 
 
-SCENARIOS = (joined, afterwards, refusals)
+SCENARIOS = (joined, skipped, afterwards, refusals)
