@@ -160,7 +160,7 @@ def _write(
                 _scale_row(xs, ds, s, of(factors[g]), of(0))
 
 
-@compiled(error_model="numpy")
+@compiled(error_model="numpy", fastmath=REORDER)
 def _heights(known, alpha, l1, l2, lower, upper, steps, caps, out):
     """For each point p of all groups, with s = steps[p] alpha and a = caps[p] alpha: h and dh/ds alpha.
 
@@ -228,26 +228,29 @@ def write(
     """
     alpha, *constants = (np.ascontiguousarray(c, np.float64) for c in (alpha, *psi))
     chunks, whole, factors = at.layout.chunks, at.layout.whole, np.empty(0)
-    if moves and (at.joined or len(at.layout.cut.sizes)):
+    if moves and (known is not None or at.joined or len(at.layout.cut.sizes)):
+        norms, safe = _norms_sq(at, u * alpha, known)
         factors = np.empty(at.groups)
         kernel: Callable[..., None] = _factors  # numba's own type of it takes no arguments
-        kernel(_norms_sq(at, u * alpha, known), alpha, *constants, factors)
-    if at.joined:
-        whole = np.zeros_like(whole)
+        kernel(norms, alpha, *constants, factors)
+        if at.joined or safe:
+            whole = np.zeros_like(whole)
     args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, alpha, *constants, float(u), factors, moves)
     run(_write, chunks, at.like, *chunks.columns, whole, *args, weight=3.0, backwards=next(at.turns))
 
 
-def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> np.ndarray:
-    """||x - s d||^2 of each group whose entries lie in several chunks; other groups have any number."""
+def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> tuple[np.ndarray, bool]:
+    """||x - s d||^2 of each group, and whether of all; else of those whose entries lie in several chunks."""
     if known is not None:
         xx, xd, dd = known
         most = xx + steps**2 * dd
         out: np.ndarray = most - 2 * steps * xd
-        apart = at.group if at.joined else at.group[at.layout.cut_slots]
-        if (out >= SAFE[at.like.dtype] * most)[apart].all():
-            return out
-    return norm_sq(at, steps, None if at.joined else at.layout.cut)
+        fine = out >= SAFE[at.like.dtype] * most
+        if fine.all():
+            return out, True
+        if fine[at.group if at.joined else at.group[at.layout.cut_slots]].all():
+            return out, False
+    return norm_sq(at, steps, None if at.joined else at.layout.cut), False
 
 
 __all__ = ["RowMemory", "first_sums", "heights", "memory", "norm_sq", "write"]
