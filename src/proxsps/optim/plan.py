@@ -22,8 +22,7 @@ from proxsps.optim.held import HeldState, Member, lasting, parameters
 from proxsps.optim.lists import PLAIN
 from proxsps.optim.memory import ORIGIN, replace
 from proxsps.optim.rule import Heights, Rule, Table
-from proxsps.optim.second_point import dots, move_points, to_averages, to_next_points
-from proxsps.optim.spectral import SpectralPart
+from proxsps.optim.second_point import bounds_of, dots, move_points, pieces, to_averages, to_next_points
 
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
 LEAST, MOST = 1e-20, 1e30
@@ -85,8 +84,10 @@ class Plan(HeldState):
             self.apart += [p for p in parameters(opt) if p.grad is None and ORIGIN in opt.state.get(p, ())]
         self.owners = [p for member in self.parts for p in member.owners]
         compiled = all([member.compiled for member in self.parts])
-        # Plans by torch, those of subgradients and those for odd tensors are made anew for every step.
-        self.kept = compiled and all([value is None for value in penalties])
+        # Other plans by torch, those of subgradients and those for odd tensors are made anew for every step.
+        self.kept = all([member.compiled or self.blocks[member.places[0]].spectral for member in self.parts])
+        self.kept = self.kept and not any([block.afterwards for block in blocks])
+        self.kept = self.kept and all([value is None for value in penalties])
         self.kept = self.kept and all([type(p) in PLAIN and p.dtype in FULL for p in self.owners])
         self.kept = self.kept and all([lasting(block.phi) for block in blocks])
         self.closed_form: Any = None
@@ -126,7 +127,7 @@ class Plan(HeldState):
         if part is None:
             if fused and not self.exact and owners and kind != SPECTRAL:
                 raise RuntimeError(FUSED)
-            part = SpectralPart(self, opt, places) if kind == SPECTRAL else make_vectors(self, kind, places)
+            part = make_vectors(self, opt, kind, places)
             self.apart += owners if self.rule.distance else []
         return Member(part, places, blocks[0].share, owners, compiled)
 
@@ -209,10 +210,13 @@ class Plan(HeldState):
             elif mixed:
                 apart = [self.blocks[j] for j in member.places]
             for block in apart:
-                to_averages(block, b)
+                for ys, zs in pieces(block):
+                    to_averages(ys, zs, b)
             member.part.write(*own, u, relax)
             for block in apart:
-                to_next_points(block, b, share)
+                bounds = bounds_of(block)
+                for ys, zs in pieces(block):
+                    to_next_points(ys, zs, b, share, bounds)
             if self.rule.beta2 is not None and not self.blocks[member.places[0]].spectral:
                 self._count(member)
         for block in self.blocks:
@@ -252,10 +256,12 @@ class Plan(HeldState):
         return [float(block.group["weight_decay"]) if lam is None else lam for block, lam in pairs]
 
 
-def make_vectors(plan: Plan, kind: str, places: Sequence[int]) -> Any:
+def make_vectors(plan: Plan, opt: Any, kind: str, places: Sequence[int]) -> Any:
     """A part by torch."""
-    from proxsps.optim.vectors import EntryPart, ProxPart, RowPart
+    from proxsps.optim.vectors import EntryPart, ProxPart, RowPart, SpectralPart
 
+    if kind == SPECTRAL:
+        return SpectralPart(plan, opt, places)
     tensors = [t for i in places for t in (*plan.blocks[i].params, *plan.blocks[i].slopes)]
     odd = not plain(tensors) or any(map(torch._is_functional_tensor, tensors))
     if kind == ENTRIES and not (odd and not all([plan.affine[i] for i in places])):

@@ -68,34 +68,32 @@ def bounds_on_entries(structure: Structure | None) -> tuple[float, float] | None
     return (psi.lower, psi.upper) if isinstance(psi, Scalar) and psi.bounded else None
 
 
-def _lists(block: Block) -> Iterable[Sequence[list[Tensor]]]:
+def pieces(block: Block) -> Iterable[Sequence[list[Tensor]]]:
     """y and z in pieces; one by one with a wrapper, where one operation may change the other tensors twice."""
     if not plain(block.ys):
         return [([y], [z]) for y, z in zip(block.ys, block.params, strict=True)]
     return bundles((block.ys, block.params), PIECE)
 
 
-def to_averages(block: Block, b: float) -> None:
+def to_averages(ys: list[Tensor], zs: list[Tensor], b: float) -> None:
     """y <- x."""
-    for ys, zs in _lists(block):
-        torch._foreach_sub_(ys, zs)
-        torch._foreach_div_(ys, b)
-        torch._foreach_add_(ys, zs)
+    torch._foreach_lerp_(ys, zs, 1 - 1 / b)
 
 
-def to_next_points(block: Block, b: float, share: float) -> None:
-    """x <- the next y, from the last averages, which are where y was, and the new z."""
-    bounds = bounds_of(block)
-    for xs, zs in _lists(block):
-        steps = torch._foreach_sub(zs, xs)
-        torch._foreach_mul_(steps, share)
-        torch._foreach_add_(xs, steps)
-        torch._foreach_sub_(xs, zs)
-        torch._foreach_mul_(xs, b)
-        torch._foreach_add_(xs, zs)
-        if bounds is not None:
-            torch._foreach_clamp_min_(xs, bounds[0])
-            torch._foreach_clamp_max_(xs, bounds[1])
+def to_next_points(
+    xs: list[Tensor], zs: list[Tensor], b: float, share: float, bounds: tuple[float, float] | None = None
+) -> None:
+    """x <- the next y, from the last averages, which are where y was, and the new z.
+
+    The last three operations are those of `gradient_point`, each rounded: y comes back from an average by the same.
+    """
+    torch._foreach_lerp_(xs, zs, share)
+    torch._foreach_sub_(xs, zs)
+    torch._foreach_mul_(xs, b)
+    torch._foreach_add_(xs, zs)
+    if bounds is not None:
+        torch._foreach_clamp_min_(xs, bounds[0])
+        torch._foreach_clamp_max_(xs, bounds[1])
 
 
 def dots(gs: Sequence[Tensor], zs: Sequence[Tensor], ys: Sequence[Tensor], exact: bool) -> float:
