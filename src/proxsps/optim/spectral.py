@@ -37,24 +37,25 @@ def piles(tensors: Sequence[Tensor], most: float) -> list[list[int]]:
     return found
 
 
-def solved(slopes: Sequence[Tensor], packed: int, rho: Any, few: bool) -> list[Tensor]:
-    """The directions of whole tensors; `few` as in `orthogonal`."""
+def solved(slopes: Sequence[Tensor], packed: int, rho: Any, few: bool, reuse: bool = False) -> list[Tensor]:
+    """The directions of whole tensors; `few` and `reuse` as in `orthogonal`."""
     found = list(slopes)  # those without entries stay as they are
     for pile in piles(slopes, math.inf if few else PIECE):
         d = torch.stack([slopes[i] for i in pile]) if len(pile) > 1 else slopes[pile[0]][None]
         shape = packed, d.shape[1] // packed, math.prod(d.shape[2:])
-        p = orthogonal(d.reshape(-1, *shape[1:]), few).mul_(rho * math.sqrt(max(shape[1:])))
+        p = orthogonal(d.reshape(-1, *shape[1:]), few, reuse).mul_(rho * math.sqrt(max(shape[1:])))
         for i, part in zip(pile, p.reshape(d.shape).unbind(), strict=True):
             found[i] = part
     return found
 
 
-def orthogonal(slopes: Tensor, few: bool = False) -> Tensor:
+def orthogonal(slopes: Tensor, few: bool = False, reuse: bool = False) -> Tensor:
     """`proxsps.core.schedule_free.orthogonalized` of a batch of matrices.
 
     Args:
         slopes: the matrices.
         few: whether to take the fewest operations, because each of them is a launch.
+        reuse: whether the result may overwrite the matrices.
     """
     tall = slopes.shape[-2] > slopes.shape[-1]
     X = slopes.mT if tall else slopes
@@ -66,7 +67,7 @@ def orthogonal(slopes: Tensor, few: bool = False) -> Tensor:
         X = X / norms
         X = _by_gram(X, ROUNDS) if _is_wide(X) else _iterated(X)
     else:  # one by one: a batch takes longer there
-        found = torch.empty_like(slopes)
+        found = slopes if reuse else torch.empty_like(slopes)
         for out, one, norm in zip(found, X, norms, strict=True):
             own = one.bfloat16() / norm.bfloat16()
             own = _by_gram(_by_gram(own, FIRST), ROUNDS - FIRST) if _is_wide(own) else _iterated(own)

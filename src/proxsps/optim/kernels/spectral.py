@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numba
 import numpy as np
 import torch
+from torch import Tensor
 
 from proxsps.optim.kernels.averages import (
     D_DOT_X,
@@ -26,6 +28,7 @@ from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.layout import REORDER, RUN, addresses, entries, fold, layout, run, run_memory
 from proxsps.optim.kernels.sampling import NO_START, moved_sq, start_of
 from proxsps.optim.rule import Heights, Rule
+from proxsps.optim.spreading import directions_of
 from proxsps.optim.vectors.spectral import SpectralPart
 
 Floats = Sequence[float]
@@ -104,6 +107,10 @@ def _write(like, block, tensor, origin, length, z_at, g_at, y_at, d_at, p_at, mu
 class CompiledSpectralPart(SpectralPart):
     """Spectral blocks in dense memory."""
 
+    # Memory that is allocated in large blocks stays with the process: new pages for all directions would take 5 % of a
+    # step.
+    most = 1 << 22
+
     def fits(self) -> bool:
         """Whether the kernels apply."""
         blocks, plan = self._blocks, self._plan
@@ -124,6 +131,7 @@ class CompiledSpectralPart(SpectralPart):
         firsts = np.cumsum([0, *map(len, sizes)])
         self._places = [firsts[i] + j for i, pile in self._piles for j in pile]
         self._p_at = np.zeros_like(self._z_at)
+        self._dtype = torch.float32 if self._like.dtype == np.float32 else torch.float64
         return True
 
     def bind(self, gradients: Sequence[int]) -> None:
@@ -136,7 +144,7 @@ class CompiledSpectralPart(SpectralPart):
 
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, with directions, which are kept for the write."""
-        self._moves = [[p.contiguous() for p in self._directed(i, pile)[1]] for i, pile in self._piles]
+        self._moves = [self._directions(i, pile) for i, pile in self._piles]
         self._p_at[self._places] = [p.data_ptr() for moves in self._moves for p in moves]
         chunks = self._layout.chunks
         partial = np.empty((len(chunks.sizes), SUMS))
@@ -146,6 +154,16 @@ class CompiledSpectralPart(SpectralPart):
         rows = fold(partial.T, chunks.columns[0], self._layout.count).tolist()
         rows[G_SQ] = self._counted(rows[P_SQ])
         return rows, Heights([], [])
+
+    def _directions(self, i: int, pile: Sequence[int]) -> list[Tensor]:
+        """The directions of a pile, which may be in the memory of its slopes: the kernels compute these again."""
+        mu, squares = self._plan.momentum
+        old, gs, *_ = self._columns(i, pile)
+        sizes = [d.numel() for d in old]
+        room = torch.empty(sum(sizes), dtype=self._dtype).split(sizes)
+        slopes = [torch.lerp(d, g, 1 - mu, out=t.view(d.shape)) for d, g, t in zip(old, gs, room, strict=False)]
+        found = directions_of(self._blocks[i], slopes, math.sqrt(squares), self._opt, reuse=True)
+        return [p.contiguous() for p in found]
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, relax: float) -> None:
         """z <- keep z + move p, and y; stores new averages."""

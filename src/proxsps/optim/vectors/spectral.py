@@ -34,6 +34,7 @@ class SpectralPart:
     """
 
     curved, mixes, points, entries = False, True, 1, 0
+    most = PIECE  # entries of tensors that are processed together
 
     def __init__(self, plan: Any, opt: Any, places: Sequence[int]) -> None:
         self._plan, self._opt, self._blocks = plan, opt, [plan.blocks[i] for i in places]
@@ -49,7 +50,7 @@ class SpectralPart:
         """The tensors that are processed together."""
         if block.sharded or self._opt._ranks.size > 1:  # in one exchange of messages
             return [list(range(len(block.params)))]
-        return piles(block.params, PIECE if plain(block.ys) else 0)
+        return piles(block.params, self.most if plain(block.ys) else 0)
 
     def bind(self, gradients: Sequence[int]) -> None:
         """Use new gradients."""
@@ -67,20 +68,16 @@ class SpectralPart:
         g = [widened(block.slopes[j]).to(averages[j].dtype) for j in pile]
         return [d, g, [block.params[j] for j in pile], [block.ys[j] for j in pile]]
 
-    def _directed(self, i: int, pile: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        """New averages of the gradients of a pile, and directions."""
-        mu, squares = self._plan.momentum
-        old, gs, *_ = self._columns(i, pile)
-        slopes = [torch.lerp(d, g, 1 - mu) for d, g in zip(old, gs, strict=True)]
-        return slopes, directions_of(self._blocks[i], slopes, math.sqrt(squares), self._opt)
-
     def sums(self, alpha: Floats, u: Floats, moving: bool) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, with directions, which are kept for the write."""
         rows = {name: [0.0] * len(self._blocks) for name in Table._fields[:-1]}  # without centres
+        mu, squares = self._plan.momentum
         self._moves = []
         for i, pile in self._piles:
-            slopes, moves = self._directed(i, pile)
-            for tensors in bundles((slopes, moves, *self._columns(i, pile)[1:]), PIECE):
+            old, gs, zs, ys = self._columns(i, pile)
+            slopes = [torch.lerp(d, g, 1 - mu) for d, g in zip(old, gs, strict=True)]
+            moves = directions_of(self._blocks[i], slopes, math.sqrt(squares), self._opt)
+            for tensors in bundles((slopes, moves, gs, zs, ys), PIECE):
                 for name, number in self._dots(tensors, moving).items():
                     rows[name][i] += number
             self._moves.append(moves)
