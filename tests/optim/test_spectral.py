@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from proxsps import ScheduleFreeSPS
-from proxsps.core.schedule_free import orthogonalized
+from proxsps.core.schedule_free import counted, orthogonalized
 from proxsps.optim import spectral
+from proxsps.optim.plan import Plan
 
 SHAPES = {"square": (3, 67, 67), "wide": (2, 16, 144), "tall": (2, 144, 16), "a little wide": (2, 65, 70)}
 
@@ -169,3 +172,22 @@ def test_decay_acts_on_gradients_of_zeros_and_not_without_a_gradient(metric: str
         torch.testing.assert_close(opt.state[still]["z"], torch.full_like(still, z), rtol=1e-12, atol=0)
         assert torch.equal(absent, torch.ones_like(absent))
     assert z < 0.999
+
+
+@pytest.mark.parametrize("fused", [None, False], ids=["kernels", "torch"])
+def test_sums_of_large_matrices_are_accurate(
+    drawn: torch.Generator, monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    """All sums of squares have one sign, and one sum in f32 over so many entries would be off by 1e-4."""
+    monkeypatch.setattr(spectral, "orthogonal", lambda slopes, *_: slopes.clone())
+    tables, take = [], Plan.sums
+    monkeypatch.setattr(Plan, "sums", lambda *args: tables.append(take(*args)) or tables[-1])
+    x = torch.rand(2500, 4000, generator=drawn).requires_grad_()
+    x.grad = torch.rand(2500, 4000, generator=drawn)
+    opt = ScheduleFreeSPS([{"params": [x], "metric": "spectral"}], fused=fused)
+    g, z = x.grad.double(), x.detach().double()
+    opt.step(loss=1.0)
+    (table, _), p = tables[0], g * math.sqrt(4000)
+    wanted = [float((g * p).sum()), float((g * z).sum()), counted(float((p * p).sum()), x.numel())]
+    for (own,), number in zip((table.d_sq, table.d_dot_x, table.g_sq), wanted, strict=True):
+        assert own == pytest.approx(number, rel=1e-5)

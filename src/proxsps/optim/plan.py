@@ -25,8 +25,7 @@ from proxsps.optim.limit import Start
 from proxsps.optim.lists import PLAIN
 from proxsps.optim.memory import ORIGIN, replace
 from proxsps.optim.rule import Heights, Rule, Table
-from proxsps.optim.second_point import averages, dots, move_points, to_next_points
-from proxsps.optim.spectral import SpectralPart
+from proxsps.optim.second_point import averages, dots, move_points, next_points
 
 # Sums of squares in f32 beyond these have lost digits, or overflowed: such a step is taken in doubles.
 LEAST, MOST = 1e-20, 1e30
@@ -129,7 +128,7 @@ class Plan(HeldState):
         if part is None:
             if fused and not self.exact and owners and kind != SPECTRAL:
                 raise RuntimeError(FUSED)
-            part = SpectralPart(self, opt, places) if kind == SPECTRAL else make_vectors(self, kind, places)
+            part = make_vectors(self, opt, kind, places)
             self.apart += owners if self.rule.distance else []
         return Member(part, places, blocks[0].share, owners, compiled)
 
@@ -217,7 +216,7 @@ class Plan(HeldState):
         if start is not None and relaxation < 1:
             start.shorten(relaxation)
         for block, xs in apart:
-            to_next_points(block, xs, self.rule.mix or 0.0, share)
+            next_points(block, xs, self.rule.mix or 0.0, share)
         self._finish()
         return relaxation
 
@@ -272,10 +271,12 @@ class Plan(HeldState):
         return [float(block.group["weight_decay"]) if lam is None else lam for block, lam in pairs]
 
 
-def make_vectors(plan: Plan, kind: str, places: Sequence[int]) -> Any:
+def make_vectors(plan: Plan, opt: Any, kind: str, places: Sequence[int]) -> Any:
     """A part by torch."""
-    from proxsps.optim.vectors import EntryPart, ProxPart, RowPart
+    from proxsps.optim.vectors import EntryPart, ProxPart, RowPart, SpectralPart
 
+    if kind == SPECTRAL:
+        return SpectralPart(plan, opt, places)
     tensors = [t for i in places for t in (*plan.blocks[i].params, *plan.blocks[i].slopes)]
     odd = not plain(tensors) or any(map(torch._is_functional_tensor, tensors))
     if kind == ENTRIES and not (odd and not all([plan.affine[i] for i in places])):

@@ -68,7 +68,7 @@ def bounds_on_entries(structure: Structure | None) -> tuple[float, float] | None
     return (psi.lower, psi.upper) if isinstance(psi, Scalar) and psi.bounded else None
 
 
-def _lists(ys: Sequence[Tensor], zs: Sequence[Tensor]) -> Iterable[Sequence[list[Tensor]]]:
+def _pieces(ys: Sequence[Tensor], zs: Sequence[Tensor]) -> Iterable[Sequence[list[Tensor]]]:
     """y and z in pieces; one by one with a wrapper, where one operation may change the other tensors twice."""
     if not plain(ys):
         return [([y], [z]) for y, z in zip(ys, zs, strict=True)]
@@ -76,30 +76,41 @@ def _lists(ys: Sequence[Tensor], zs: Sequence[Tensor]) -> Iterable[Sequence[list
 
 
 def averages(block: Block, b: float, apart: bool) -> list[Tensor]:
-    """The averages x: in the memory of y, or `apart` from it."""
+    """The averages x of a block: in the memory of y, or `apart` from it."""
     points = [y.clone() for y in block.ys] if apart else block.ys
-    for xs, zs in _lists(points, block.params):
-        torch._foreach_sub_(xs, zs)
-        torch._foreach_div_(xs, b)
-        torch._foreach_add_(xs, zs)
+    for xs, zs in _pieces(points, block.params):
+        to_averages(xs, zs, b)
     return points
 
 
-def to_next_points(block: Block, averages: list[Tensor], b: float, share: float) -> None:
-    """The next y, from the last averages and the new z."""
+def next_points(block: Block, averages: list[Tensor], b: float, share: float) -> None:
+    """Let y be the next points, from the last averages and the new z."""
     if averages and averages is not block.ys:
         torch._foreach_copy_(block.ys, averages)
     bounds = bounds_of(block)
-    for xs, zs in _lists(block.ys, block.params):
-        steps = torch._foreach_sub(zs, xs)
-        torch._foreach_mul_(steps, share)
-        torch._foreach_add_(xs, steps)
-        torch._foreach_sub_(xs, zs)
-        torch._foreach_mul_(xs, b)
-        torch._foreach_add_(xs, zs)
-        if bounds is not None:
-            torch._foreach_clamp_min_(xs, bounds[0])
-            torch._foreach_clamp_max_(xs, bounds[1])
+    for xs, zs in _pieces(block.ys, block.params):
+        to_next_points(xs, zs, b, share, bounds)
+
+
+def to_averages(ys: list[Tensor], zs: list[Tensor], b: float) -> None:
+    """y <- x."""
+    torch._foreach_lerp_(ys, zs, 1 - 1 / b)
+
+
+def to_next_points(
+    xs: list[Tensor], zs: list[Tensor], b: float, share: float, bounds: tuple[float, float] | None = None
+) -> None:
+    """x <- the next y, from the last averages, which are where y was, and the new z.
+
+    The last three operations are those of `gradient_point`, each rounded: y comes back from an average by the same.
+    """
+    torch._foreach_lerp_(xs, zs, share)
+    torch._foreach_sub_(xs, zs)
+    torch._foreach_mul_(xs, b)
+    torch._foreach_add_(xs, zs)
+    if bounds is not None:
+        torch._foreach_clamp_min_(xs, bounds[0])
+        torch._foreach_clamp_max_(xs, bounds[1])
 
 
 def dots(gs: Sequence[Tensor], zs: Sequence[Tensor], ys: Sequence[Tensor], exact: bool) -> float:

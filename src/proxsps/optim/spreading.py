@@ -31,7 +31,9 @@ Solve = Callable[[Sequence[Tensor]], list[Tensor]]
 SIDE, ACCELERATED = 128, 1024
 
 
-def directions_of(block: Block, slopes: Sequence[Tensor], rho: Any, opt: Any, few: bool = False) -> list[Tensor]:
+def directions_of(
+    block: Block, slopes: Sequence[Tensor], rho: Any, opt: Any, few: bool = False, reuse: bool = False
+) -> list[Tensor]:
     """The directions of the tensors of a block, or of their shards on this rank.
 
     Args:
@@ -39,9 +41,10 @@ def directions_of(block: Block, slopes: Sequence[Tensor], rho: Any, opt: Any, fe
         slopes: the new averages of its gradients.
         rho: what averaging takes away from noise.
         opt: the optimizer.
-        few: as in `proxsps.optim.spectral.orthogonal`.
+        few: as in `proxsps.optim.spectral.orthogonal`, like the next one.
+        reuse: whether the result may overwrite the slopes.
     """
-    solve = partial(solved, packed=block.group["packed"], rho=rho, few=few)
+    solve = partial(solved, packed=block.group["packed"], rho=rho, few=few, reuse=reuse)
     if block.sharded:
         return _over_shards(block, slopes, solve)
     # Under Join, ranks without batches have no averages to orthogonalise.

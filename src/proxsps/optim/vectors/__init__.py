@@ -3,5 +3,6 @@
 from proxsps.optim.vectors.entries import EntryPart
 from proxsps.optim.vectors.proxes import ProxPart
 from proxsps.optim.vectors.rows import RowPart
+from proxsps.optim.vectors.spectral import SpectralPart
 
-__all__ = ["EntryPart", "ProxPart", "RowPart"]
+__all__ = ["EntryPart", "ProxPart", "RowPart", "SpectralPart"]
