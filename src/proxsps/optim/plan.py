@@ -274,12 +274,14 @@ class Plan(HeldState):
 
 def make_vectors(plan: Plan, kind: str, places: Sequence[int]) -> Any:
     """A part by torch."""
-    from proxsps.optim.vectors import EntryPart, ProxPart, RowPart
+    from proxsps.optim.vectors.pieces import EntryPart
+    from proxsps.optim.vectors.proxes import Proxes
+    from proxsps.optim.vectors.rows import Rows
+    from proxsps.optim.vectors.whole import WholePart
 
     tensors = [t for i in places for t in (*plan.blocks[i].params, *plan.blocks[i].slopes)]
     odd = not plain(tensors) or any(map(torch._is_functional_tensor, tensors))
     if kind == ENTRIES and not (odd and not all([plan.affine[i] for i in places])):
         return EntryPart(plan, places)
-    if kind == ROWS and not odd and plan.rule.beta2 is None:
-        return RowPart(plan, places)
-    return ProxPart(plan, places)
+    in_rows = kind == ROWS and not odd and plan.rule.beta2 is None
+    return WholePart(plan, places, Rows if in_rows else Proxes)

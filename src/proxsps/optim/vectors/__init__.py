@@ -1,7 +1,1 @@
-"""The parts of a plan by torch on the host: any dtype, memory layout and regulariser."""
-
-from proxsps.optim.vectors.entries import EntryPart
-from proxsps.optim.vectors.proxes import ProxPart
-from proxsps.optim.vectors.rows import RowPart
-
-__all__ = ["EntryPart", "ProxPart", "RowPart"]
+"""Blocks by torch, for any dtype, memory layout and regulariser: searches for hosts and devices, parts of a plan."""

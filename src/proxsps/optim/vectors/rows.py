@@ -1,103 +1,185 @@
-"""Blocks whose regulariser depends only on the norms of rows, by torch on the host: three sums per row, and one write.
+"""Blocks whose regulariser depends only on the norms of rows: three sums per row, and one write.
 
-Tensors of one shape are stacked, so that hundreds of small tensors take a few calls; a long tensor is not copied, and
-is processed in slices that fit into the cache.
+On a device all rows are processed at once, in few operations. On the host tensors are joined, or cut between rows, into
+stacks that fit into the cache.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.core.model import RowSums, row_heights, row_ray_heights
-from proxsps.optim.lists import spread
-from proxsps.optim.proxes import RowStack, row_stacks
-from proxsps.optim.rule import Heights
+from proxsps.core.array import Array, times
+from proxsps.core.model import RowSums, row_values
+from proxsps.optim.blocks import Block
+from proxsps.optim.device.numbers import Numbers
+from proxsps.optim.device.refine import POINTS
+from proxsps.optim.lists import join, spread_all
+from proxsps.optim.vectors.searched import Floats, Searched, moved, per_point, resting, written
 from proxsps.regularizers.structure import Scalar
 
-SLICE = 1 << 16  # entries that are processed at a time
-SMALL = 1 << 15  # entries up to which tensors of one shape are stacked
+LADDER = 256  # points of the first round if there are only rows: their three sums are few numbers
+NUMBERS = 1 << 20  # limit on points times rows of a round
+SLICE = 1 << 16  # entries that are processed at a time on the host
 
-Floats = Sequence[float]
+
+class RowStack(NamedTuple):
+    """Tensors of one block whose rows have one length, as matrices with one row for each group of entries."""
+
+    block: int
+    xs: list[Tensor]
+    ds: list[Tensor]
+    order: tuple[int, ...] | None  # dims of tensors of one shape: tensor, counted dims, normed dims; None: in order
+    length: int
+    psi: Scalar
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return sum([x.numel() for x in self.xs]) // self.length
+
+    def matrices(self, numbers: Numbers) -> Tensor:
+        """x and d stacked: (2, rows, length)."""
+        if self.xs[0].dtype != self.ds[0].dtype:
+            return torch.stack([numbers.entries(self._matrix(ts)) for ts in (self.xs, self.ds)])
+        return numbers.entries(self._matrix([*self.xs, *self.ds])).view(2, -1, self.length)
+
+    def _matrix(self, tensors: list[Tensor]) -> Tensor:
+        """Tensors of one dtype one below the other."""
+        if self.order is None:
+            return join(tensors).view(-1, self.length)
+        stacked = tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
+        return stacked.permute(self.order).reshape(-1, self.length)
+
+    def vector(self, matrix: Tensor) -> Tensor:
+        """The entries of a matrix in the order of the tensors."""
+        if self.order is None:
+            return matrix.reshape(-1)
+        shape = (len(self.xs), *self.xs[0].shape)
+        moved = matrix.view([shape[d] for d in self.order])
+        return moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).reshape(-1)
 
 
-class RowPart:
-    """Rows in the identity metric."""
+def row_stacks(block: Block, place: int, size: float) -> Iterator[RowStack]:
+    """The tensors of a block by the length of their rows, and by shape if these are not in order.
 
-    curved, mixes, points, entries = True, False, 3, 0
+    Args:
+        block: the block.
+        place: its position.
+        size: entries of a stack at most, where tensors can be cut.
+    """
+    found: dict[object, RowStack] = {}
+    for x, d, rows in zip(block.params, block.slopes, block.rows, strict=True):
+        if x.numel() == 0:
+            continue
+        ndim = x.dim()
+        normed = range(ndim) if rows.dims is None else sorted(dim % ndim for dim in rows.dims)
+        counted = [dim for dim in range(ndim) if dim not in normed]
+        length = math.prod([x.shape[dim] for dim in normed])  # a list, which compilers can trace
+        ordered = [*counted, *normed] == list(range(ndim))
+        order = None if ordered else (0, *(dim + 1 for dim in counted), *(dim + 1 for dim in normed))
+        pieces = [(x, d)]
+        if x.numel() > size and counted:
+            most = max(1, int(size * x.shape[counted[0]]) // x.numel())
+            pieces = list(zip(x.split(most, counted[0]), d.split(most, counted[0]), strict=True))
+        for own_x, own_d in pieces:
+            key = length, x.dtype, d.dtype, rows.psi, None if ordered else (order, own_x.shape)
+            if key in found and sum([t.numel() for t in found[key].xs]) + own_x.numel() > size:
+                yield found.pop(key)
+            if key not in found:
+                found[key] = RowStack(place, [], [], order, length, resting(rows.psi, block.alpha))
+            found[key].xs.append(own_x)
+            found[key].ds.append(own_d)
+    yield from found.values()
 
-    def __init__(self, plan: Any, places: Sequence[int]) -> None:
-        self._plan, self._exact, self._blocks = plan, plan.exact, [plan.blocks[i] for i in places]
-        self._stacks: list[RowStack] = []
-        for i, block in enumerate(self._blocks):
-            held = [[plan.entries_of(block, j, name) for j in range(len(block.params))] for name in plan.averages]
-            self._stacks += row_stacks(block, i, [block.params, block.slopes, *held], SMALL)
-        counts = [stack.rows for stack in self._stacks]
-        self._owners = np.repeat([stack.block for stack in self._stacks], counts).astype(np.int64)
-        columns = zip(*(stack.psi for stack in self._stacks), strict=True)
-        self._psi = Scalar(*(np.repeat(np.array(column, np.float64), counts) for column in columns))
 
-    def _matrices(self, stack: RowStack) -> tuple[Tensor, Tensor, Tensor]:
-        """x, g and the new d."""
-        x, g, *held = [stack.matrix(i) for i in range(len(stack.columns))]
-        if self._exact:
-            x, g, *held = [t.double() for t in (x, g, *held)]
-        if not held or self._plan.weight == 1:
-            return x, g, g
-        return x, g, torch.lerp(held[0], g, self._plan.weight)
+class Rows(Searched):
+    """Blocks whose regulariser depends on rows only through their norms."""
 
-    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
-        """Three sums per row, kept for the search, and added up over each block; heights at the points u."""
-        found, blocks = [], len(self._blocks)
-        g_dot_x, g_sq = [0.0] * blocks, [0.0] * blocks
+    host_points = 3
+
+    def __init__(self, numbers: Numbers, blocks: Sequence[Block], scaled: bool) -> None:
+        super().__init__(numbers, blocks, scaled)
+        size = SLICE if numbers.host else math.inf
+        self._stacks = [stack for i, block in enumerate(blocks) for stack in row_stacks(block, i, size)]
+        self._counts = [stack.rows for stack in self._stacks]
+        counts = list(zip(self._stacks, self._counts, strict=True))
+        self._lengths = [sum([count for stack, count in counts if stack.block == i]) for i in range(len(blocks))]
+        self._caps: tuple[list[Any], Any] = ([], None)  # of the blocks, and by row
+
+    def sums(self) -> list[Sequence[Tensor]]:
+        """Three sums per row, kept for the search, and added up over each block."""
+        wide = self.numbers.dtype
+        norms, dots = [], []
         for stack in self._stacks:
-            x, g, d = self._matrices(stack)
-            for a, b in _slices(x, d):
-                norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in (a, b)]
-                found.append(torch.stack([norms[0], torch.linalg.vecdot(a, b).double(), norms[1]]))
-            if self._plan.averages:
-                g_dot_x[stack.block] += float(torch.sum(g * x, dtype=torch.float64))
-                g_sq[stack.block] += float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2
-        rows = torch.cat(found, dim=1).numpy() if found else np.zeros((3, 0))
-        rows[::2] **= 2
-        self._rows = RowSums(*rows)
-        _, d_dot_x, d_sq = (np.bincount(self._owners, row, blocks).tolist() for row in rows)
-        nothing = [0.0] * blocks
-        sums = [d_sq, d_dot_x, nothing, g_dot_x, g_sq, nothing]
-        return sums, self.heights(alpha, u)
+            x, d = both = stack.matrices(self.numbers)
+            norms.append(torch.linalg.vector_norm(both, dim=2, dtype=wide))
+            # On the host, a step whose numbers need doubles has them.
+            dots.append(torch.linalg.vecdot(x, d).to(wide) if self.numbers.host else (x.to(wide) * d).sum(1))
+        x_sq, d_sq = torch.cat(norms, dim=1).square()
+        self._rows = RowSums(x_sq, torch.cat(dots), d_sq)
+        self.points = max(POINTS, min(LADDER, NUMBERS // len(d_sq)))
+        psi = [
+            self._by_row(column, self._counts) for column in zip(*(stack.psi for stack in self._stacks), strict=True)
+        ]
+        if isinstance(psi[2], Tensor) != isinstance(psi[3], Tensor):  # torch clips to two numbers or to two tensors
+            psi[2:] = [d_sq.new_full((), bound) if isinstance(bound, float) else bound for bound in psi[2:]]
+        self._psi = Scalar(*psi)
+        parts = zip(d_sq.split(self._lengths), self._rows.d_dot_x.split(self._lengths), strict=True)
+        return [[part.sum() for part in own] for own in parts]
 
-    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
+    def _by_row(self, values: Sequence[Tensor | float], counts: Sequence[int]) -> Any:
+        """A number where all are equal, else one entry per row."""
+        first, like = values[0], self._rows.d_sq
+        if all([value is first or (isinstance(value, float) and value == first) for value in values]):
+            return first
+        parts = zip(values, counts, strict=True)
+        return torch.cat([v.expand(n) if isinstance(v, Tensor) else like.new_full((n,), v) for v, n in parts])
+
+    def _alpha(self, reach: Array | float) -> Any:
+        """The caps by row; those of the blocks are spread over the rows only when they are new."""
+        caps = [block.alpha for block in self.blocks]
+        if [*map(id, caps)] != [*map(id, self._caps[0])]:
+            self._caps = caps, self._by_row(caps, self._lengths)
+        return times(reach, self._caps[1])
+
+    def heights(self, u: Array, reach: Array | float) -> Array:
         """From the sums of the rows."""
-        if not u:
-            return Heights([], [])
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is skipped
-            h, slope = row_heights(self._rows, self._psi, np.array(alpha)[self._owners], np.array(u))
-        return Heights(h.tolist(), slope.tolist())
+        return row_values(self._rows, self._psi, self._alpha(reach[:, None] if per_point(reach) else reach), u)
 
-    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
-        """From the sums of the rows."""
-        h, _ = row_ray_heights(self._rows, self._psi, np.array(share)[self._owners], np.array(s))
-        return list(h.tolist())
+    def host_heights(self, u: Floats, reach: Floats, slopes: bool) -> tuple[list[float], list[float]]:
+        """The same on numbers; the search needs no slopes, because points cost next to nothing."""
+        h = self.heights(*(torch.tensor(numbers, dtype=self.numbers.dtype) for numbers in (u, reach)))
+        return h.tolist(), [math.nan] * len(u)
 
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
-        """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
+    def write(self, u: Array | float, reach: Array | float, ok: Array | bool) -> None:
+        """Each row times its factor; on the host stack by stack, else all of them in few operations."""
+        caps = [times(reach, block.alpha) for block in self.blocks]
+        if not self.numbers.host:
+            self._write(self._stacks, self._psi, self._alpha(reach), caps, u, ok)
+            return
         for stack in self._stacks:
-            x, _, d = self._matrices(stack)
-            cap, out = alpha[stack.block], torch.empty_like(x)
-            for a, b, y in _slices(x, d, out) if moves else ():
-                z = torch.add(a, b, alpha=-u * cap)
-                norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
-                torch.mul(z, stack.psi.prox(norm, cap).div_(norm), out=y)
-            if self._plan.averages:
-                spread(stack.vector(d), stack.columns[2])
-            if moves:
-                spread(stack.vector(out), stack.columns[0])
+            self._write([stack], stack.psi, caps[stack.block], caps, u, ok)
 
-
-def _slices(*matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Matrices, cut in the same way into slices that fit into the cache."""
-    return zip(*(matrix.split(max(1, SLICE // matrix.shape[1])) for matrix in matrices), strict=True)
+    def _write(
+        self, stacks: Sequence[RowStack], psi: Scalar, alpha: Any, caps: Sequence[Any], u: Any, ok: Array | bool
+    ) -> None:
+        xs, zs = [], []
+        steps = [u * -cap for cap in caps]
+        for stack in stacks:
+            x, d = stack.matrices(self.numbers)
+            xs.append(x)
+            zs.append(moved(x, d, steps[stack.block]))
+        # The norm is taken from the row itself: differences of sums may cancel.
+        norms = torch.cat([torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype) for z in zs])
+        norms = norms.clamp(torch.finfo(self.numbers.dtype).tiny)
+        factors = (psi.prox(norms, alpha) / norms).split([len(z) for z in zs])
+        vectors = []
+        for stack, x, z, factor in zip(stacks, xs, zs, factors, strict=True):
+            y = z * factor.to(z.dtype)[:, None]
+            vectors.append(stack.vector(written(x, y, ok, caps[stack.block])))
+        spread_all(vectors, [stack.xs for stack in stacks])
