@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proxsps import L1, SPS, ElasticNet, GroupLasso, NuclearNorm, ProxSPS, ProxSPSAdam
-from proxsps.optim.vectors.entries import ROOM
+from proxsps.optim.device.searched import ROOM
 
 # What is counted, and a few launches that another version of torch may add.
 LIMITS = {

@@ -20,12 +20,11 @@ class Numbers:
 
     Args:
         device: the device.
-        host: whether the host reads them, so that short operations are as good as few.
         exact: whether entries become doubles.
     """
 
-    def __init__(self, device: torch.device, host: bool = False, exact: bool = False) -> None:
-        self.device, self.host, self.exact = device, host, exact
+    def __init__(self, device: torch.device, exact: bool = False) -> None:
+        self.device, self.exact = device, exact
         self.dtype = torch.float32 if device.type == "mps" else torch.float64  # mps has no doubles
 
     def scalar(self, value: Tensor | float) -> Tensor:

@@ -22,20 +22,16 @@ from proxsps.core.step import (
     l2_line,
     prox_coefficients,
 )
-from proxsps.optim.blocks import ENTRIES, LINES, ROWS, UNITS, Block, plain, stored
+from proxsps.optim.blocks import LINES, ROWS, UNITS, Block, plain, stored
 from proxsps.optim.device.joined import Estimate
 from proxsps.optim.device.refine import POINTS, refine_dual
+from proxsps.optim.device.searched import Searched, SearchedLots, SearchedRows
 from proxsps.optim.last_step import Chosen, L2Step
 from proxsps.optim.lists import LAUNCH, bundles, join, spread, widened
 from proxsps.optim.reduce import Ranks, Sums
-from proxsps.optim.vectors.entries import Entries
-from proxsps.optim.vectors.proxes import Proxes
-from proxsps.optim.vectors.rows import Rows
-from proxsps.optim.vectors.searched import Searched
 
 ROUNDS = {False: 4, True: 7}  # of the search for the dual variable, in single and in double precision
 MATCHED_ROUNDS = {False: 6, True: 8}  # the same for the matched step
-KINDS: dict[str, type[Searched]] = {ENTRIES: Entries, ROWS: Rows}  # others by their prox
 L2_ROUNDS = 4  # for the matched step of several blocks with weight decay; two are usual
 
 
@@ -69,7 +65,8 @@ class Parts:
         for (kind, share, _), places in members.items():
             own = [blocks[i] for i in places]
             if not all(block.empty for block in own):
-                self._searched.append(KINDS.get(kind, Proxes)(numbers, own, scaled))
+                rows = kind == ROWS
+                self._searched.append(SearchedRows(numbers, own) if rows else SearchedLots(numbers, own, kind, scaled))
                 self._members.append((places, share))
 
     def sums(self) -> Sums:
