@@ -1,9 +1,16 @@
-"""Blocks that need a search: their sums, heights of the model along the ray, and the write."""
+"""Blocks that need a search: their sums, heights of the model along the ray, and the write.
+
+With the cap alpha = reach w of a block, where w is its `alpha`, y(u) = prox_{alpha phi}(x - u alpha D^-1 d). Both
+classes have the same methods and `points`, the number of points of the first round:
+
+    sums            ||d||^2 (in a metric <d, D^-1 d>) and <d, x> of each block
+    heights         sum <d, y(u) - x> at the points u; `reach` is one number, or one for each of them
+    write           x <- y(u) where `ok`
+"""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,46 +23,24 @@ from proxsps.optim.blocks import ENTRIES, Block
 from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.device.refine import POINTS
 from proxsps.optim.lists import bundles, spread_all
-from proxsps.optim.vectors.lots import Bundle, Lot, piles
+from proxsps.optim.vectors.lots import Bundle, Lot, piles, resting
 from proxsps.optim.vectors.rows import RowHeights, row_stacks
-from proxsps.regularizers.structure import Scalar
 
 ROOM = 32 << 20  # bytes that the search over entries may use, or twice those of the parameters, if that is more
 LADDER = 256  # points of the first round if there are only rows: their three sums are few numbers
 NUMBERS = 1 << 20  # limit on points times rows of a round
 
 
-class Searched(ABC):
-    """Blocks of one kind whose prox is not affine.
-
-    With the cap alpha = reach w of a block, where w is its `alpha`, y(u) = prox_{alpha phi}(x - u alpha D^-1 d).
-    """
-
-    points = POINTS  # of the first round of a search
+class SearchedRows:
+    """Blocks whose regulariser depends on rows only through their norms."""
 
     def __init__(self, numbers: Numbers, blocks: Sequence[Block]) -> None:
         self.numbers, self.blocks = numbers, blocks
 
-    @abstractmethod
-    def sums(self) -> Sequence[Sequence[Tensor]]:
-        """||d||^2 (in a metric <d, D^-1 d>) and <d, x> of each block."""
-
-    @abstractmethod
-    def heights(self, u: Array, reach: Array | float) -> Array:
-        """sum <d, y(u) - x> at the points u; `reach` is one number, or one for each of them."""
-
-    @abstractmethod
-    def write(self, u: Array, reach: Array | float, ok: Array) -> None:
-        """x <- y(u) where `ok`."""
-
-
-class SearchedRows(Searched):
-    """Blocks whose regulariser depends on rows only through their norms."""
-
     def sums(self) -> Sequence[Sequence[Tensor]]:
         """Three sums per row, kept for the search, and added up over each block."""
         blocks, wide = enumerate(self.blocks), self.numbers.dtype
-        self._stacks = [s for i, b in blocks for s in row_stacks(b, i, (b.params, b.slopes), math.inf, resting)]
+        self._stacks = [s for i, b in blocks for s in row_stacks(b, i, (b.params, b.slopes), math.inf)]
         norms, dots = [], []
         for stack in self._stacks:
             x, d = both = stack.pair(self.numbers)
@@ -115,7 +100,7 @@ class Part(NamedTuple):
         return self.lot.prox(z, cap if self.inverse is None else cap * self.inverse)
 
 
-class SearchedLots(Searched):
+class SearchedLots:
     """Blocks whose regulariser acts on each entry, or is known by its prox only; in Adam's metric or in the identity.
 
     Each round of the search over entries needs one vector for each of its points, so it works on pieces of the entries
@@ -126,7 +111,7 @@ class SearchedLots(Searched):
 
     def __init__(self, numbers: Numbers, blocks: Sequence[Block], kind: str, scaled: bool) -> None:
         """Caps are tensors if they are `scaled`: multiplied by a number that is known after the sums."""
-        super().__init__(numbers, blocks)
+        self.numbers, self.blocks, self.points = numbers, blocks, POINTS
         self._joined, self._keeps = kind == ENTRIES, True
         self._lots: list[Lot] = []
         if self._joined:
@@ -231,9 +216,4 @@ def written(x: Tensor, y: Tensor, ok: Tensor, cap: Tensor | float) -> Tensor:
     return torch.where(ok & (cap > 0) if isinstance(cap, Tensor) else ok, y, x)
 
 
-def resting(psi: Any, alpha: Tensor | float) -> Any:
-    """The function without its bounds where the cap is 0, so that entries outside of them stay where they are."""
-    if not (isinstance(alpha, Tensor) and isinstance(psi, Scalar) and psi.bounded):
-        return psi  # blocks whose cap is known to be 0 are affine
-    moves, inf = alpha > 0, torch.full_like(alpha, math.inf)
-    return psi._replace(lower=torch.where(moves, psi.lower, -inf), upper=torch.where(moves, psi.upper, inf))
+Searched = SearchedRows | SearchedLots

@@ -23,7 +23,9 @@ def new_metric(
     """
     if isinstance(new, Tensor):
         v = torch.lerp(old, g * g, new)
-    else:  # without a vector for the squares
-        v = (old.mul_(1 - new) if in_place else old * (1 - new)).addcmul_(g, g, value=new)
+    elif in_place:
+        v = old.mul_(1 - new).addcmul_(g, g, value=new)
+    else:  # in no memory of its own: a wrapper would add twice
+        v = torch.addcmul(old * (1 - new), g, g, value=new)
     D, least = v.sqrt().add_(eps), least_metric(least_of)
     return v, D if eps >= least else D.clamp_min_(least)

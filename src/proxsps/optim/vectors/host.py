@@ -24,7 +24,7 @@ from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.lists import bundles
 from proxsps.optim.rule import Heights, Table
 from proxsps.optim.vectors.averages import new_metric
-from proxsps.optim.vectors.lots import Bundle, Lot, piles
+from proxsps.optim.vectors.lots import Bundle, Lot, Pile, piles
 from proxsps.optim.vectors.rows import RowHeights, RowStack, row_stacks
 from proxsps.regularizers._support import reading_numbers
 
@@ -38,11 +38,17 @@ class Loaded:
     """The entries of a lot in this step, in at least f32, in doubles if the plan is exact."""
 
     x: Tensor
+    center: Tensor | None
     g: Tensor
     d: Tensor
     D: Tensor | None = None  # the metric
     v: Tensor | None = None  # the new average of squares
     last: tuple[float, Tensor | float] = math.nan, 0.0  # a cap, and the step sizes of its prox
+
+    @cached_property
+    def near(self) -> Tensor:
+        """x - center."""
+        return self.x if self.center is None else self.x - self.center
 
     @cached_property
     def p(self) -> Tensor:
@@ -91,8 +97,8 @@ class TorchPart:
         held = [[plan.entries_of(block, i, name) for i in range(len(block.params))] for name in plan.averages]
         columns = [block.params, block.slopes, *held]
         if self._kind == ROWS:
-            yield from row_stacks(block, place, columns, SLICE, lambda psi, alpha: psi)
-        elif self._kind != ENTRIES:
+            yield from row_stacks(block, place, columns, SLICE)
+        elif self._kind == PROXES and not self._affine[place]:
             counts = [plan.count_of(block, i) for i in range(len(block.params))] if plan.rule.beta2 is not None else ()
             yield from piles(block, place, columns, counts)
         else:
@@ -117,10 +123,11 @@ class TorchPart:
         if rule.beta2 is not None:
             dtype = lot.columns[-1][0].dtype
             v, D = new_metric(held[-1], g, self._weight(lot, rule.beta2), rule.eps, dtype, in_place)
+        center = self._gather(lot, lot.centers, every) if isinstance(lot, Bundle) and lot.centers else None
+        found = Loaded(x, center, g, d, D, v)
         if self.coupling[lot.block]:
-            d = torch.add(d, self._from_center(lot, x, every), alpha=self.coupling[lot.block])
-        found = Loaded(x, g, d, D, v)
-        if not (lot.sampled or isinstance(lot, RowStack)):
+            found.d = torch.add(d, found.near, alpha=self.coupling[lot.block])
+        if isinstance(lot, Pile):
             self._kept[id(lot)] = found
         return found
 
@@ -135,10 +142,6 @@ class TorchPart:
             return weights[0]
         pairs = zip(lot.columns[-1], weights, strict=True)
         return lot.gather([torch.full_like(old, weight) for old, weight in pairs], self._numbers)
-
-    def _from_center(self, lot: Lot, x: Tensor, every: int = 1) -> Tensor:
-        """x - center."""
-        return x - self._gather(lot, lot.centers, every) if isinstance(lot, Bundle) and lot.centers else x
 
     # The sums
 
@@ -156,16 +159,15 @@ class TorchPart:
         for lot in self._lots:
             own = self._load(lot, every)
             scale = lot.size / own.x.numel()
-            for row, number in zip(rows, self._sums(lot, own, every), strict=True):
+            for row, number in zip(rows, self._sums(lot, own), strict=True):
                 row[lot.block] += scale * number
             if u and not self._affine[lot.block]:
                 self._add(lot, own, [(alpha[lot.block], v) for v in u], *heights)
         return rows, heights
 
-    def _sums(self, lot: Lot, own: Loaded, every: int) -> tuple[float, ...]:
+    def _sums(self, lot: Lot, own: Loaded) -> tuple[float, ...]:
         """The row of a table for one lot."""
-        x, g, d, p, D = own.x, own.g, own.d, own.p, own.D
-        near = self._from_center(lot, x, every)
+        x, near, g, d, p, D = own.x, own.near, own.g, own.d, own.p, own.D
         d_sq, noise = _dot(d, p), 0.0
         if not self._affine[lot.block]:
             products = d * x
@@ -176,7 +178,7 @@ class TorchPart:
             g_dot_x, g_sq = _dot(g, x), _dot(q, q)
             if D is not None and _overflows(g, lot.columns[-1][0].dtype):
                 d_sq = math.nan
-        d_dot_c = 0.0 if near is x else _dot(d, x - near)
+        d_dot_c = 0.0 if own.center is None else _dot(d, own.center)
         x_sq = _dot(near, near) if self.coupling[lot.block] else 0.0
         return d_sq, _dot(d, near), noise, g_dot_x, g_sq, 0.0, 0.0, x_sq, d_dot_c
 
@@ -254,8 +256,8 @@ class TorchPart:
                 x.add_(d, alpha=move[b]) if D is None else x.addcdiv_(d, D, value=move[b])
                 continue
             y = torch.add(keep[b] * x, d if D is None else d / D, alpha=move[b])  # a wrapper would add twice
-            if (near := self._from_center(lot, x)) is not x:
-                y = torch.add(y, x - near, alpha=1 - keep[b])
+            if own.center is not None:
+                y = torch.add(y, own.center, alpha=1 - keep[b])
             lot.scatter(y, lot.columns[0])
 
 
@@ -276,7 +278,7 @@ class RowPart(TorchPart):
             rows[:2] = ([float(own[k]) for own in self._rows.by_block()] for k in range(2))
         return rows, self.heights(alpha, u)
 
-    def _sums(self, lot: Lot, own: Loaded, every: int) -> tuple[float, ...]:
+    def _sums(self, lot: Lot, own: Loaded) -> tuple[float, ...]:
         x, g, d = own.x, own.g, own.d
         squares = [torch.linalg.vector_norm(t, dim=1, dtype=torch.float64).square_() for t in (x, d)]
         self._found.append(torch.stack([squares[0], torch.linalg.vecdot(x, d).double(), squares[1]]))
@@ -284,18 +286,18 @@ class RowPart(TorchPart):
         return 0.0, 0.0, 0.0, *sums, 0.0, 0.0, 0.0, 0.0
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
-        """From the sums of the rows; without slopes, because points cost next to nothing."""
-        return Heights(self._heights(alpha, u, [1.0] * len(u)), [math.nan] * len(u))
+        """From the sums of the rows."""
+        if self._rows is None:
+            return Heights([0.0] * len(u), [0.0] * len(u))
+        h, slope = self._rows.with_slopes(alpha, torch.tensor(u, dtype=torch.float64))
+        return Heights(h.tolist(), slope.tolist())
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """From the sums of the rows."""
-        return self._heights(share, [1.0] * len(s), s)
-
-    def _heights(self, caps: Floats, u: Floats, reach: Floats) -> list[float]:
         if self._rows is None:
-            return [0.0] * len(u)
-        points = (torch.tensor(numbers, dtype=torch.float64) for numbers in (u, reach))
-        found: list[float] = self._rows.heights(caps, *points).tolist()
+            return [0.0] * len(s)
+        steps = torch.tensor(s, dtype=torch.float64)
+        found: list[float] = self._rows.heights(share, torch.ones_like(steps), steps).tolist()
         return found
 
 

@@ -6,6 +6,7 @@ together if that is allowed.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +69,14 @@ def stepping(step: Any) -> Any:
 def where_moved(step: Step, y: Tensor, z: Tensor) -> Tensor:
     """y, but z where a step on a device is 0."""
     return torch.where(step == 0, z, y) if isinstance(step, Tensor) else y
+
+
+def resting(psi: Any, alpha: Tensor | float) -> Any:
+    """The function without its bounds where the cap is 0, so that entries outside of them stay where they are."""
+    if not (isinstance(alpha, Tensor) and isinstance(psi, Scalar) and psi.bounded):
+        return psi  # blocks whose cap is known to be 0 are affine
+    moves, inf = alpha > 0, torch.full_like(alpha, math.inf)
+    return psi._replace(lower=torch.where(moves, psi.lower, -inf), upper=torch.where(moves, psi.upper, inf))
 
 
 @dataclass

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, times
-from proxsps.core.model import RowSums, row_values
+from proxsps.core.model import RowSums, row_heights, row_values
 from proxsps.optim.blocks import Block
 from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.lists import join, spread
-from proxsps.optim.vectors.lots import Lot, Step
+from proxsps.optim.vectors.lots import Lot, Step, resting
 from proxsps.regularizers.structure import Scalar
 
 
@@ -65,9 +65,7 @@ class RowStack(Lot):
         return z.mul_(self.psi.prox(norm, step).div_(norm))
 
 
-def row_stacks(
-    block: Block, place: int, columns: Sequence[Sequence[Tensor]], size: float, resting: Any
-) -> Iterator[RowStack]:
+def row_stacks(block: Block, place: int, columns: Sequence[Sequence[Tensor]], size: float) -> Iterator[RowStack]:
     """The tensors of a block by the length of their rows, and by shape if these are not in order.
 
     Args:
@@ -75,7 +73,6 @@ def row_stacks(
         place: its position.
         columns: lists of its tensors: parameters, slopes and averages.
         size: entries of a stack at most, where tensors can be cut between rows.
-        resting: changes the function of a norm where a cap may be 0.
     """
     found: dict[object, RowStack] = {}
     for i, (x, rows) in enumerate(zip(block.params, block.rows, strict=True)):
@@ -146,3 +143,7 @@ class RowHeights:
         """sum <d, y(u) - x> at the points u, where caps are those of the blocks times `reach`."""
         own = reach[:, None] if isinstance(reach, Tensor) and reach.ndim else reach
         return row_values(self.sums, self.psi, self.alpha(caps, own), u)
+
+    def with_slopes(self, caps: Sequence[Any], u: Tensor) -> tuple[Array, Array]:
+        """The same with derivatives, in more operations."""
+        return row_heights(self.sums, self.psi, self.alpha(caps, 1.0), u)
