@@ -10,21 +10,15 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array, array_namespace, chosen
-from proxsps.optim.lists import widened
 
 array_namespace(torch.empty(0))  # fills its cache, so that a step is compiled only once
 
 
 class Numbers:
-    """Makes numbers on a device, in few kernels and without copies from the host.
+    """Makes numbers on a device, in few kernels and without copies from the host."""
 
-    Args:
-        device: the device.
-        exact: whether entries become doubles.
-    """
-
-    def __init__(self, device: torch.device, exact: bool = False) -> None:
-        self.device, self.exact = device, exact
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.dtype = torch.float32 if device.type == "mps" else torch.float64  # mps has no doubles
 
     def scalar(self, value: Tensor | float) -> Tensor:
@@ -43,10 +37,6 @@ class Numbers:
         if len(plain) == len(values) == 2 and all(map(math.isfinite, plain)):  # one kernel for two different numbers
             return torch.linspace(plain[0], plain[1], 2, dtype=self.dtype, device=self.device)
         return torch.stack([self.scalar(value) for value in values])
-
-    def entries(self, x: Tensor) -> Tensor:
-        """Entries in at least f32."""
-        return x.double() if self.exact else widened(x)
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """The sum of tensors of one shape."""

@@ -43,7 +43,7 @@ class SearchedRows:
         self._stacks = [s for i, b in blocks for s in row_stacks(b, i, (b.params, b.slopes), math.inf)]
         norms, dots = [], []
         for stack in self._stacks:
-            x, d = both = stack.pair(self.numbers)
+            x, d = both = stack.pair()
             norms.append(torch.linalg.vector_norm(both, dim=2, dtype=wide))
             dots.append((x.to(wide) * d).sum(1))
         x_sq, d_sq = torch.cat(norms, dim=1).square()
@@ -62,7 +62,7 @@ class SearchedRows:
         steps = [u * -cap for cap in caps]
         xs, zs = [], []
         for stack in self._stacks:
-            x, d = stack.pair(self.numbers)
+            x, d = stack.pair()
             xs.append(x)
             zs.append(torch.addcmul(x, d, steps[stack.block]))
         norms = torch.cat([torch.linalg.vector_norm(z, dim=1, dtype=self.numbers.dtype) for z in zs])
@@ -138,7 +138,7 @@ class SearchedLots:
         return entries if self._keeps else loose
 
     def _load(self, lot: Lot) -> Part:
-        x, d, *metric = (lot.gather(tensors, self.numbers) for tensors in lot.columns)
+        x, d, *metric = (lot.gather(tensors) for tensors in lot.columns)
         return Part(lot, x, d, *([metric[0], metric[1].reciprocal()] if metric else [d, None]))
 
     def _parts(self) -> Iterator[Part]:

@@ -1,1 +1,1 @@
-"""Blocks by torch, for any dtype, memory layout and regulariser: searches for hosts and devices, parts of a plan."""
+"""Blocks by torch, for any dtype, memory layout and regulariser: what hosts and devices share, and parts of a plan."""

@@ -20,7 +20,6 @@ from torch import Tensor
 from proxsps.core.model import RowSums
 from proxsps.core.plain import corrected_weight
 from proxsps.optim.blocks import ENTRIES, FULL, PROXES, ROWS, Block, plain, stored
-from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.lists import bundles
 from proxsps.optim.rule import Heights, Table
 from proxsps.optim.vectors.averages import new_metric
@@ -73,7 +72,6 @@ class TorchPart:
 
     def __init__(self, plan: Any, kind: str, places: Sequence[int]) -> None:
         self._plan, self._kind = plan, kind
-        self._numbers = Numbers(torch.device("cpu"), exact=plan.exact)
         self._blocks: list[Block] = [plan.blocks[i] for i in places]
         self._affine = [plan.affine[i] for i in places]
         tensors = [x for block in self._blocks for x in block.params]
@@ -132,7 +130,7 @@ class TorchPart:
         return found
 
     def _gather(self, lot: Lot, tensors: Sequence[Tensor], every: int) -> Tensor:
-        found = lot.gather(tensors, self._numbers)
+        found = lot.gather(tensors, self._plan.exact)
         return found[: max(1, found.numel() // every)] if lot.sampled and every > 1 else found
 
     def _weight(self, lot: Lot, beta2: float) -> Tensor | float:
@@ -141,7 +139,7 @@ class TorchPart:
         if len(set(weights)) == 1:
             return weights[0]
         pairs = zip(lot.columns[-1], weights, strict=True)
-        return lot.gather([torch.full_like(old, weight) for old, weight in pairs], self._numbers)
+        return lot.gather([torch.full_like(old, weight) for old, weight in pairs], self._plan.exact)
 
     # The sums
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from proxsps.core.array import Array
 from proxsps.optim.blocks import Block
-from proxsps.optim.device.numbers import Numbers
-from proxsps.optim.lists import join, spread
+from proxsps.optim.lists import join, spread, widened
 from proxsps.regularizers import Regularizer
 from proxsps.regularizers.base import flatten, unflatten
 from proxsps.regularizers.structure import Scalar
@@ -43,8 +42,8 @@ class Lot(ABC):
         return sum([x.numel() for x in self.columns[0]])
 
     @abstractmethod
-    def gather(self, tensors: Sequence[Tensor], numbers: Numbers) -> Tensor:
-        """The tensors of a column as one, in at least f32."""
+    def gather(self, tensors: Sequence[Tensor], exact: bool = False) -> Tensor:
+        """The tensors of a column as one, in at least f32; `exact` in doubles."""
 
     @abstractmethod
     def scatter(self, y: Tensor, tensors: list[Tensor]) -> None:
@@ -57,6 +56,11 @@ class Lot(ABC):
     def tangent(self, z: Tensor, y: Tensor, p: Tensor, step: Step) -> Tensor | None:
         """The derivative of the prox along p, or None if it is not cheap."""
         return None
+
+
+def wide(x: Tensor, exact: bool) -> Tensor:
+    """Entries in at least f32, or in doubles."""
+    return x.double() if exact else widened(x)
 
 
 def stepping(step: Any) -> Any:
@@ -92,9 +96,9 @@ class Bundle(Lot):
         """Proxes of known functions are computed in the memory of z."""
         return isinstance(self.psi, Scalar)
 
-    def gather(self, tensors: Sequence[Tensor], numbers: Numbers) -> Tensor:
+    def gather(self, tensors: Sequence[Tensor], exact: bool = False) -> Tensor:
         """One vector."""
-        return numbers.entries(join(tensors))
+        return wide(join(tensors), exact)
 
     def scatter(self, y: Tensor, tensors: list[Tensor]) -> None:
         """From one vector."""
@@ -143,9 +147,9 @@ class Pile(Lot):
     stacked: bool  # tensors of one shape on a first axis
     joined: bool  # the entries of all tensors as one vector
 
-    def gather(self, tensors: Sequence[Tensor], numbers: Numbers) -> Tensor:
+    def gather(self, tensors: Sequence[Tensor], exact: bool = False) -> Tensor:
         """A vector, a stack, or a tensor as it is."""
-        tensors = list(map(numbers.entries, tensors))
+        tensors = [wide(t, exact) for t in tensors]
         if self.joined:
             vector: Tensor = flatten(tensors)
             return vector

@@ -13,9 +13,8 @@ from torch import Tensor
 from proxsps.core.array import Array, times
 from proxsps.core.model import RowSums, row_heights, row_values
 from proxsps.optim.blocks import Block
-from proxsps.optim.device.numbers import Numbers
 from proxsps.optim.lists import join, spread
-from proxsps.optim.vectors.lots import Lot, Step, resting
+from proxsps.optim.vectors.lots import Lot, Step, resting, wide
 from proxsps.regularizers.structure import Scalar
 
 
@@ -33,19 +32,19 @@ class RowStack(Lot):
         """The number of rows."""
         return self.size // self.length
 
-    def gather(self, tensors: Sequence[Tensor], numbers: Numbers) -> Tensor:
+    def gather(self, tensors: Sequence[Tensor], exact: bool = False) -> Tensor:
         """Tensors of one dtype one below the other; a view of a single tensor with rows in order."""
         if self.order is None:
-            return numbers.entries(join(tensors).view(-1, self.length))
+            return wide(join(tensors).view(-1, self.length), exact)
         stacked = tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
-        return numbers.entries(stacked.permute(self.order).reshape(-1, self.length))
+        return wide(stacked.permute(self.order).reshape(-1, self.length), exact)
 
-    def pair(self, numbers: Numbers) -> Tensor:
+    def pair(self) -> Tensor:
         """x and d, in few operations: (2, rows, length)."""
         xs, ds = self.columns[:2]
         if xs[0].dtype != ds[0].dtype:
-            return torch.stack([self.gather(xs, numbers), self.gather(ds, numbers)])
-        return self.gather([*xs, *ds], numbers).view(2, -1, self.length)
+            return torch.stack([self.gather(xs), self.gather(ds)])
+        return self.gather([*xs, *ds]).view(2, -1, self.length)
 
     def vector(self, matrix: Tensor) -> Tensor:
         """The entries of a matrix in the order of the tensors of a column."""
