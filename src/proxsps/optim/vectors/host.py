@@ -156,7 +156,7 @@ class TorchPart:
         heights = Heights([0.0] * len(u), [0.0] * len(u))
         for lot in self._lots:
             own = self._load(lot, every)
-            scale = lot.size / own.x.numel()
+            scale = lot.size / max(1, own.x.numel())
             for row, number in zip(rows, self._sums(lot, own), strict=True):
                 row[lot.block] += scale * number
             if u and not self._affine[lot.block]:
@@ -205,7 +205,7 @@ class TorchPart:
         slopes: list[float] | None = None,
     ) -> None:
         """Add h and its slope at points: caps and u."""
-        scale = lot.size / own.x.numel()
+        scale = lot.size / max(1, own.x.numel())
         for i, (alpha, u) in enumerate(points):
             y = self._at(lot, own, alpha, u)
             if slopes is not None:
