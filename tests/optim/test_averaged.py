@@ -11,7 +11,7 @@ import torch
 
 from proxsps.core.sampling import sample_size
 from proxsps.optim import ProxSPS, ProxSPSAdam
-from proxsps.optim.vectors import entries
+from proxsps.optim.vectors import host
 from proxsps.regularizers import L1, L2, Box, ElasticNet, GroupLasso
 
 SHAPES = [(1,), (63,), (8, 8), (65,), (129, 131), (3, 0)]
@@ -111,7 +111,7 @@ def test_a_step_does_not_depend_on_what_is_joined_and_cut(monkeypatch, variant):
         return everything(opt, params)
 
     whole = run()
-    monkeypatch.setattr(entries, "PIECE", 1000)
+    monkeypatch.setattr(host, "PIECE", 1000)
     assert_close(run(), whole, 1e-4)
 
 

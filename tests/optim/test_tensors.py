@@ -10,8 +10,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from proxsps.optim import ProxSPS
 from proxsps.optim.blocks import plain
-from proxsps.optim.device import searched as device_searched
-from proxsps.optim.vectors import entries, rows
+from proxsps.optim.device import searched
+from proxsps.optim.vectors import host
 from proxsps.regularizers import L1, Box, GroupLasso
 
 PATHS = {"default": {}, "torch": {"fused": False}, "capturable": {"capturable": True}}
@@ -190,7 +190,7 @@ LONG = {
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("order", LONG)
 def test_long_tensors_in_any_memory_order_are_stepped_on(monkeypatch, order, path, phi):
-    for module, name in ((entries, "PIECE"), (rows, "SLICE"), (device_searched, "ROOM")):
+    for module, name in ((host, "PIECE"), (host, "SLICE"), (searched, "ROOM")):
         monkeypatch.setattr(module, name, 100)  # so that these tensors are too long for one piece
     moves = []
     for in_order in (False, True):

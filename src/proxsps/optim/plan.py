@@ -19,7 +19,7 @@ from torch import Tensor
 from proxsps.core.plain import corrected_weight, gradient_squares, gradient_weight
 from proxsps.core.plain import relaxation as plain_relaxation
 from proxsps.core.plain_step import Method
-from proxsps.optim.blocks import ENTRIES, FULL, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple, plain
+from proxsps.optim.blocks import ENTRIES, FULL, LINES, PROXES, ROWS, SPECTRAL, UNITS, Block, couple
 from proxsps.optim.held import HeldState, Member, lasting, parameters
 from proxsps.optim.limit import Start
 from proxsps.optim.lists import PLAIN
@@ -128,7 +128,10 @@ class Plan(HeldState):
         if part is None:
             if fused and not self.exact and owners and kind != SPECTRAL:
                 raise RuntimeError(FUSED)
-            part = make_vectors(self, opt, kind, places)
+            from proxsps.optim.vectors.host import make_vectors  # usually not needed
+            from proxsps.optim.vectors.spectral import SpectralPart
+
+            part = SpectralPart(self, opt, places) if kind == SPECTRAL else make_vectors(self, kind, places)
             self.apart += owners if self.rule.distance else []
         return Member(part, places, blocks[0].share, owners, compiled)
 
@@ -269,18 +272,3 @@ class Plan(HeldState):
         """The strength of the squared l2 norm of each block."""
         pairs = zip(self.blocks, self._lam, strict=True)
         return [float(block.group["weight_decay"]) if lam is None else lam for block, lam in pairs]
-
-
-def make_vectors(plan: Plan, opt: Any, kind: str, places: Sequence[int]) -> Any:
-    """A part by torch."""
-    from proxsps.optim.vectors import EntryPart, ProxPart, RowPart, SpectralPart
-
-    if kind == SPECTRAL:
-        return SpectralPart(plan, opt, places)
-    tensors = [t for i in places for t in (*plan.blocks[i].params, *plan.blocks[i].slopes)]
-    odd = not plain(tensors) or any(map(torch._is_functional_tensor, tensors))
-    if kind == ENTRIES and not (odd and not all([plan.affine[i] for i in places])):
-        return EntryPart(plan, places)
-    if kind == ROWS and not odd and plan.rule.beta2 is None:
-        return RowPart(plan, places)
-    return ProxPart(plan, places)

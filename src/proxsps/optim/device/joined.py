@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from proxsps.core.array import Array
-from proxsps.core.estimate import corrected_weight, metric
+from proxsps.core.estimate import corrected_weight
 from proxsps.optim.blocks import LINES, Block
 from proxsps.optim.device.numbers import Numbers, scale_of
 from proxsps.optim.last_step import Chosen
 from proxsps.optim.lists import LAUNCH, join_all, spread_all, widened
-from proxsps.optim.memory import State, entries, least_metric, replace, start_state
+from proxsps.optim.memory import State, entries, replace, start_state
 from proxsps.optim.reduce import Sums
 from proxsps.optim.rule import Rule
+from proxsps.optim.vectors.averages import new_metric
 
 Columns = dict[str, Tensor]
 NOTHING: dict[int, Tensor] = {}
@@ -147,9 +148,7 @@ class Estimate:
         self._counts.append((steps, counts))
         weights = corrected_weight(counts.to(old.dtype), self.rule.beta2).unbind()
         new = torch.cat([weight.expand(size) for weight, size in zip(weights, own.sizes, strict=True)])
-        v, eps, least = torch.lerp(old, g * g, new), self.rule.eps, least_metric(old.dtype)
-        D: Tensor = metric(v, eps)
-        D = D.clamp_min(least) if eps < least else D
+        v, D = new_metric(old, g, new, self.rule.eps, old.dtype)
         # Where the square of a gradient overflows, NaN reaches the sums that are checked; infinity would not.
         return v, torch.nan_to_num(D, nan=math.nan, posinf=math.nan)
 

@@ -22,18 +22,16 @@ from proxsps.core.step import (
     l2_line,
     prox_coefficients,
 )
-from proxsps.optim.blocks import ENTRIES, LINES, ROWS, UNITS, Block, plain, stored
+from proxsps.optim.blocks import LINES, ROWS, UNITS, Block, plain, stored
 from proxsps.optim.device.joined import Estimate
 from proxsps.optim.device.refine import POINTS, refine_dual
-from proxsps.optim.device.rows import SearchedRows
-from proxsps.optim.device.searched import Searched, SearchedEntries, SearchedProxes
+from proxsps.optim.device.searched import Searched, SearchedLots, SearchedRows
 from proxsps.optim.last_step import Chosen, L2Step
 from proxsps.optim.lists import LAUNCH, bundles, join, spread, widened
 from proxsps.optim.reduce import Ranks, Sums
 
 ROUNDS = {False: 4, True: 7}  # of the search for the dual variable, in single and in double precision
 MATCHED_ROUNDS = {False: 6, True: 8}  # the same for the matched step
-KINDS: dict[str, type[Searched]] = {ENTRIES: SearchedEntries, ROWS: SearchedRows}  # others by their prox
 L2_ROUNDS = 4  # for the matched step of several blocks with weight decay; two are usual
 
 
@@ -63,15 +61,18 @@ class Parts:
             share = block.share if self._sharded else 1.0
             members[kinds[i], share, i if kinds[i] == UNITS else 0].append(i)
         self._searched: list[Searched] = []
+        self._members: list[tuple[list[int], float]] = []  # places of their blocks, and weights over the ranks
         for (kind, share, _), places in members.items():
             own = [blocks[i] for i in places]
             if not all(block.empty for block in own):
-                self._searched.append(KINDS.get(kind, SearchedProxes)(numbers, own, places, scaled))
-                self._searched[-1].share = share
+                rows = kind == ROWS
+                self._searched.append(SearchedRows(numbers, own) if rows else SearchedLots(numbers, own, kind, scaled))
+                self._members.append((places, share))
 
     def sums(self) -> Sums:
         """The sums of all blocks, in their order."""
-        found = {i: pair for part in self._searched for i, pair in zip(part.places, part.sums(), strict=True)}
+        parts = zip(self._searched, self._members, strict=True)
+        found = {i: pair for part, (places, _) in parts for i, pair in zip(places, part.sums(), strict=True)}
         d_sq, d_dot_x = ({i: pair[row] for i, pair in found.items()} for row in range(2))
         estimate = self._estimate
         x_sq = estimate.row("x_sq") if self._coupled else 0.0
@@ -86,7 +87,7 @@ class Parts:
         """The numbers of all searched parts, each of the shape of `like`, added up over these and over all ranks."""
         if not self._sharded:
             return sum(found[1:], start=found[0])
-        shares = [part.share * own for part, own in zip(self._searched, found, strict=True)]
+        shares = [share * own for (_, share), own in zip(self._members, found, strict=True)]
         return self._ranks.sum(sum(shares, start=torch.zeros_like(like)))[0]
 
     # The search

@@ -1,8 +1,1 @@
-"""The parts of a plan by torch on the host: any dtype, memory layout and regulariser."""
-
-from proxsps.optim.vectors.entries import EntryPart
-from proxsps.optim.vectors.proxes import ProxPart
-from proxsps.optim.vectors.rows import RowPart
-from proxsps.optim.vectors.spectral import SpectralPart
-
-__all__ = ["EntryPart", "ProxPart", "RowPart", "SpectralPart"]
+"""Blocks by torch, for any dtype, memory layout and regulariser: what hosts and devices share, and parts of a plan."""

@@ -1,103 +1,148 @@
-"""Blocks whose regulariser depends only on the norms of rows, by torch on the host: three sums per row, and one write.
-
-Tensors of one shape are stacked, so that hundreds of small tensors take a few calls; a long tensor is not copied, and
-is processed in slices that fit into the cache.
-"""
+"""Blocks whose regulariser depends only on the norms of rows: matrices of rows, and heights from three sums per row."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.core.model import RowSums, row_heights, row_ray_heights
-from proxsps.optim.lists import spread
-from proxsps.optim.proxes import RowStack, row_stacks
-from proxsps.optim.rule import Heights
+from proxsps.core.array import Array, times
+from proxsps.core.model import RowSums, row_heights, row_values
+from proxsps.optim.blocks import Block
+from proxsps.optim.lists import join, spread
+from proxsps.optim.vectors.lots import Lot, Step, resting, wide
 from proxsps.regularizers.structure import Scalar
 
-SLICE = 1 << 16  # entries that are processed at a time
-SMALL = 1 << 15  # entries up to which tensors of one shape are stacked
 
-Floats = Sequence[float]
+@dataclass
+class RowStack(Lot):
+    """Tensors of one block whose rows have one length, as matrices with one row for each group of entries."""
 
+    order: tuple[int, ...] | None  # dims of tensors of one shape: tensor, counted dims, normed dims; None: in order
+    length: int
+    psi: Scalar
+    fresh = True
 
-class RowPart:
-    """Rows in the identity metric."""
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.size // self.length
 
-    curved, mixes, points, entries = True, False, 3, 0
+    def gather(self, tensors: Sequence[Tensor], exact: bool = False) -> Tensor:
+        """Tensors of one dtype one below the other; a view of a single tensor with rows in order."""
+        if self.order is None:
+            return wide(join(tensors).view(-1, self.length), exact)
+        stacked = tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
+        return wide(stacked.permute(self.order).reshape(-1, self.length), exact)
 
-    def __init__(self, plan: Any, places: Sequence[int]) -> None:
-        self._plan, self._exact, self._blocks = plan, plan.exact, [plan.blocks[i] for i in places]
-        self._stacks: list[RowStack] = []
-        for i, block in enumerate(self._blocks):
-            held = [[plan.entries_of(block, j, name) for j in range(len(block.params))] for name in plan.averages]
-            self._stacks += row_stacks(block, i, [block.params, block.slopes, *held], SMALL)
-        counts = [stack.rows for stack in self._stacks]
-        self._owners = np.repeat([stack.block for stack in self._stacks], counts).astype(np.int64)
-        columns = zip(*(stack.psi for stack in self._stacks), strict=True)
-        self._psi = Scalar(*(np.repeat(np.array(column, np.float64), counts) for column in columns))
+    def pair(self) -> Tensor:
+        """x and d, in few operations: (2, rows, length)."""
+        xs, ds = self.columns[:2]
+        if xs[0].dtype != ds[0].dtype:
+            return torch.stack([self.gather(xs), self.gather(ds)])
+        return self.gather([*xs, *ds]).view(2, -1, self.length)
 
-    def _matrices(self, stack: RowStack) -> tuple[Tensor, Tensor, Tensor]:
-        """x, g and the new d."""
-        x, g, *held = [stack.matrix(i) for i in range(len(stack.columns))]
-        if self._exact:
-            x, g, *held = [t.double() for t in (x, g, *held)]
-        if not held or self._plan.weight == 1:
-            return x, g, g
-        return x, g, torch.lerp(held[0], g, self._plan.weight)
+    def vector(self, matrix: Tensor) -> Tensor:
+        """The entries of a matrix in the order of the tensors of a column."""
+        if self.order is None:
+            return matrix.reshape(-1)
+        shape = (len(self.columns[0]), *self.columns[0][0].shape)
+        moved = matrix.view([shape[d] for d in self.order])
+        return moved.permute(sorted(range(len(self.order)), key=self.order.__getitem__)).reshape(-1)
 
-    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
-        """Three sums per row, kept for the search, and added up over each block; heights at the points u."""
-        found, blocks = [], len(self._blocks)
-        g_dot_x, g_sq = [0.0] * blocks, [0.0] * blocks
-        for stack in self._stacks:
-            x, g, d = self._matrices(stack)
-            for a, b in _slices(x, d):
-                norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in (a, b)]
-                found.append(torch.stack([norms[0], torch.linalg.vecdot(a, b).double(), norms[1]]))
-            if self._plan.averages:
-                g_dot_x[stack.block] += float(torch.sum(g * x, dtype=torch.float64))
-                g_sq[stack.block] += float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2
-        rows = torch.cat(found, dim=1).numpy() if found else np.zeros((3, 0))
-        rows[::2] **= 2
-        self._rows = RowSums(*rows)
-        _, d_dot_x, d_sq = (np.bincount(self._owners, row, blocks).tolist() for row in rows)
-        nothing = [0.0] * blocks
-        sums = [d_sq, d_dot_x, nothing, g_dot_x, g_sq, nothing]
-        return sums, self.heights(alpha, u)
+    def scatter(self, y: Tensor, tensors: list[Tensor]) -> None:
+        """From a matrix."""
+        spread(self.vector(y).to(tensors[0].dtype), tensors)
 
-    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
-        """From the sums of the rows."""
-        if not u:
-            return Heights([], [])
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is skipped
-            h, slope = row_heights(self._rows, self._psi, np.array(alpha)[self._owners], np.array(u))
-        return Heights(h.tolist(), slope.tolist())
-
-    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
-        """From the sums of the rows."""
-        h, _ = row_ray_heights(self._rows, self._psi, np.array(share)[self._owners], np.array(s))
-        return list(h.tolist())
-
-    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
+    def prox(self, z: Tensor, step: Step) -> Tensor:
         """Each row times its factor, whose norm is taken from the row itself: differences of sums may cancel."""
-        for stack in self._stacks:
-            x, _, d = self._matrices(stack)
-            cap, out = alpha[stack.block], torch.empty_like(x)
-            for a, b, y in _slices(x, d, out) if moves else ():
-                z = torch.add(a, b, alpha=-u * cap)
-                norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
-                torch.mul(z, stack.psi.prox(norm, cap).div_(norm), out=y)
-            if self._plan.averages:
-                spread(stack.vector(d), stack.columns[2])
-            if moves:
-                spread(stack.vector(out), stack.columns[0])
+        norm = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min_(torch.finfo(z.dtype).tiny)
+        return z.mul_(self.psi.prox(norm, step).div_(norm))
 
 
-def _slices(*matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Matrices, cut in the same way into slices that fit into the cache."""
-    return zip(*(matrix.split(max(1, SLICE // matrix.shape[1])) for matrix in matrices), strict=True)
+def row_stacks(block: Block, place: int, columns: Sequence[Sequence[Tensor]], size: float) -> Iterator[RowStack]:
+    """The tensors of a block by the length of their rows, and by shape if these are not in order.
+
+    Args:
+        block: the block.
+        place: its position.
+        columns: lists of its tensors: parameters, slopes and averages.
+        size: entries of a stack at most, where tensors can be cut between rows.
+    """
+    found: dict[object, RowStack] = {}
+    for i, (x, rows) in enumerate(zip(block.params, block.rows, strict=True)):
+        if x.numel() == 0:
+            continue
+        ndim = x.dim()
+        normed = range(ndim) if rows.dims is None else sorted(dim % ndim for dim in rows.dims)
+        counted = [dim for dim in range(ndim) if dim not in normed]
+        length = math.prod([x.shape[dim] for dim in normed])  # a list, which compilers can trace
+        ordered = [*counted, *normed] == list(range(ndim))
+        order = None if ordered else (0, *(dim + 1 for dim in counted), *(dim + 1 for dim in normed))
+        own = [tensors[i] for tensors in columns]
+        pieces: Any = [own]
+        if x.numel() > size and counted:
+            most = max(1, int(size * x.shape[counted[0]]) // x.numel())
+            pieces = zip(*(t.split(most, counted[0]) for t in own), strict=True)
+        for piece in pieces:
+            dtypes = tuple([t.dtype for t in piece])
+            key = length, dtypes, rows.psi, None if ordered else (order, piece[0].shape)
+            if key in found and found[key].size + piece[0].numel() > size:
+                yield found.pop(key)
+            if key not in found:
+                found[key] = RowStack(place, [[] for _ in piece], order, length, resting(rows.psi, block.alpha))
+            for tensors, t in zip(found[key].columns, piece, strict=True):
+                tensors.append(t)
+    yield from found.values()
+
+
+class RowHeights:
+    """Heights of blocks from the sums of their rows.
+
+    Args:
+        sums: the sums, row after row of all stacks.
+        stacks: the stacks, block after block.
+        blocks: how many blocks there are.
+    """
+
+    def __init__(self, sums: RowSums, stacks: Sequence[RowStack], blocks: int) -> None:
+        self.sums, self.counts = sums, [stack.rows for stack in stacks]
+        owners = [stack.block for stack in stacks]
+        self._lengths = [sum([n for j, n in zip(owners, self.counts, strict=True) if j == i]) for i in range(blocks)]
+        psi = [self._by_row(column, self.counts) for column in zip(*(stack.psi for stack in stacks), strict=True)]
+        if isinstance(psi[2], Tensor) != isinstance(psi[3], Tensor):  # torch clips to two numbers or to two tensors
+            psi[2:] = [sums.d_sq.new_full((), bound) if isinstance(bound, float) else bound for bound in psi[2:]]
+        self.psi = Scalar(*psi)
+        self._caps: tuple[list[Any], Any] = ([], None)  # of the blocks, and by row
+
+    def _by_row(self, values: Sequence[Tensor | float], counts: Sequence[int]) -> Any:
+        """A number where all are equal, else one entry per row."""
+        first, like = values[0], self.sums.d_sq
+        if all([value is first or (isinstance(value, float) and value == first) for value in values]):
+            return first
+        parts = zip(values, counts, strict=True)
+        return torch.cat([v.expand(n) if isinstance(v, Tensor) else like.new_full((n,), v) for v, n in parts])
+
+    def by_block(self) -> list[tuple[Tensor, Tensor]]:
+        """||d||^2 and <d, x> of each block."""
+        rows = zip(self.sums.d_sq.split(self._lengths), self.sums.d_dot_x.split(self._lengths), strict=True)
+        return [(d_sq.sum(), d_dot_x.sum()) for d_sq, d_dot_x in rows]
+
+    def alpha(self, caps: Sequence[Any], reach: Array | float) -> Any:
+        """Caps of blocks times `reach`, by row; they are spread over the rows only when they are new."""
+        if list(map(id, caps)) != list(map(id, self._caps[0])):
+            self._caps = list(caps), self._by_row(caps, self._lengths)
+        return times(reach, self._caps[1])
+
+    def heights(self, caps: Sequence[Any], u: Tensor, reach: Array | float = 1.0) -> Array:
+        """sum <d, y(u) - x> at the points u, where caps are those of the blocks times `reach`."""
+        own = reach[:, None] if isinstance(reach, Tensor) and reach.ndim else reach
+        return row_values(self.sums, self.psi, self.alpha(caps, own), u)
+
+    def with_slopes(self, caps: Sequence[Any], u: Tensor) -> tuple[Array, Array]:
+        """The same with derivatives, in more operations."""
+        return row_heights(self.sums, self.psi, self.alpha(caps, 1.0), u)
