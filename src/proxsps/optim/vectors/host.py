@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -32,27 +30,17 @@ SLICE = 1 << 16  # the same for rows
 Floats = Sequence[float]
 
 
-@dataclass
-class Loaded:
+class Loaded(NamedTuple):
     """The entries of a lot in this step, in at least f32, in doubles if the plan is exact."""
 
     x: Tensor
     center: Tensor | None
+    near: Tensor  # x - center
     g: Tensor
     d: Tensor
-    D: Tensor | None = None  # the metric
-    v: Tensor | None = None  # the new average of squares
-    last: tuple[float, Tensor | float] = math.nan, 0.0  # a cap, and the step sizes of its prox
-
-    @cached_property
-    def near(self) -> Tensor:
-        """x - center."""
-        return self.x if self.center is None else self.x - self.center
-
-    @cached_property
-    def p(self) -> Tensor:
-        """D^-1 d."""
-        return self.d if self.D is None else self.d / self.D
+    p: Tensor  # D^-1 d; d itself where only D is needed
+    D: Tensor | None  # the metric
+    v: Tensor | None  # the new average of squares
 
     def moved(self, alpha: float, u: float) -> Tensor:
         """x - u alpha p."""
@@ -60,9 +48,7 @@ class Loaded:
 
     def step(self, alpha: float) -> Tensor | float:
         """The step size of the prox."""
-        if self.last[0] != alpha:
-            self.last = alpha, alpha if self.D is None else alpha / self.D
-        return self.last[1]
+        return alpha if self.D is None else alpha / self.D
 
 
 class TorchPart:
@@ -122,9 +108,11 @@ class TorchPart:
             dtype = lot.columns[-1][0].dtype
             v, D = new_metric(held[-1], g, self._weight(lot, rule.beta2), rule.eps, dtype, in_place)
         center = self._gather(lot, lot.centers, every) if isinstance(lot, Bundle) and lot.centers else None
-        found = Loaded(x, center, g, d, D, v)
+        near = x if center is None else x - center
         if self.coupling[lot.block]:
-            found.d = torch.add(d, found.near, alpha=self.coupling[lot.block])
+            d = torch.add(d, near, alpha=self.coupling[lot.block])
+        p = d if D is None or (in_place and self._affine[lot.block]) else d / D
+        found = Loaded(x, center, near, g, d, p, D, v)
         if isinstance(lot, Pile):
             self._kept[id(lot)] = found
         return found
@@ -156,7 +144,7 @@ class TorchPart:
         heights = Heights([0.0] * len(u), [0.0] * len(u))
         for lot in self._lots:
             own = self._load(lot, every)
-            scale = lot.size / max(1, own.x.numel())
+            scale = 1.0 if every == 1 else lot.size / max(1, own.x.numel())
             for row, number in zip(rows, self._sums(lot, own), strict=True):
                 row[lot.block] += scale * number
             if u and not self._affine[lot.block]:
@@ -165,7 +153,7 @@ class TorchPart:
 
     def _sums(self, lot: Lot, own: Loaded) -> tuple[float, ...]:
         """The row of a table for one lot."""
-        x, near, g, d, p, D = own.x, own.near, own.g, own.d, own.p, own.D
+        x, _, near, g, d, p, D, _ = own
         d_sq, noise = _dot(d, p), 0.0
         if not self._affine[lot.block]:
             products = d * x
@@ -206,21 +194,23 @@ class TorchPart:
     ) -> None:
         """Add h and its slope at points: caps and u."""
         scale = lot.size / max(1, own.x.numel())
+        known, step = math.nan, cast(Tensor | float, 0.0)
         for i, (alpha, u) in enumerate(points):
-            y = self._at(lot, own, alpha, u)
+            known, step = alpha, step if alpha == known else own.step(alpha)
+            y = self._at(lot, own, alpha, u, step)
             if slopes is not None:
                 z = y if lot.fresh else own.moved(alpha, u)
-                tangent = lot.tangent(z, y, own.p, own.step(alpha))
+                tangent = lot.tangent(z, y, own.p, step)
                 slopes[i] += math.nan if tangent is None else -scale * alpha * _dot(own.d, tangent)
             heights[i] += scale * _dot(own.d, y.sub_(own.x) if lot.fresh else y - own.x)
 
-    def _at(self, lot: Lot, own: Loaded, alpha: float, u: float) -> Tensor:
+    def _at(self, lot: Lot, own: Loaded, alpha: float, u: float, step: Tensor | float) -> Tensor:
         """y(u); that of the last point is kept where it takes long."""
         if id(lot) not in self._kept:
-            return lot.prox(own.moved(alpha, u), own.step(alpha))
+            return lot.prox(own.moved(alpha, u), step)
         if id(lot) not in self._last or self._last[id(lot)][0] != (alpha, u):
             with reading_numbers() if self._reads else nullcontext():
-                self._last[id(lot)] = (alpha, u), lot.prox(own.moved(alpha, u), own.step(alpha))
+                self._last[id(lot)] = (alpha, u), lot.prox(own.moved(alpha, u), step)
         return self._last[id(lot)][1]
 
     # The write
@@ -245,7 +235,7 @@ class TorchPart:
                     lot.scatter(new[name], tensors)
             if not self._affine[b]:
                 if moves:
-                    lot.scatter(self._at(lot, own, alpha[b], u), lot.columns[0])
+                    lot.scatter(self._at(lot, own, alpha[b], u, own.step(alpha[b])), lot.columns[0])
                 continue
             x, D = own.x, own.D
             d = own.g if self.coupling[b] else own.d  # `keep` has the part of the slope that is lam x
@@ -253,7 +243,7 @@ class TorchPart:
                 x.mul_(keep[b])
                 x.add_(d, alpha=move[b]) if D is None else x.addcdiv_(d, D, value=move[b])
                 continue
-            y = torch.add(keep[b] * x, d if D is None else d / D, alpha=move[b])  # a wrapper would add twice
+            y = torch.add(keep[b] * x, d if D is None else own.p, alpha=move[b])  # a wrapper would add twice
             if own.center is not None:
                 y = torch.add(y, own.center, alpha=1 - keep[b])
             lot.scatter(y, lot.columns[0])
