@@ -29,6 +29,10 @@ PIECE = 1 << 18  # entries: few enough for the cache, and enough that the time o
 SLICE = 1 << 16  # the same for rows
 Floats = Sequence[float]
 
+# The C library gives the memory of a piece back to the system, which clears new pages for the next piece: a pass may
+# then take three times as long. Once a larger block was freed, it keeps smaller ones. No page of this one is touched.
+torch.empty(16 * PIECE)
+
 
 class Loaded(NamedTuple):
     """The entries of a lot in this step, in at least f32, in doubles if the plan is exact."""
