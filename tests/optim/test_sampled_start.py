@@ -74,7 +74,7 @@ def test_the_answer_has_the_duality_gap_that_was_asked_for(phi, part, fused, dty
 @pytest.fixture
 def passes(monkeypatch):
     """One entry in how many each pass over entries reads."""
-    from proxsps.optim.kernels.parts import EntryPart
+    from proxsps.optim.kernels.entrywise import EntryPart
 
     seen, inner = [], EntryPart._pass
 

@@ -22,13 +22,6 @@ D_SQ, D_DOT_X, NOISE, G_DOT_X, G_SQ, MOVED_SQ, P_ABS, X_SQ = range(8)
 SUMS = 8
 
 
-@inlined()
-def typed_weights(like, weights, eps, least, j):
-    """old, new, old_v, new_v of a tensor, eps, least and 1 in the type of the entries."""
-    of = like.dtype.type
-    return of(weights[j, 0]), of(weights[j, 1]), of(weights[j, 2]), of(weights[j, 3]), of(eps), of(least), of(1)
-
-
 @inlined(fastmath=ENTRYWISE)
 def new_slope(g, d, own):
     """d' of an entry."""
@@ -115,7 +108,34 @@ _sums_soft, _sums_box, _sums_general = map(_sums_with, (soft_change, box_change,
 
 
 @inlined()
+def add_sums(x, g, d, v, y, own, slopes, inverse, curved, out):
+    """Add the sums of a run, with d' and r if there is memory."""
+    found, _ = _sums_soft(x, g, d, v, y, own, slopes, inverse, own[6], own[6], None, None)
+    _add(found, g, d, v, y, curved, out)
+
+
+@inlined()
+def add_sums_and_heights(x, g, d, v, y, own, kind, s, t, psi, cap, marks, out):
+    """The same with heights and slopes at the steps s and t; entries that change their branch are marked."""
+    if kind == SOFT:
+        found, heights = _sums_soft(x, g, d, v, y, own, None, None, s, t, psi, marks)
+    elif kind == BOX:
+        found, heights = _sums_box(x, g, d, v, y, own, None, None, s, t, psi, marks)
+    else:
+        found, heights = _sums_general(x, g, d, v, y, own, None, None, s, t, psi, marks)
+    _add(found, g, d, v, y, True, out)
+    points = (len(out) - SUMS) // 2
+    for q in range(points):
+        out[SUMS + q] -= heights[q]
+        out[SUMS + points + q] -= cap * heights[2 + q]
+
+
+@inlined()
 def _add(found, g, d, v, y, curved, out):
+    """The sums of a run; NaN if the square of a gradient overflows in a metric.
+
+    Where the square of an entry leaves the range of its type, v may too, and infinity does not show in sums.
+    """
     dp, dx, noise, gx, gg, size, length = found
     out[D_SQ] += dp
     out[D_DOT_X] += dx
@@ -127,32 +147,6 @@ def _add(found, g, d, v, y, curved, out):
         out[G_SQ] += gg
     if v is not None and not np.isfinite(size) and not np.isfinite(g * g).all():
         out[D_SQ] = np.nan
-
-
-@inlined()
-def add_sums(x, g, d, v, y, own, slopes, inverse, curved, out):
-    """Add the sums of a run, with d' and r if there is memory; NaN if the square of a gradient overflows in a metric.
-
-    Where the square of an entry leaves the range of its type, v may too, and infinity does not show in sums.
-    """
-    found, _ = _sums_soft(x, g, d, v, y, own, slopes, inverse, own[6], own[6], None, None)
-    _add(found, g, d, v, y, curved, out)
-
-
-@inlined()
-def add_sums_and_heights(x, g, d, v, own, kind, s, t, psi, cap, marks, out):
-    """The same with heights and slopes at the steps s and t; entries that change their branch are marked."""
-    if kind == SOFT:
-        found, heights = _sums_soft(x, g, d, v, None, own, None, None, s, t, psi, marks)
-    elif kind == BOX:
-        found, heights = _sums_box(x, g, d, v, None, own, None, None, s, t, psi, marks)
-    else:
-        found, heights = _sums_general(x, g, d, v, None, own, None, None, s, t, psi, marks)
-    _add(found, g, d, v, None, True, out)
-    points = (len(out) - SUMS) // 2
-    for q in range(points):
-        out[SUMS + q] -= heights[q]
-        out[SUMS + points + q] -= cap * heights[2 + q]
 
 
 # No operation of these two may be fused with another one: torch computes the same numbers when modes are switched. A

@@ -89,7 +89,9 @@ def in_words(typingctx, memory):
 
 @inlined()
 def entries(like, at, j, low, n):
-    """The n entries of tensor j from `low` on, as an array."""
+    """The n entries of tensor j from `low` on, as an array; None without addresses."""
+    if at is None:
+        return None
     return numba.carray(pointer(at[j], like), low + n)[low:]
 
 
