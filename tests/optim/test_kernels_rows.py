@@ -100,7 +100,7 @@ def test_sums_agree_with_doubles_and_leave_everything_as_it_was(name, averaged, 
     before = [t.clone() for t in (*xs, *ds, *gs)]
     d_sq, d_dot_x, _, *further, _ = at.sums(at.alpha(1.0), ())[0]
     got = at._known
-    at._reduce(at._layout.chunks, np.ones(at.count))
+    at._reduce(np.ones(at.count))
     assert all(map(torch.equal, (*xs, *ds, *gs), before))
     assert got.shape == (3, at.count) == (3, len(at._layout.block))
     assert np.array_equal([d_dot_x[: at.count], d_sq[: at.count]], got[1:])
@@ -124,7 +124,7 @@ def test_group_lasso_is_that_of_the_regularizer(name, use_sums, averaged, dtype)
     xs, ds, gs, at, new = case(name, dtype, averaged)
     dims, alpha, u = SHAPES[name][1], 0.8, 0.6
     lengths = np.repeat([n for _, n, _ in (view(x.shape, None, dims) for x in xs)], at._layout.counts)
-    partial, _ = at._reduce(at._layout.chunks, np.full(at.count, u * alpha))
+    partial, _ = at._reduce(np.full(at.count, u * alpha))
     sizes = np.sqrt(np.bincount(at._groups.at, partial[0], at.count) / np.maximum(lengths, 1))
     ordered = np.sort(sizes[sizes > 0])
     lam = (ordered[len(ordered) // 2 - 1] + ordered[len(ordered) // 2]) / 2 / alpha  # half of the groups become 0
@@ -327,7 +327,7 @@ def test_neither_threads_nor_the_way_of_a_pass_change_a_bit(monkeypatch, joined,
             assert at._layout.chunks.threads == count
             numbers = [*map(np.array, at.sums(at.alpha(1.0), ())[0]), at._known]
             at._known = None
-            numbers += at._reduce(at._layout.chunks, np.full(at.count, 0.3))
+            numbers += at._reduce(np.full(at.count, 0.3))
             at.step(0.7, 0.5)
             results.append([*numbers, *(t.numpy() for t in (*xs, *ds))])
     finally:

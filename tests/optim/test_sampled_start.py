@@ -78,9 +78,9 @@ def passes(monkeypatch):
 
     seen, inner = [], EntryPart._pass
 
-    def spied(self, layout, alphas, u, every=1, *args, **options):
+    def spied(self, alphas, u, every=1, *args, **options):
         seen.append(every)
-        return inner(self, layout, alphas, u, every, *args, **options)
+        return inner(self, alphas, u, every, *args, **options)
 
     monkeypatch.setattr(EntryPart, "_pass", spied)
     return seen

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
 from proxsps.optim.kernels.averages import inverse_metric, new_slope, new_square
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.heights import add_heights
-from proxsps.optim.kernels.layout import CHUNK, in_words
+from proxsps.optim.kernels.layout import CHUNK
 from proxsps.optim.rule import Heights
 
 ROOM = CHUNK // 64  # entries of a chunk that are listed at most: lists take 3/64 of the memory of the parameters
@@ -24,11 +23,11 @@ ROOM = CHUNK // 64  # entries of a chunk that are listed at most: lists take 3/6
 @inlined()
 def list_marked(x, g, d, v, own, marks, count, room):
     """List x, d and 1/D of the marked entries of a run, of which there were `count` before; returns the new count."""
-    words, single = numba.carray(in_words(marks), -(-len(x) // 8)), numba.carray(marks, len(x))
-    for w in range(len(words)):
+    words = marks.view(np.uint64)
+    for w in range(-(-len(x) // 8)):
         if words[w] != 0:  # eight marks at once
             for k in range(8 * w, min(8 * w + 8, len(x))):
-                if single[k]:
+                if marks[k]:
                     if count < ROOM:
                         room[0, count] = x[k]
                         room[1, count] = g[k] if d is None else new_slope(g[k], d[k], own)

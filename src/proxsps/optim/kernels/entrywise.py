@@ -32,7 +32,6 @@ from proxsps.optim.kernels.averages import (
     SUMS,
     X_SQ,
     add_sums,
-    add_sums_and_heights,
     averaged_point,
     gradient_point,
     inverse_metric,
@@ -43,7 +42,7 @@ from proxsps.optim.kernels.averages import (
 from proxsps.optim.kernels.between import Between, list_marked
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT, add_heights, prox, typed_psi
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Layout, fold, run, run_memory, sampled
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Chunks, fold, run, run_memory, sampled
 from proxsps.optim.kernels.parts import Floats, Memory, Part, cut, tensors, weights
 from proxsps.optim.kernels.sampling import NO_START, moved_sq
 from proxsps.optim.rule import Heights
@@ -126,13 +125,14 @@ def reduce(at, pieces, kinds, psi, caps, u, summing, partial, counts, listed, fi
     """
     (block, tensor, origin, length), like, of = pieces, at.like, at.like.dtype.type
     fresh, inverse = numba.carray(run_memory(like), RUN), numba.carray(run_memory(like), RUN)
-    places, marks = numba.carray(run_memory(np.uint32), RUN), run_memory(np.uint8)
+    places, marks = numba.carray(run_memory(np.uint32), RUN), numba.carray(run_memory(np.uint8), RUN)
     for i in range(first, last):
         j, low, n, b, out = tensor[i], origin[i], length[i], block[i], partial[i]
         x, g, d, v, y = tensors(at, j, low, n)
         own, mix, curved, count = weights(at, j), of(at.weights[j, 4]), kinds[b] != LINE, 0
+        both = summing and curved and 0 < len(u) < 3  # sums and heights in one loop, which is faster
         out[:] = 0
-        for k in range(0, n, RUN):
+        for k in range(0, n if curved or summing else 0, RUN):
             end = k + RUN
             xs, gs, old, squares, ys = cut(x, k, end), cut(g, k, end), cut(d, k, end), cut(v, k, end), cut(y, k, end)
             if summing and len(at.start_at):
@@ -140,23 +140,18 @@ def reduce(at, pieces, kinds, psi, caps, u, summing, partial, counts, listed, fi
             if at.coupling[b] != 0:
                 out[X_SQ] += _couple(xs, gs, of(at.coupling[b]), fresh)
                 gs = fresh[: len(xs)]
-            if summing and not (curved and len(u)):  # nothing else is wanted
-                add_sums(xs, gs, old, squares, ys, own, None, None, curved, out)
-            elif summing and len(u) < 3:  # in one loop, which is faster
+            if both:
                 cap, typed = caps[0, b], typed_psi(like, psi, b, caps[0, b])
-                s, t, marked = of(u[0] * cap), of(u[-1] * cap), numba.carray(marks, RUN)
-                add_sums_and_heights(xs, gs, old, squares, ys, own, kinds[b], s, t, typed, cap, marked, out)
+                ends = (kinds[b], of(u[0] * cap), of(u[-1] * cap), typed, cap, marks)
+                add_sums(xs, gs, old, squares, ys, own, True, ends, out)
                 if len(listed):
                     count = list_marked(xs, gs, old, squares, own, marks, count, listed[i])
-            else:
+            elif summing:
+                add_sums(xs, gs, old, squares, ys, own, curved, None, out)
+            if curved and len(u) and not both:
                 rs = _if_any(inverse, squares)
-                if summing:
-                    add_sums(xs, gs, old, squares, ys, own, fresh, rs, curved, out)
-                else:
-                    new_averages(gs, old, squares, own, fresh, rs)
-                if curved and len(u):
-                    ds = gs if old is None else fresh[: len(xs)]
-                    add_heights(xs, ds, rs, kinds[b], psi, caps, b, u, out[SUMS:])
+                ds = new_averages(gs, old, squares, own, fresh, rs)
+                add_heights(xs, ds, rs, kinds[b], psi, caps, b, u, out[SUMS:])
         if len(at.start_at):
             out[MOVED_SQ] *= at.start_scale[j]
         if len(listed):
@@ -190,39 +185,38 @@ class EntryPart(Part):
 
     Args:
         at: where the entries lie; its arrays are those of the current step.
-        layout: of all blocks.
+        chunks: of all blocks.
         psi: the function of each block; None for an affine one.
     """
 
     points = 3
 
-    def __init__(self, at: Memory, layout: Layout, psi: Sequence[Scalar | None]) -> None:
+    def __init__(self, at: Memory, chunks: Chunks, psi: Sequence[Scalar | None]) -> None:
         super().__init__(at)
-        self._layout, count, chunks = layout, len(psi), len(layout.chunks.sizes)
+        self._chunks, self._block, count = chunks, chunks.columns[0], len(psi)
         self._weight = 3.0 if at.v_at is not None else 1.0 if at.d_at is None else 1.5
         self._kinds = np.array([_kind(one) for one in psi])
         self._psi = np.array([one or Scalar() for one in psi], np.float64).reshape(-1, 4).T.copy()
-        self.curved = bool((self._kinds != LINE).any())
+        curved = self._kinds != LINE
+        self.curved, self.entries = bool(curved.any()), int(chunks.sizes[curved[self._block]].sum())
         if set(self._kinds.tolist()) <= {LINE, SOFT}:
             self.l1 = self._psi[0].tolist()
-        self._curves = layout.of_blocks(np.flatnonzero(self._kinds != LINE)) if self.curved else layout
-        self.entries = self._curves.chunks.total if self.curved else 0
         # Where all blocks are affine, keep and move of each of them are written here, before `write_lines`.
         self.lines = np.zeros(count), np.zeros(count)
-        self._caps, self._heights = np.zeros((1, count)), np.zeros(chunks)  # heights of each chunk where it was written
+        self._caps = np.zeros((1, count))
+        self._heights = np.zeros(len(chunks.sizes))  # of each chunk where it was written
         self._no_lists = np.zeros(0, np.int64), np.empty((0, 3, 0), at.like.dtype)
         self._between: Between | None = None
         self._covered = False  # whether it has the heights of this step
 
     def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
-        u, layout, lists = u if self.curved else (), self._layout, self._no_lists
-        between = None
+        u, between, lists = u if self.curved else (), None, self._no_lists
         if len(u) == 2 and u[0] < u[1]:  # on either side of a root
-            between = self._between or Between(self.at.like, layout.chunks.columns[0], self._kinds, self._psi)
+            between = self._between or Between(self.at.like, self._block, self._kinds, self._psi)
             self._between, lists = between, (between.counts, between.entries)
-        partial = self._pass(layout, [alpha], u, 1, True, lists)
-        found = fold(partial[:, :SUMS].T, layout.chunks.columns[0], layout.count).tolist()
+        partial = self._pass([alpha], u, 1, True, lists)
+        found = fold(partial[:, :SUMS].T, self._block, len(self._kinds)).tolist()
         heights = _at_points(partial) if u else Heights([], [])
         self._covered = between is not None and between.begin(alpha, u, heights)
         return found, heights
@@ -231,7 +225,7 @@ class EntryPart(Part):
 
     def chunk_sums(self) -> tuple[np.ndarray, np.ndarray]:
         """The sums of a step, one row per chunk, and the block of each chunk."""
-        return self._pass(self._layout, self._caps, (), 1, True), self._layout.chunks.columns[0]
+        return self._pass(self._caps, (), 1, True), self._block
 
     def write_lines(self, share: float) -> None:
         """x <- keep x + move p, with this share of the new point in the average of the schedule-free form."""
@@ -249,28 +243,26 @@ class EntryPart(Part):
             return self._between.heights(u)
         if every == 1 and len(u) == 2:  # the first round of a search
             return self.sums(alpha, u)[1]
-        return _at_points(self._pass(self._curves, [alpha], u, every))
+        return _at_points(self._pass([alpha], u, every))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """Heights where step and prox have the size s times `share`."""
-        partial = self._pass(self._curves, [[v * w for w in share] for v in s], (1.0,), every)
+        partial = self._pass([[v * w for w in share] for v in s], (1.0,), every)
         heights: list[float] = partial[:, SUMS::2].sum(axis=0).tolist()
         return heights
 
     def sampled_sums(self, every: int) -> list[list[float]]:
         """The sums of a step, estimated from a sample."""
-        partial = self._pass(self._layout, self._caps, (), every, True)
-        found: list[list[float]] = fold(partial.T, self._layout.chunks.columns[0], self._layout.count).tolist()
+        partial = self._pass(self._caps, (), every, True)
+        found: list[list[float]] = fold(partial.T, self._block, len(self._kinds)).tolist()
         return found
 
-    def _pass(
-        self, layout: Layout, caps: Any, u: Floats, every: int = 1, summing: bool = False, lists: Any = None
-    ) -> np.ndarray:
+    def _pass(self, caps: Any, u: Floats, every: int = 1, summing: bool = False, lists: Any = None) -> np.ndarray:
         """Sums, then heights and slopes for each set of caps, one row per chunk."""
-        at, points = self.at, len(caps) * len(u)
+        at, chunks, points = self.at, self._chunks, len(caps) * len(u)
         if every > 1:
-            (layout, scale), at = sampled(layout, every), at._replace(start_at=NO_START.at)
-        chunks, backwards = layout.chunks, every == 1 and next(self._turns)
+            (chunks, scale), at = sampled(chunks, every), at._replace(start_at=NO_START.at)
+        backwards = every == 1 and next(self._turns)
         partial = np.empty((len(chunks.sizes), SUMS + 2 * points))
         args = (self._kinds, self._psi, np.array(caps, np.float64), np.array(u, np.float64), summing, partial)
         lists, weight = lists or self._no_lists, self._weight + points
@@ -283,7 +275,7 @@ class EntryPart(Part):
         self._write(self._kinds if moves else np.full_like(self._kinds, LINE), u)
 
     def _write(self, kinds: np.ndarray, u: float) -> None:
-        self._run(write, self._layout.chunks, 2.0, *self.lines, self._psi, kinds, self._caps[0], u, self._heights)
+        self._run(write, self._chunks, 2.0, *self.lines, self._psi, kinds, self._caps[0], u, self._heights)
 
     @property
     def height(self) -> float:

@@ -77,14 +77,15 @@ def _look_up(plan: Any, kind: str, blocks: Sequence[Block]) -> Memory | None:
     counts = [] if rule.beta2 is None else [plan.held(block.owner(i), "steps") for block, i in pairs]
     if any([type(t) is not Tensor or t.dtype is not torch.float32 or not t.is_cpu for t in counts]):
         return None
-    at: dict[str, Any] = dict(zip(lists, found.at, strict=True))
+    like, rows = found
+    at: dict[str, Any] = dict(zip(lists, rows, strict=True))
     if rule.mix is not None and kind != ENTRIES:  # the plan moves y, and an average with the weights 0 and 1 is g
         at |= {"average": at["g"], "y": None}
     return Memory(
-        found.like, at["x"], at["g"], at.get("average"), at.get("square"), at.get("y"),
+        like, at["x"], at["g"], at.get("average"), at.get("square"), at.get("y"),
         np.array([t.data_ptr() for t in counts], np.int64), *NO_START, np.zeros(len(blocks)),
         np.zeros((len(pairs), 6)), float(rule.eps),
-        0.0 if rule.beta2 is None else math.sqrt(np.finfo(found.like.dtype).tiny),
+        0.0 if rule.beta2 is None else math.sqrt(np.finfo(like.dtype).tiny),
     )  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def _row_groups(kind: str, blocks: Sequence[Block]) -> RowGroups | None:
     if kind == UNITS:
         return _units(blocks[0])
     found = row_layout([block.params for block in blocks], [block.rows[0].dims for block in blocks])
-    if found is None or (kind == PROXES and (len(found.cut.sizes) or not found.in_order)):
+    if found is None or (kind == PROXES and (found.cut.any() or not found.in_order)):
         return None  # in a metric each row lies in memory as one piece that fits into a chunk
     functions = [rows.psi for block in blocks for rows in block.rows]
     columns = [

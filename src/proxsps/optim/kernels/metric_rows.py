@@ -94,65 +94,58 @@ def _height(x, d, y):
 
 
 @inlined()
-def _new_row(x, d, r, s, threshold, norms, at, z, t):
-    """y of a row, in the memory of z; its norm is kept."""
-    y, own, of = z[: len(x)], t[: len(x)], z.dtype.type
-    _start(x, d, r, s, threshold, of(np.finfo(z.dtype).tiny), y, own)
-    norms[at] = _radius(y, own, norms[at])
+def _new_row(x, d, r, s, threshold, norms, at, spare):
+    """y of a row, in spare memory; its norm is kept."""
+    y, t, of = spare[0, : len(x)], spare[1, : len(x)], spare.dtype.type
+    _start(x, d, r, s, threshold, of(np.finfo(spare.dtype).tiny), y, t)
+    norms[at] = _radius(y, t, norms[at])
     if norms[at] == 0:
         y[:] = 0
     else:
-        _point(y, own, of(norms[at]))
+        _point(y, t, of(norms[at]))
     return y
 
 
 @compiled()
 def _reduce(at, pieces, l1, norms, caps, u, summing, partial, first, last):
     """The sums of each chunk, and h at points with caps and dual variables."""
-    of, like, places = at.like.dtype.type, at.like, numba.carray(run_memory(np.uint32), RUN)
-    slope, inverse = np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype)
-    z, t, tensor, start, slot = (
-        np.empty(CHUNK, like.dtype),
-        np.empty(CHUNK, like.dtype),
-        pieces[0],
-        pieces[1],
-        pieces[5],
+    of, spare, places = (
+        at.like.dtype.type,
+        np.empty((4, CHUNK), at.like.dtype),
+        numba.carray(run_memory(np.uint32), RUN),
     )
+    tensor, start, slot = pieces[0], pieces[1], pieces[5]
     for i in range(first, last):
         (x, g, d, v, _), own, (rows, n, _) = chunk(at, pieces, i)
-        j, out, ds, rs = tensor[i], partial[i], slope[:n], inverse[:n]
+        j, out, ds, rs = tensor[i], partial[i], spare[2, :n], spare[3, :n]
         out[:] = 0
         for row in range(rows):
             low, high, to = row * n, row * n + n, slot[i] + row
             xs = x[low:high]
+            new_averages(g[low:high], d[low:high], v[low:high], own, ds, rs)
             if summing:
                 for k in range(low, high, RUN):
                     end = min(k + RUN, high)
-                    add_sums(x[k:end], g[k:end], d[k:end], v[k:end], None, own, ds[k - low :], rs[k - low :], True, out)
+                    add_sums(x[k:end], g[k:end], d[k:end], v[k:end], None, own, True, None, out)
                 if len(at.start_at):
-                    moved = moved_sq(like, at.start_at, j, xs, start[i] + low, places)
-                    out[MOVED_SQ] += at.start_scale[j] * moved
-            else:
-                new_averages(g[low:high], d[low:high], v[low:high], own, ds, rs)
+                    out[MOVED_SQ] += at.start_scale[j] * moved_sq(at.like, at.start_at, j, xs, start[i] + low, places)
             for p in range(len(u)):
-                y = _new_row(xs, ds, rs, of(u[p] * caps[p, to]), of(caps[p, to] * l1[to]), norms, to, z, t)
+                y = _new_row(xs, ds, rs, of(u[p] * caps[p, to]), of(caps[p, to] * l1[to]), norms, to, spare)
                 out[SUMS + p] += _height(xs, ds, y)
 
 
 @compiled()
 def _write(at, pieces, l1, norms, caps, u, moves, first, last):
     """Store d and v, and x <- y if it `moves`."""
-    of, dtype, slot = at.like.dtype.type, at.like.dtype, pieces[5]
-    inverse, z, t = np.empty(CHUNK, dtype), np.empty(CHUNK, dtype), np.empty(CHUNK, dtype)
+    of, spare, slot = at.like.dtype.type, np.empty((3, CHUNK), at.like.dtype), pieces[5]
     for i in range(first, last):
         (x, g, d, v, _), own, (rows, n, _) = chunk(at, pieces, i)
-        rs = inverse[:n]
         for row in range(rows):
             low, high, to = row * n, row * n + n, slot[i] + row
-            xs, ds = x[low:high], d[low:high]
-            new_averages(g[low:high], ds, v[low:high], own, None, rs)
+            xs, rs = x[low:high], spare[2, :n]
+            ds = new_averages(g[low:high], d[low:high], v[low:high], own, None, rs)
             if moves:
-                xs[:] = _new_row(xs, ds, rs, of(u * caps[to]), of(caps[to] * l1[to]), norms, to, z, t)
+                xs[:] = _new_row(xs, ds, rs, of(u * caps[to]), of(caps[to] * l1[to]), norms, to, spare)
 
 
 class MetricRowPart(RowPart):
@@ -163,32 +156,27 @@ class MetricRowPart(RowPart):
     def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         self._norms = np.zeros(len(self._groups.blocks))  # of the rows at the last point, where Newton's method begins
-        partial = self._pass(np.outer(np.ones(len(u)), alpha), u, summing=True)
+        partial, h = self._pass(np.outer(np.ones(len(u)), alpha), u, summing=True)
         found: list[list[float]] = fold(partial[:, :SUMS].T, self._of_chunks, self._blocks).tolist()
-        return found, Heights(_heights(partial), [math.nan] * len(u))
+        return found, Heights(h, [math.nan] * len(u))
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """One pass."""
-        return Heights(_heights(self._pass(np.outer(np.ones(len(u)), alpha), u)), [math.nan] * len(u))
+        return Heights(self._pass(np.outer(np.ones(len(u)), alpha), u)[1], [math.nan] * len(u))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """One pass for all points."""
-        return _heights(self._pass(np.outer(s, share), [1.0] * len(s)))
+        return self._pass(np.outer(s, share), [1.0] * len(s))[1]
 
-    def _pass(self, caps: np.ndarray, u: Floats, summing: bool = False) -> np.ndarray:
-        """Sums, then h at each point, one row per chunk; one row of caps per point."""
+    def _pass(self, caps: np.ndarray, u: Floats, summing: bool = False) -> tuple[np.ndarray, list[float]]:
+        """The sums, one row per chunk, and h at each point; one row of caps per point."""
         chunks, psi = self._layout.chunks, self._groups.psi
         partial, caps = np.empty((len(chunks.sizes), SUMS + len(u))), caps.take(self._groups.blocks, axis=1)
         args = (psi[0], self._norms, caps, np.array(u, np.float64), summing, partial)
         self._run(_reduce, chunks, 3.0 + 12 * len(u), *args)
-        return partial
+        return partial, partial[:, SUMS:].sum(axis=0).tolist()
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
         """One pass."""
         args = (self._groups.psi[0], self._norms, np.array(alpha)[self._groups.blocks], u, moves)
         self._run(_write, self._layout.chunks, 15.0, *args)
-
-
-def _heights(partial: np.ndarray) -> list[float]:
-    found: list[float] = partial[:, SUMS:].sum(axis=0).tolist()
-    return found

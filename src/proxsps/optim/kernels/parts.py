@@ -6,6 +6,7 @@ out of parts are Python floats, one per block.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from proxsps.core import plain
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.layout import Chunks, entries, pointer, run, turns
+from proxsps.optim.kernels.layout import Chunks, entries, pointer, run
 from proxsps.optim.rule import Rule
 
 Floats = Sequence[float]
@@ -94,7 +95,7 @@ class Part:
     l1: Sequence[float] | None = None  # strengths of the l1 norm, if blocks that are not affine have that alone
 
     def __init__(self, at: Memory) -> None:
-        self.at, self._turns = at, turns()
+        self.at, self._turns = at, itertools.cycle((False, True))  # every second pass goes backwards
         self.mixes = at.y_at is not None  # whether a write moves the parameters of the schedule-free form too
 
     def bind(self, gradients: Sequence[int]) -> None:

@@ -32,8 +32,7 @@ class RowLayout:
     """
 
     chunks: Chunks
-    cut: Chunks  # those with rows that lie in others too
-    cut_slots: np.ndarray  # and their slots
+    cut: np.ndarray  # whether the row of a slot lies in other chunks too, for each slot
     owner: np.ndarray  # the row of each slot
     counts: list[int]  # the rows of each tensor, empty ones too
     block: np.ndarray  # the block of each row
@@ -103,12 +102,10 @@ def _layout(shapes: Shapes, strides: Shapes | None, dims: tuple[Dims, ...], thre
             slot += count
         row += outer * inner
     columns = np.array(chunks, np.int64).reshape(-1, 7).T.copy()
-    owners, cut = np.concatenate(owner), columns[6] == 0
-    sizes, counts = columns[2] * columns[3], [outer * inner for outer, _, inner in views]
+    owners, counts = np.concatenate(owner), [outer * inner for outer, _, inner in views]
     return RowLayout(
-        Chunks(tuple(columns), sizes, threads),
-        Chunks(tuple([column[cut] for column in columns]), sizes[cut], threads),
-        np.flatnonzero(np.repeat(cut, columns[2])),
+        Chunks(tuple(columns), columns[2] * columns[3], threads),
+        np.repeat(columns[6] == 0, columns[2]),
         owners,
         counts,
         np.repeat(blocks, counts).astype(np.int64),

@@ -16,7 +16,7 @@ import numpy as np
 from proxsps.optim.kernels.averages import new_averages
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.heights import prox
-from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, fold, run_memory
+from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, fold, run_memory
 from proxsps.optim.kernels.parts import Floats, Memory, Part, cut, tensors, weights
 from proxsps.optim.kernels.row_layout import WIDTH, RowGroups
 from proxsps.optim.rule import Heights
@@ -84,17 +84,8 @@ def chunk(at, pieces, i):
     """
     tensor, start, count, height, stride, _, _ = pieces
     lines, length, apart = (count[i], height[i], height[i]) if stride[i] == 1 else (height[i], count[i], stride[i])
-    return (
-        tensors(at, tensor[i], start[i], (lines - 1) * apart + length),
-        weights(at, tensor[i]),
-        (lines, length, apart),
-    )
-
-
-@inlined()
-def _stored(g, d):
-    """The slopes, once averages are stored."""
-    return g if d is None else d
+    of_chunk = tensors(at, tensor[i], start[i], (lines - 1) * apart + length)
+    return of_chunk, weights(at, tensor[i]), (lines, length, apart)
 
 
 @compiled(fastmath=REORDER)
@@ -105,11 +96,10 @@ def sum_rows(at, pieces, group, steps, partial, further, first, last):
         (x, g, d, _, _), own, (lines, length, apart) = chunk(at, pieces, i)
         for k in range(lines):
             low, high, to = k * apart, k * apart + length, slot[i]
-            xs, ds = x[low:high], g[low:high]
+            xs, gs = x[low:high], g[low:high]
+            ds = new_averages(gs, cut(d, low, high), None, own, fresh, None)
             if d is not None:
-                new_averages(ds, cut(d, low, high), None, own, fresh, None)
-                _add_further(xs, ds, further[i])
-                ds = fresh[:length]
+                _add_further(xs, gs, further[i])
             if stride[i] == 1:
                 to += k
                 partial[0, to], partial[1, to], partial[2, to] = _row_sums(xs, ds, of(steps[group[to]]))
@@ -150,9 +140,8 @@ def write_rows(at, pieces, group, joined, psi, alpha, u, factors, moves, first, 
                 scales[k] = of(factors[group[slot[i] + k]])
         for k in range(lines):
             low, high, g = k * apart, k * apart + length, group[slot[i] + k if stride[i] == 1 else slot[i]]
-            xs, s, old = x[low:high], of(u * alpha[g]), cut(d, low, high)
-            new_averages(gradients[low:high], old, None, own, None, None)
-            ds = _stored(gradients[low:high], old)
+            xs, s = x[low:high], of(u * alpha[g])
+            ds = new_averages(gradients[low:high], cut(d, low, high), None, own, None, None)
             if not moves:
                 continue
             if stride[i] != 1:
@@ -208,7 +197,7 @@ class RowPart(Part):
     def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
         groups, count = self._groups, len(self._groups.blocks)
-        partial, further = self._reduce(self._layout.chunks, np.zeros(count))
+        partial, further = self._reduce(np.zeros(count))
         whole = self._layout.in_order and not groups.joined
         self._known = partial if whole else fold(partial, groups.at, count)
         _, d_dot_x, d_sq = fold(self._known, groups.blocks, self._blocks).tolist()
@@ -216,10 +205,10 @@ class RowPart(Part):
         nothing = [0.0] * self._blocks
         return [d_sq, d_dot_x, nothing, g_dot_x, g_sq, nothing], self.heights(alpha, u) if u else Heights([], [])
 
-    def _reduce(self, chunks: Chunks, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _reduce(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The sums of `sum_rows` as rows, one column per slot, and one per chunk."""
-        partial, further = np.zeros((3, len(self._groups.at))), np.zeros((len(chunks.sizes), 2))
-        self._run(sum_rows, chunks, 2.0, self._groups.at, steps, partial, further)
+        partial, further = np.zeros((3, len(self._groups.at))), np.zeros((len(self._of_chunks), 2))
+        self._run(sum_rows, self._layout.chunks, 2.0, self._groups.at, steps, partial, further)
         return partial, further.T
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
@@ -242,19 +231,19 @@ class RowPart(Part):
         """x <- y(u), in one pass; stores new averages."""
         at, joined, psi = self._groups.at, self._groups.joined, self._groups.psi
         caps, factors = np.array(alpha)[self._groups.blocks], np.empty(0)
-        if moves and (joined or len(self._layout.cut.sizes)):
+        if moves and (joined or self._layout.cut.any()):
             factors = _factors(self._norms_sq(u * caps), caps, psi)
         self._run(write_rows, self._layout.chunks, 3.0, at, joined, psi, caps, float(u), factors, moves)
 
     def _norms_sq(self, steps: np.ndarray) -> np.ndarray:
         """||x - s d||^2 of each group whose entries lie in several chunks; other groups have any number."""
-        groups, layout = self._groups, self._layout
+        groups = self._groups
         if self._known is not None:
             xx, xd, dd = self._known
             most = xx + steps**2 * dd
             out: np.ndarray = most - 2 * steps * xd
-            apart = groups.at if groups.joined else groups.at[layout.cut_slots]
+            apart = groups.at if groups.joined else groups.at[self._layout.cut]
             if (out >= SAFE[self.at.like.dtype] * most)[apart].all():
                 return out
-        partial, _ = self._reduce(layout.chunks if groups.joined else layout.cut, steps)
+        partial, _ = self._reduce(steps)
         return np.bincount(groups.at, partial[0], len(steps))

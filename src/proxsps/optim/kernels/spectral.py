@@ -123,7 +123,7 @@ class CompiledSpectralPart(SpectralPart):
         if found is None or not all([t.is_contiguous() for t in (*zs, *grads, *ys, *averages)]):
             return False
         self.set_share(0.0)
-        start = start_of(zs, [plan.start(p, self._opt) for p in owners], found.like)
+        start = start_of(zs, [plan.start(p, self._opt) for p in owners], found[0])
         plan.apart += owners if start is None else []  # measured apart
         self._start = start or NO_START
         self._like, (self._z_at, self._g_at, self._y_at, self._d_at) = found
@@ -146,7 +146,7 @@ class CompiledSpectralPart(SpectralPart):
         slopes = [torch.empty(len(stack.members), *stack.shape, dtype=dtype) for stack in self._stacks]
         for places, own in zip(self._places, slopes, strict=True):
             self._p_at[places] = _rows_at(own)
-        chunks = self._layout.chunks
+        chunks = self._layout
         run(_blend, chunks, self._like, *chunks.columns, self._d_at, self._g_at, self._p_at, mu, weight=1.5)
         alone = self._plan.ranks == 1
         scaled = [] if alone else self._directions(slopes, math.sqrt(squares))
@@ -159,13 +159,13 @@ class CompiledSpectralPart(SpectralPart):
         self._points = (self._z_at, self._g_at, self._y_at, self._d_at, self._p_at, mu, scales)
         args = (*self._points, *self._start, self._mix[0], partial)
         run(_reduce, chunks, self._like, *chunks.columns, *args, weight=2.0)
-        rows = fold(partial.T, chunks.columns[0], self._layout.count).tolist()
+        rows = fold(partial.T, chunks.columns[0], len(self._blocks)).tolist()
         rows[G_SQ] = [counted(p_sq / squares, n) for p_sq, n in zip(rows[G_SQ], self._entries, strict=True)]
         return rows, Heights([], [])
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
         """z <- keep z + move p, and y; stores new averages."""
-        chunks = self._layout.chunks
+        chunks = self._layout
         args = (*self._points, np.array(keep), np.array(move), *self._mix)
         run(_write, chunks, self._like, *chunks.columns, *args, weight=2.0)
         self._found = []
