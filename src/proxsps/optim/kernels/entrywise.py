@@ -206,6 +206,8 @@ class EntryPart(Part):
         self._caps = np.zeros((1, count))
         self._heights = np.zeros(len(chunks.sizes))  # of each chunk where it was written
         self._no_lists = np.zeros(0, np.int64), np.empty((0, 3, 0), at.like.dtype)
+        self._room = np.empty((len(chunks.sizes), SUMS))  # of `chunk_sums`
+        self._sum_args = (self._kinds, self._psi, self._caps, np.empty(0), True, self._room, *self._no_lists)
         self._between: Between | None = None
         self._covered = False  # whether it has the heights of this step
 
@@ -225,7 +227,8 @@ class EntryPart(Part):
 
     def chunk_sums(self) -> tuple[np.ndarray, np.ndarray]:
         """The sums of a step, one row per chunk, and the block of each chunk."""
-        return self._pass(self._caps, (), 1, True), self._block
+        self._run(reduce, self._chunks, self._weight, *self._sum_args)
+        return self._room, self._block
 
     def write_lines(self, share: float) -> None:
         """x <- keep x + move p, with this share of the new point in the average of the schedule-free form."""
