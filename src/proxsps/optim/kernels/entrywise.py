@@ -123,22 +123,23 @@ def reduce(at, pieces, kinds, psi, caps, u, summing, partial, counts, listed, fi
 
     The entries that change their branch between two points are listed, if there is memory for them.
     """
-    (block, tensor, origin, length), like, of = pieces, at.like, at.like.dtype.type
+    like, x_at, g_at, d_at, v_at, y_at, _, start_at, start_scale, coupling, shares, eps, least = at
+    (block, tensor, origin, length), of = pieces, like.dtype.type
     fresh, inverse = numba.carray(run_memory(like), RUN), numba.carray(run_memory(like), RUN)
     places, marks = numba.carray(run_memory(np.uint32), RUN), numba.carray(run_memory(np.uint8), RUN)
     for i in range(first, last):
         j, low, n, b, out = tensor[i], origin[i], length[i], block[i], partial[i]
-        x, g, d, v, y = tensors(at, j, low, n)
-        own, mix, curved, count = weights(at, j), of(at.weights[j, 4]), kinds[b] != LINE, 0
+        x, g, d, v, y = tensors(like, x_at, g_at, d_at, v_at, y_at, j, low, n)
+        own, mix, curved, count = weights(like, shares, eps, least, j), of(shares[j, 4]), kinds[b] != LINE, 0
         both = summing and curved and 0 < len(u) < 3  # sums and heights in one loop, which is faster
         out[:] = 0
         for k in range(0, n if curved or summing else 0, RUN):
             end = k + RUN
             xs, gs, old, squares, ys = cut(x, k, end), cut(g, k, end), cut(d, k, end), cut(v, k, end), cut(y, k, end)
-            if summing and len(at.start_at):
-                out[MOVED_SQ] += moved_sq(like, at.start_at, j, xs, low + k, places, ys, mix)
-            if at.coupling[b] != 0:
-                out[X_SQ] += _couple(xs, gs, of(at.coupling[b]), fresh)
+            if summing and len(start_at):
+                out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + k, places, ys, mix)
+            if coupling[b] != 0:
+                out[X_SQ] += _couple(xs, gs, of(coupling[b]), fresh)
                 gs = fresh[: len(xs)]
             if both:
                 cap, typed = caps[0, b], typed_psi(like, psi, b, caps[0, b])
@@ -152,8 +153,8 @@ def reduce(at, pieces, kinds, psi, caps, u, summing, partial, counts, listed, fi
                 rs = _if_any(inverse, squares)
                 ds = new_averages(gs, old, squares, own, fresh, rs)
                 add_heights(xs, ds, rs, kinds[b], psi, caps, b, u, out[SUMS:])
-        if len(at.start_at):
-            out[MOVED_SQ] *= at.start_scale[j]
+        if len(start_at):
+            out[MOVED_SQ] *= start_scale[j]
         if len(listed):
             counts[i] = count
 
@@ -164,12 +165,13 @@ def write(at, pieces, keep, move, psi, kinds, caps, u, heights, first, last):
 
     For blocks that are not affine, `heights` gets <d', move> of each chunk.
     """
-    (block, tensor, origin, length), of = pieces, at.like.dtype.type
+    like, x_at, g_at, d_at, v_at, y_at, _, _, _, _, shares, eps, least = at
+    (block, tensor, origin, length), of = pieces, like.dtype.type
     for i in range(first, last):
         j, b = tensor[i], block[i]
-        x, g, d, v, y = tensors(at, j, origin[i], length[i])
-        own, mix = weights(at, j), (of(at.weights[j, 4]), of(at.weights[j, 5]))
-        line, curve = (of(keep[b]), of(move[b])), (of(u * caps[b]), typed_psi(at.like, psi, b, caps[b]))
+        x, g, d, v, y = tensors(like, x_at, g_at, d_at, v_at, y_at, j, origin[i], length[i])
+        own, mix = weights(like, shares, eps, least, j), (of(shares[j, 4]), of(shares[j, 5]))
+        line, curve = (of(keep[b]), of(move[b])), (of(u * caps[b]), typed_psi(like, psi, b, caps[b]))
         if kinds[b] == LINE:
             _write(x, g, d, v, y, own, line, None, mix)
             continue

@@ -16,8 +16,8 @@ import numpy as np
 from proxsps.optim.kernels.averages import MOVED_SQ, SUMS, add_sums, new_averages
 from proxsps.optim.kernels.caching import compiled, inlined
 from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, fold, run_memory
-from proxsps.optim.kernels.parts import Floats
-from proxsps.optim.kernels.rows import RowPart, chunk
+from proxsps.optim.kernels.parts import Floats, tensors, weights
+from proxsps.optim.kernels.rows import RowPart
 from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.rule import Heights
 
@@ -109,17 +109,15 @@ def _new_row(x, d, r, s, threshold, norms, at, spare):
 @compiled()
 def _reduce(at, pieces, l1, norms, caps, u, summing, partial, first, last):
     """The sums of each chunk, and h at points with caps and dual variables."""
-    of, spare, places = (
-        at.like.dtype.type,
-        np.empty((4, CHUNK), at.like.dtype),
-        numba.carray(run_memory(np.uint32), RUN),
-    )
-    tensor, start, slot = pieces[0], pieces[1], pieces[5]
+    like, x_at, g_at, d_at, v_at, y_at, _, start_at, start_scale, _, shares, eps, least = at
+    tensor, start, count, height, _, slot, _ = pieces
+    of, spare, places = like.dtype.type, np.empty((4, CHUNK), like.dtype), numba.carray(run_memory(np.uint32), RUN)
     for i in range(first, last):
-        (x, g, d, v, _), own, (rows, n, _) = chunk(at, pieces, i)
-        j, out, ds, rs = tensor[i], partial[i], spare[2, :n], spare[3, :n]
+        j, n, out = tensor[i], height[i], partial[i]
+        x, g, d, v, _ = tensors(like, x_at, g_at, d_at, v_at, y_at, j, start[i], count[i] * n)
+        own, ds, rs = weights(like, shares, eps, least, j), spare[2, :n], spare[3, :n]
         out[:] = 0
-        for row in range(rows):
+        for row in range(count[i]):
             low, high, to = row * n, row * n + n, slot[i] + row
             xs = x[low:high]
             new_averages(g[low:high], d[low:high], v[low:high], own, ds, rs)
@@ -127,8 +125,8 @@ def _reduce(at, pieces, l1, norms, caps, u, summing, partial, first, last):
                 for k in range(low, high, RUN):
                     end = min(k + RUN, high)
                     add_sums(x[k:end], g[k:end], d[k:end], v[k:end], None, own, True, None, out)
-                if len(at.start_at):
-                    out[MOVED_SQ] += at.start_scale[j] * moved_sq(at.like, at.start_at, j, xs, start[i] + low, places)
+                if len(start_at):
+                    out[MOVED_SQ] += start_scale[j] * moved_sq(like, start_at, j, xs, start[i] + low, places)
             for p in range(len(u)):
                 y = _new_row(xs, ds, rs, of(u[p] * caps[p, to]), of(caps[p, to] * l1[to]), norms, to, spare)
                 out[SUMS + p] += _height(xs, ds, y)
@@ -137,10 +135,14 @@ def _reduce(at, pieces, l1, norms, caps, u, summing, partial, first, last):
 @compiled()
 def _write(at, pieces, l1, norms, caps, u, moves, first, last):
     """Store d and v, and x <- y if it `moves`."""
-    of, spare, slot = at.like.dtype.type, np.empty((3, CHUNK), at.like.dtype), pieces[5]
+    like, x_at, g_at, d_at, v_at, y_at, _, _, _, _, shares, eps, least = at
+    tensor, start, count, height, _, slot, _ = pieces
+    of, spare = like.dtype.type, np.empty((3, CHUNK), like.dtype)
     for i in range(first, last):
-        (x, g, d, v, _), own, (rows, n, _) = chunk(at, pieces, i)
-        for row in range(rows):
+        j, n = tensor[i], height[i]
+        x, g, d, v, _ = tensors(like, x_at, g_at, d_at, v_at, y_at, j, start[i], count[i] * n)
+        own = weights(like, shares, eps, least, j)
+        for row in range(count[i]):
             low, high, to = row * n, row * n + n, slot[i] + row
             xs, rs = x[low:high], spare[2, :n]
             ds = new_averages(g[low:high], d[low:high], v[low:high], own, None, rs)

@@ -45,12 +45,14 @@ class Memory(NamedTuple):
     least: float
 
 
+# Kernels unpack the memory once: a tuple that is passed on counts references to all its arrays, in every call.
+
+
 @inlined()
-def tensors(at, j, low, n):
+def tensors(like, x_at, g_at, d_at, v_at, y_at, j, low, n):
     """x, g, d, v and y: the n entries of tensor j from `low` on."""
-    x, g = entries(at.like, at.x_at, j, low, n), entries(at.like, at.g_at, j, low, n)
-    d, v = entries(at.like, at.d_at, j, low, n), entries(at.like, at.v_at, j, low, n)
-    return x, g, d, v, entries(at.like, at.y_at, j, low, n)
+    x, g, d = entries(like, x_at, j, low, n), entries(like, g_at, j, low, n), entries(like, d_at, j, low, n)
+    return x, g, d, entries(like, v_at, j, low, n), entries(like, y_at, j, low, n)
 
 
 @inlined()
@@ -60,10 +62,10 @@ def cut(entries, low, high):
 
 
 @inlined()
-def weights(at, j):
+def weights(like, own, eps, least, j):
     """old, new, old_v, new_v of a tensor, eps, least and 1 in the type of the entries."""
-    of, own = at.like.dtype.type, at.weights
-    return of(own[j, 0]), of(own[j, 1]), of(own[j, 2]), of(own[j, 3]), of(at.eps), of(at.least), of(1)
+    of = like.dtype.type
+    return of(own[j, 0]), of(own[j, 1]), of(own[j, 2]), of(own[j, 3]), of(eps), of(least), of(1)
 
 
 @compiled()

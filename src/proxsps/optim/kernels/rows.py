@@ -77,29 +77,28 @@ def _add_further(x, g, out):
 
 
 @inlined()
-def chunk(at, pieces, i):
-    """The tensors of a chunk, their weights, and its parts without gaps: their number, length and distance.
-
-    Columns are read line by line.
-    """
-    tensor, start, count, height, stride, _, _ = pieces
-    lines, length, apart = (count[i], height[i], height[i]) if stride[i] == 1 else (height[i], count[i], stride[i])
-    of_chunk = tensors(at, tensor[i], start[i], (lines - 1) * apart + length)
-    return of_chunk, weights(at, tensor[i]), (lines, length, apart)
+def _lines(count, height, stride):
+    """The parts of a chunk without gaps: their number, length and distance. Columns are read line by line."""
+    return (count, height, height) if stride == 1 else (height, count, stride)
 
 
 @compiled(fastmath=REORDER)
 def sum_rows(at, pieces, group, steps, partial, further, first, last):
     """||z||^2, <z, d> and ||d||^2 of each slot, z = x - s d; with averages <g, x> and ||g||^2 of each chunk."""
-    of, fresh, stride, slot = at.like.dtype.type, np.empty(CHUNK, at.like.dtype), pieces[4], pieces[5]
+    like, x_at, g_at, d_at, v_at, y_at, _, _, _, _, shares, eps, least = at
+    tensor, start, count, height, stride, slot, _ = pieces
+    of, fresh = like.dtype.type, np.empty(CHUNK, like.dtype)
     for i in range(first, last):
-        (x, g, d, _, _), own, (lines, length, apart) = chunk(at, pieces, i)
+        lines, length, apart = _lines(count[i], height[i], stride[i])
+        j, size = tensor[i], (lines - 1) * apart + length
+        x, g, d, _, _ = tensors(like, x_at, g_at, d_at, v_at, y_at, j, start[i], size)
+        own = weights(like, shares, eps, least, j)
         for k in range(lines):
             low, high, to = k * apart, k * apart + length, slot[i]
-            xs, gs = x[low:high], g[low:high]
-            ds = new_averages(gs, cut(d, low, high), None, own, fresh, None)
+            xs, ds = x[low:high], g[low:high]
             if d is not None:
-                _add_further(xs, gs, further[i])
+                _add_further(xs, ds, further[i])
+                ds = new_averages(ds, cut(d, low, high), None, own, fresh, None)
             if stride[i] == 1:
                 to += k
                 partial[0, to], partial[1, to], partial[2, to] = _row_sums(xs, ds, of(steps[group[to]]))
@@ -131,17 +130,22 @@ def write_rows(at, pieces, group, joined, psi, alpha, u, factors, moves, first, 
 
     New averages are stored.
     """
-    of, scales = at.like.dtype.type, numba.carray(run_memory(at.like), WIDTH)
-    stride, slot, whole = pieces[4], pieces[5], pieces[6]
+    like, x_at, g_at, d_at, v_at, y_at, _, _, _, _, shares, eps, least = at
+    tensor, start, count, height, stride, slot, whole = pieces
+    of, scales = like.dtype.type, numba.carray(run_memory(like), WIDTH)
     for i in range(first, last):
-        (x, gradients, d, _, _), own, (lines, length, apart) = chunk(at, pieces, i)
+        lines, length, apart = _lines(count[i], height[i], stride[i])
+        j, size = tensor[i], (lines - 1) * apart + length
+        x, gradients, d, _, _ = tensors(like, x_at, g_at, d_at, v_at, y_at, j, start[i], size)
+        own = weights(like, shares, eps, least, j)
         if moves and stride[i] != 1:
             for k in range(length):
                 scales[k] = of(factors[group[slot[i] + k]])
         for k in range(lines):
             low, high, g = k * apart, k * apart + length, group[slot[i] + k if stride[i] == 1 else slot[i]]
-            xs, s = x[low:high], of(u * alpha[g])
-            ds = new_averages(gradients[low:high], cut(d, low, high), None, own, None, None)
+            xs, ds, s = x[low:high], gradients[low:high], of(u * alpha[g])
+            if d is not None:
+                ds = new_averages(ds, cut(d, low, high), None, own, None, None)
             if not moves:
                 continue
             if stride[i] != 1:
