@@ -205,8 +205,9 @@ class RowPart(Part):
         whole = self._layout.in_order and not groups.joined
         self._known = partial if whole else fold(partial, groups.at, count)
         _, d_dot_x, d_sq = fold(self._known, groups.blocks, self._blocks).tolist()
-        g_dot_x, g_sq = fold(further, self._of_chunks, self._blocks).tolist()
-        nothing = [0.0] * self._blocks
+        g_dot_x = g_sq = nothing = [0.0] * self._blocks
+        if self.at.d_at is not None:
+            g_dot_x, g_sq = fold(further, self._of_chunks, self._blocks).tolist()
         return [d_sq, d_dot_x, nothing, g_dot_x, g_sq, nothing], self.heights(alpha, u) if u else Heights([], [])
 
     def _reduce(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
