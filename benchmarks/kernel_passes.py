@@ -19,8 +19,8 @@ from torch import Tensor
 
 from proxsps import L1, Box, ElasticNet, GroupLasso, ProxSPS, ProxSPSAdam
 from proxsps.optim.kernels import layout
-from proxsps.optim.kernels.entrywise import NOWHERE, Sources
-from proxsps.optim.kernels.parts import EntryPart
+from proxsps.optim.kernels.entrywise import EntryPart
+from proxsps.optim.kernels.parts import NOWHERE, Memory
 from proxsps.optim.kernels.sampling import NO_START
 from proxsps.optim.plan import Plan
 from proxsps.regularizers.structure import Scalar
@@ -65,11 +65,11 @@ def in_cache(dtype: torch.dtype, repeats: int = 200, size: int = layout.CHUNK) -
     for slope, count in SLOPES.items():
         tensors = [torch.rand(size, dtype=dtype) for _ in range(count)]
         at = [np.full(repeats, t.data_ptr()) for t in tensors]
-        d_at, v_at = [*at[2:], NOWHERE, NOWHERE][:2]
-        weights = np.tile([0.9, 0.1, 0.999, 0.001], (repeats, 1))
-        sources = Sources(at[0], at[1], d_at, v_at, *NO_START, np.zeros(1), weights, 1e-8, 1e-30)
+        d_at, v_at = [*at[2:], None, None][:2]
+        numbers = (np.zeros(1), np.tile([0.9, 0.1, 0.999, 0.001, 0.0, 0.0], (repeats, 1)), 1e-8, 1e-30)
+        memory = Memory(layout.LIKE[dtype], at[0], at[1], d_at, v_at, None, NOWHERE, *NO_START, *numbers)
         for name, psi in FUNCTIONS.items():
-            part = EntryPart(sources, NOWHERE, layout.LIKE[dtype], layout.layout(((size,) * repeats,), 1), [psi])
+            part = EntryPart(memory, layout.layout(((size,) * repeats,), 1), [psi])
             calls = [lambda m=m, p=part: p.sums([TINY], (), m) for m in (False, True)]
             if psi is not None:
                 calls += [lambda u=u, p=part: p.heights([TINY], u) for u in (ONE, THREE, FOUR)]

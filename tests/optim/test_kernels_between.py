@@ -74,7 +74,7 @@ def test_heights_are_those_of_a_pass_over_all_entries(phi, method, dtype, ends, 
     passes = count_passes(part, monkeypatch)
     found = part.heights(alpha, u)
     assert not passes
-    assert 0 < part._lists.counts.sum() < 2_000  # some entries change their branch
+    assert 0 < part._between.counts.sum() < 2_000  # some entries change their branch
     scale = torch.finfo(dtype).eps * sum(abs(number) for number in (*table[0], *table[1]))
     assert found.h == pytest.approx(expected.h, rel=1e-12, abs=scale)
     assert [at_ends.h[0], at_ends.h[1]] == pytest.approx([expected.h[0], expected.h[2]], rel=1e-12, abs=scale)
@@ -115,7 +115,7 @@ def test_where_too_many_entries_change_their_branch_heights_take_passes(method, 
     alpha = [8.0, 8.0]
     expected = part.heights(alpha, [0.3])
     part.sums(alpha, [0.0, 1.0])
-    assert part._lists.counts.max() > ROOM
+    assert part._between.counts.max() > ROOM
     passes = count_passes(part, monkeypatch)
     assert part.heights(alpha, [0.3]) == expected
     assert passes
@@ -149,7 +149,7 @@ def test_lists_do_not_depend_on_the_number_of_threads():
         try:
             part = part_of(drawn(torch.float32, shapes=((1 << 21,), (30_011,), (97, 53))), L1(0.2), "adam")
             _, heights = part.sums([CAP, CAP], [0.4, 0.41])
-            found.append((heights, part.heights([CAP, CAP], [0.405]), part._lists.counts.tolist()))
+            found.append((heights, part.heights([CAP, CAP], [0.405]), part._between.counts.tolist()))
         finally:
             torch.set_num_threads(before)
     assert found[0] == found[1]

@@ -13,9 +13,9 @@ from sampled import sample
 pytest.importorskip("numba")
 
 from proxsps.optim.kernels import layout
-from proxsps.optim.kernels.entrywise import NOWHERE, Sources
+from proxsps.optim.kernels.entrywise import EntryPart
 from proxsps.optim.kernels.heights import GENERAL
-from proxsps.optim.kernels.parts import EntryPart
+from proxsps.optim.kernels.parts import NOWHERE, Memory
 from proxsps.optim.kernels.sampling import NO_START, start_of
 from proxsps.regularizers import L1, L2, Box, ElasticNet, LInfBall, NonNegative, Zero
 from proxsps.regularizers.structure import Scalar
@@ -65,7 +65,7 @@ class Case:
         self.coupling = np.zeros(len(sizes))
         count = sum(map(len, sizes))
         old, old_v = np.full(count, 0.9), np.linspace(0.5, 0.999, count)  # tensors may have their own counts
-        self.weights = np.stack([old, 1 - old, old_v, 1 - old_v], axis=1)
+        self.weights = np.stack([old, 1 - old, old_v, 1 - old_v, 0 * old, 0 * old], axis=1)
 
     def lists(self):
         names = {"gradient": "xg", "average": "xgd", "adam": "xgdv"}[self.slope]
@@ -79,16 +79,17 @@ class Case:
         start = NO_START
         if self.start is not None:
             start = start_of(self.lists()[0], list(itertools.chain(*self.start)), like)
-        d_at, v_at = [*at[2:], NOWHERE, NOWHERE][:2]
-        sources = Sources(at[0], at[1], d_at, v_at, *start, self.coupling, self.weights, self.metric_eps, LEAST)
-        sizes = tuple(tuple(map(len, block)) for block in self.x)
-        return EntryPart(sources, NOWHERE, like, layout.layout(sizes, torch.get_num_threads()), self.psi)
+        d_at, v_at = [*at[2:], None, None][:2]
+        numbers = (self.coupling, self.weights, self.metric_eps, LEAST)
+        memory = Memory(like, at[0], at[1], d_at, v_at, None, NOWHERE, *start, *numbers)
+        sizes = tuple(tuple(x.numel() for x in block) for block in self.x)
+        return EntryPart(memory, layout.layout(sizes, torch.get_num_threads()), self.psi)
 
     def block(self, b):
         """x, g, new d, new v and r of a block, as vectors of doubles, and its ||x - x_0||^2."""
         first, columns, moved = sum(map(len, self.x[:b])), [(torch.zeros(0, dtype=torch.float64),) * 5], 0.0
         for j, x in enumerate(self.x[b]):
-            old, new, old_v, new_v = self.weights[first + j]
+            old, new, old_v, new_v, *_ = self.weights[first + j]
             x, g, d, v = (t.double() for t in (x, self.g[b][j], self.d[b][j], self.v[b][j]))
             d = g + self.coupling[b] * x if self.slope == "gradient" else old * d + new * g
             v = old_v * v + new_v * g**2
@@ -343,10 +344,7 @@ def test_channels_last_tensors_are_walked_in_their_own_order(slope):
         case = Case([[360]], torch.float64, slope, [Scalar(l1=0.3)])
         for tensors in (case.x, case.g, case.d, case.v):
             tensors[0][0] = tensors[0][0].view(6, 5, 4, 3).clone(memory_format=form)
-        like, at = layout.addresses(*case.lists())
-        d_at, v_at = [*at[2:], NOWHERE, NOWHERE][:2]
-        sources = Sources(at[0], at[1], d_at, v_at, *NO_START, case.coupling, case.weights, EPS, LEAST)
-        part = EntryPart(sources, NOWHERE, like, layout.layout(((360,),), 1), case.psi)
+        part = case.part()
         numbers.append(np.concatenate([*part.sums([0.5], POINTS)[0], *part.heights([0.5], POINTS)]))
         part.write([1.0], [0.0], [0.5], 0.5, True)
         points.append(case.x[0][0])

@@ -181,7 +181,7 @@ def test_neither_threads_nor_the_way_of_a_pass_change_a_bit(monkeypatch):
             torch.set_num_threads(count)
             opt, plan, _ = planned(torch.float32)
             part = plan.parts[0].part
-            part._memory = part._memory._replace(turns=itertools.repeat(backwards))
+            part._turns = itertools.repeat(backwards)
             table, heights = plan.sums([0.3] * 3, [0.4, 1.0])
             plan.write([0.9] * 3, [-0.1] * 3, [0.3] * 3, 0.4, 1.0)
             results.append((list(table), heights.h, everything(opt)))

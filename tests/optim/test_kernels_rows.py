@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,13 @@ import torch
 pytest.importorskip("numba")
 
 from proxsps.optim import ProxSPS
-from proxsps.optim.kernels import layout, row_layout, rows
-from proxsps.optim.kernels.scalar import Psi
+from proxsps.optim.kernels import layout, make
+from proxsps.optim.kernels.parts import NOWHERE, Memory
+from proxsps.optim.kernels.row_layout import RowGroups, row_layout, view
+from proxsps.optim.kernels.rows import RowPart
+from proxsps.optim.kernels.sampling import NO_START
 from proxsps.regularizers import GroupLasso, L2Ball
+from proxsps.regularizers.structure import Scalar, Units
 
 SHAPES = {
     "rows": ([(129, 257), (1, 70), (70, 1), (7, 3), (40, 2_049)], (1,)),
@@ -40,13 +45,36 @@ def drawn(shapes, dtype, seed=0, lists=3):
     return [draw[i : i + len(shapes)] for i in range(0, len(draw), len(shapes))]
 
 
-def memory(params, slopes, dims, ids=None, grads=None):
-    """The rows of blocks; with gradients, the slopes are averages of earlier ones."""
-    lists = [list(itertools.chain(*blocks)) for blocks in (params, slopes, *([] if grads is None else [grads]))]
-    like, at = layout.addresses(*lists)
-    found = rows.memory(params, like, dims, ids)._replace(x_at=at[0], d_at=at[1])
-    weights = np.tile([OLD, 1 - OLD, 0.0, 0.0], (len(lists[0]), 1))
-    return found if grads is None else found._replace(g_at=at[2], weights=weights)
+class Case(RowPart):
+    """The rows of blocks; each of them, or of the groups with these ids, is a block of its own.
+
+    With gradients, the slopes are averages of earlier ones.
+    """
+
+    def __init__(self, params, slopes, dims, ids=None, grads=None, **constants):
+        lists = [list(itertools.chain(*blocks)) for blocks in (params, slopes, *([] if grads is None else [grads]))]
+        like, (x_at, d_at, *g_at) = layout.addresses(*lists)
+        found = row_layout(params, dims)
+        owner = found.owner if ids is None else ids[found.owner]
+        self.count = len(found.block) if ids is None else int(ids.max()) + 1
+        weights = np.tile([OLD, 1 - OLD, 0.0, 0.0, 0.0, 0.0], (len(x_at), 1))
+        blocks = np.zeros(max(self.count, len(x_at)))
+        slopes = (*g_at, d_at) if g_at else (d_at, None)
+        at = Memory(like, x_at, *slopes, None, None, NOWHERE, *NO_START, blocks, weights, 0.0, 0.0)
+        psi = np.array([np.broadcast_to(np.float64(c), self.count) for c in Scalar(**constants)])
+        groups = RowGroups(found, owner, ids is not None, psi, np.arange(self.count))
+        super().__init__(at, groups, np.arange(len(x_at)))
+
+    def alpha(self, alpha):
+        return [float(a) for a in np.broadcast_to(alpha, self.count)]
+
+    def known(self):
+        """||x||^2, <x, d> and ||d||^2 of each group."""
+        self.sums(self.alpha(1.0), ())
+        return self._known
+
+    def step(self, alpha, u, moves=True):
+        self.write([], [], self.alpha(alpha), u, moves)
 
 
 def dots(t, u, dims):
@@ -55,10 +83,10 @@ def dots(t, u, dims):
 
 
 def case(name, dtype, averaged):
-    """Tensors x, d and g, the memory of their rows, and the new slopes in doubles."""
+    """Tensors x, d and g, their rows, and the new slopes in doubles."""
     shapes, dims = SHAPES[name]
     xs, ds, gs = drawn(shapes, dtype)
-    at = memory([xs], [ds], [dims], grads=[gs] if averaged else None)
+    at = Case([xs], [ds], [dims], grads=[gs] if averaged else None)
     new = [(OLD * d.double() + (1 - OLD) * g.double()) if averaged else d.double() for d, g in zip(ds, gs, strict=True)]
     return xs, ds, gs, at, new
 
@@ -70,10 +98,12 @@ def test_sums_agree_with_doubles_and_leave_everything_as_it_was(name, averaged, 
     xs, ds, gs, at, new = case(name, dtype, averaged)
     dims, eps = SHAPES[name][1], torch.finfo(dtype).eps
     before = [t.clone() for t in (*xs, *ds, *gs)]
-    got, further = rows.first_sums(at)
-    rows.norm_sq(at, np.ones(at.groups))
+    d_sq, d_dot_x, _, *further, _ = at.sums(at.alpha(1.0), ())[0]
+    got = at._known
+    at._reduce(np.ones(at.count))
     assert all(map(torch.equal, (*xs, *ds, *gs), before))
-    assert got.shape == (3, at.groups) == (3, at.layout.rows)
+    assert got.shape == (3, at.count) == (3, len(at._layout.block))
+    assert np.array_equal([d_dot_x[: at.count], d_sq[: at.count]], got[1:])
     rounding = max(4 * eps * averaged, 1e-13)  # of new averages; sums are doubles
     for row, (one, other) in zip(got, ((xs, xs), (xs, new), (new, new)), strict=True):
         want, size = (
@@ -83,7 +113,7 @@ def test_sums_agree_with_doubles_and_leave_everything_as_it_was(name, averaged, 
         assert (np.abs(row - want) <= rounding * (size + 3 * np.sqrt(size)) + 1e-300).all()
     if averaged:
         want = [[(g.double() * t.double()).sum().item() for g, t in zip(gs, ts, strict=True)] for ts in (xs, gs)]
-        np.testing.assert_allclose(further, want, rtol=1e-11, atol=1e-11)
+        np.testing.assert_allclose([row[: len(xs)] for row in further], want, rtol=1e-11, atol=1e-11)
 
 
 @of_both_dtypes
@@ -92,25 +122,31 @@ def test_sums_agree_with_doubles_and_leave_everything_as_it_was(name, averaged, 
 @of_all_shapes
 def test_group_lasso_is_that_of_the_regularizer(name, use_sums, averaged, dtype):
     xs, ds, gs, at, new = case(name, dtype, averaged)
-    dims, alpha, u, lengths = SHAPES[name][1], 0.8, 0.6, at.layout.length
-    known = rows.first_sums(at)[0]
-    sizes = np.sqrt(rows.norm_sq(at, np.full(at.groups, u * alpha)) / np.maximum(lengths, 1))
+    dims, alpha, u = SHAPES[name][1], 0.8, 0.6
+    lengths = np.repeat([n for _, n, _ in (view(x.shape, None, dims) for x in xs)], at._layout.counts)
+    partial, _ = at._reduce(np.full(at.count, u * alpha))
+    sizes = np.sqrt(np.bincount(at._groups.at, partial[0], at.count) / np.maximum(lengths, 1))
     ordered = np.sort(sizes[sizes > 0])
     lam = (ordered[len(ordered) // 2 - 1] + ordered[len(ordered) // 2]) / 2 / alpha  # half of the groups become 0
     phi, before = GroupLasso(lam, dims, scale_by_size=True), [x.clone() for x in xs]
     want = [phi.prox(x.double() - alpha * u * d, alpha) for x, d in zip(xs, new, strict=True)]
-    psi, caps = Psi.of(at.groups, l1=lam * np.sqrt(lengths)), np.full(at.groups, alpha)
-    height, slope = rows.heights(known, caps, psi, np.array([u, u + 1e-6]), np.ones(2))
+    still, averages = [x.clone() for x in xs], [d.clone() for d in ds]
+    strength, grads = lam * np.sqrt(lengths), [gs] if averaged else None
+    at = Case([xs], [ds], [dims], grads=grads, l1=strength)
+    height, slope = at.sums(at.alpha(alpha), [u, u + 1e-6])[1]
     np.testing.assert_allclose(
         height[0],
         sum((d * (y - x.double())).sum().item() for x, d, y in zip(xs, new, want, strict=True)),
         rtol=1e-11 if not averaged else 1e-4 if dtype is torch.float32 else 1e-10,
     )
     np.testing.assert_allclose((height[1] - height[0]) / 1e-6, slope[0], rtol=1e-4)
-    still, averages = [x.clone() for x in xs], [d.clone() for d in ds]
-    other = memory([still], [averages], [dims], grads=[gs] if averaged else None)
-    rows.write(other, psi, caps, u, moves=False, known=known if use_sums else None)
-    rows.write(at, psi, caps, u, known=known if use_sums else None)
+    other = Case([still], [averages], [dims], grads=grads, l1=strength)
+    if use_sums:
+        other.known()
+    else:
+        at._known = None
+    other.step(alpha, u, moves=False)
+    at.step(alpha, u)
     tol = 40 * torch.finfo(dtype).eps
     assert all(map(torch.equal, still, before))
     assert all(map(torch.equal, averages, ds))
@@ -128,10 +164,11 @@ def test_group_lasso_is_that_of_the_regularizer(name, use_sums, averaged, dtype)
 def test_l2_ball_is_that_of_the_regularizer(dtype, shape, radius):
     (x,), (d,), _ = drawn([shape], dtype)
     want = L2Ball(radius).prox(x.double() - 0.35 * d.double(), 0.7)
-    at = memory([[x]], [[d]], [None])
-    inside = rows.heights(rows.first_sums(at)[0], np.array([0.7]), Psi.of(1, upper=radius), np.ones(1) / 2, np.ones(1))
-    np.testing.assert_allclose(inside[0, 0], (d.double() * (want - x.double())).sum().item(), rtol=1e-10)
-    rows.write(at, Psi.of(1, upper=radius), np.array([0.7]), 0.5)
+    at = Case([[x]], [[d]], [None], upper=radius)
+    inside = at.sums([0.7], [0.5])[1]
+    np.testing.assert_allclose(inside.h[0], (d.double() * (want - x.double())).sum().item(), rtol=1e-10)
+    at._known = None
+    at.step(0.7, 0.5)
     tol = 40 * torch.finfo(dtype).eps
     torch.testing.assert_close(x.double(), want, rtol=tol, atol=tol)
     assert L2Ball(radius).value(x) == 0
@@ -143,10 +180,9 @@ def test_blocks_have_their_own_dims_and_constants():
     phis = [GroupLasso.rows(3.0), None, GroupLasso.columns(4.0), GroupLasso.filters(2.0)]
     alphas = np.array([0.3, 1.0, 0.5, 0.9])
     want = [phis[b].prox(x - 0.5 * alphas[b] * d, alphas[b]) for b, x, d in zip([0, 2, 3], xs, ds, strict=True)]
-    at = memory(*blocks)
-    assert np.bincount(at.layout.block, minlength=4).tolist() == [9, 0, 7, 4]
-    assert set(zip(at.layout.block.tolist(), at.layout.length.tolist(), strict=True)) == {(0, 20), (2, 30), (3, 12)}
-    rows.write(at, Psi.of(at.groups, l1=np.array([3.0, 0, 4.0, 2.0])[at.layout.block]), alphas[at.layout.block], 0.5)
+    of_rows = row_layout(blocks[0], blocks[2]).block
+    assert np.bincount(of_rows, minlength=4).tolist() == [9, 0, 7, 4]
+    Case(*blocks, l1=np.array([3.0, 0, 4.0, 2.0])[of_rows]).step(alphas[of_rows], 0.5)
     for x, y in zip(xs, want, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-13, atol=1e-14)
 
@@ -159,12 +195,13 @@ def test_channels_last(dims):
     (x,), (d,), _ = drawn([(6, 5, 4, 3)], torch.float64)
     last = [t.clone(memory_format=torch.channels_last) for t in (x, d)]
     if dims == (1, 2):  # memory has the order 0, 2, 3, 1
-        assert rows.memory([[last[0]]], layout.LIKE[torch.float64], [dims]) is None
+        assert row_layout([[last[0]]], [dims]) is None
         return
-    at = memory([[last[0]]], [[last[1]]], [dims])
+    at = Case([[last[0]]], [[last[1]]], [dims], l1=1.5)
     want = GroupLasso(1.5, dims).prox(x - 0.35 * d, 0.7)
-    np.testing.assert_allclose(np.sort(rows.first_sums(at)[0][0]), np.sort(dots(x, x, dims)), rtol=1e-12)
-    rows.write(at, Psi.of(at.groups, l1=1.5), np.full(at.groups, 0.7), 0.5)
+    np.testing.assert_allclose(np.sort(at.known()[0]), np.sort(dots(x, x, dims)), rtol=1e-12)
+    at._known = None
+    at.step(0.7, 0.5)
     torch.testing.assert_close(last[0], want, rtol=1e-13, atol=1e-14, check_stride=False)
 
 
@@ -185,8 +222,8 @@ def test_channels_last(dims):
     ],
 )
 def test_views_of_contiguous_tensors(shape, dims, want):
-    assert row_layout.view(shape, None, dims) == want
-    assert (rows.memory([[torch.ones(shape)]], layout.LIKE[torch.float32], [dims]) is None) == (want is None)
+    assert view(shape, None, dims) == want
+    assert (row_layout([[torch.ones(shape)]], [dims]) is None) == (want is None)
 
 
 # -- arithmetic at its limits -----------------------------------------------------------------------------------------
@@ -199,9 +236,10 @@ def test_huge_and_tiny_entries(dtype, size, power):
     xs, ds, _ = drawn([(30, 40), (3, 20_000)], torch.float64)
     big = [(scale * t).to(dtype) for t in xs], [(scale * t).to(dtype) for t in ds]
     want = [GroupLasso.rows(7.0).prox(x - 0.36 * d, 0.9) for x, d in zip(xs, ds, strict=True)]
-    at = memory([big[0]], [big[1]], [(1,)])
-    assert np.isfinite(rows.first_sums(at)[0]).all()
-    rows.write(at, Psi.of(at.groups, l1=7.0 * scale), np.full(at.groups, 0.9), 0.4)
+    at = Case([big[0]], [big[1]], [(1,)], l1=7.0 * scale)
+    assert np.isfinite(at.known()).all()
+    at._known = None
+    at.step(0.9, 0.4)
     tol = 1e-5 if dtype is torch.float32 else 1e-12
     for x, y in zip(big[0], want, strict=True):
         torch.testing.assert_close(x.double() / scale, y, rtol=tol, atol=tol)
@@ -213,7 +251,7 @@ def test_entries_that_are_not_finite_show_in_the_sums(dtype, place):
     for shape, dims in itertools.product(((30, 40), (2, 40_000)), ((0,), (1,))):
         (x,), (d,), _ = drawn([shape], dtype)
         (x if place == "x" else d)[1, 11] = math.nan
-        got = rows.first_sums(memory([[x]], [[d]], [dims]))[0]
+        got = Case([[x]], [[d]], [dims]).known()
         assert not np.isfinite(got[1]).all()
         assert not np.isfinite(got[0 if place == "x" else 2]).all()
 
@@ -226,10 +264,11 @@ def test_a_norm_that_cancels_is_taken_from_the_entries(dtype):
     x, d = (0.5 * d + small * noise).to(dtype), d.to(dtype)
     for dims in ((0,), (1,)):
         point, z = x.clone(), x.double() - 0.5 * d.double()
-        at = memory([[point]], [[d]], [dims])
-        norms = GroupLasso(1.0, dims).value(z).item() / at.groups
+        norms = GroupLasso(1.0, dims).value(z).item() / (z.numel() // z.shape[dims[0]])
         want = GroupLasso(norms / 2, dims).prox(z, 1.0)
-        rows.write(at, Psi.of(at.groups, l1=norms / 2), np.ones(at.groups), 0.5, known=rows.first_sums(at)[0])
+        at = Case([[point]], [[d]], [dims], l1=norms / 2)
+        at.known()
+        at.step(1.0, 0.5)
         tol = 0.1 * small if dtype is torch.float32 else 1e-6 * small
         torch.testing.assert_close(point.double(), want, rtol=0, atol=tol)
         assert (want != 0).any()
@@ -243,12 +282,13 @@ def test_rows_of_several_tensors_form_one_group(use_sums):
     """A unit of a network: its row of weights, its bias and its column of the next layer's weights."""
     xs, ds, _ = drawn([(30, 20), (30, 1), (15, 30)], torch.float64)
     alpha, u, lam = 0.7, 0.6, 9.0
-    at = memory([[x] for x in xs], [[d] for d in ds], [(1,), (1,), (0,)], np.tile(np.arange(30), 3))
+    at = Case([[x] for x in xs], [[d] for d in ds], [(1,), (1,), (0,)], np.tile(np.arange(30), 3), l1=lam)
     joint = [torch.cat([ts[0], ts[1], ts[2].T], dim=1) for ts in (xs, ds)]
     want = GroupLasso.rows(lam).prox(joint[0] - u * alpha * joint[1], alpha)
-    sums = rows.first_sums(at)[0]
-    np.testing.assert_allclose(sums[1], dots(*joint, (1,)), rtol=1e-12, atol=1e-12)
-    rows.write(at, Psi.of(30, l1=lam), np.full(30, alpha), u, known=sums if use_sums else None)
+    np.testing.assert_allclose(at.known()[1], dots(*joint, (1,)), rtol=1e-12, atol=1e-12)
+    if not use_sums:
+        at._known = None
+    at.step(alpha, u)
     torch.testing.assert_close(torch.cat([xs[0], xs[1], xs[2].T], dim=1), want, rtol=1e-13, atol=1e-14)
     assert 0 < (want == 0).all(1).sum() < 30
 
@@ -256,13 +296,16 @@ def test_rows_of_several_tensors_form_one_group(use_sums):
 def test_a_group_without_constants_takes_the_plain_step():
     xs, ds, _ = drawn([(30, 20)], torch.float64)
     plain = xs[0] - 0.3 * ds[0]
-    at = memory([xs], [ds], [(1,)], np.arange(30) // 10)
-    rows.write(at, Psi.of(3, l1=np.array([1e9, 0.0, 1e9])), np.full(3, 0.6), 0.5)
+    Case([xs], [ds], [(1,)], np.arange(30) // 10, l1=np.array([1e9, 0.0, 1e9])).step(0.6, 0.5)
     torch.testing.assert_close(xs[0][10:20], plain[10:20], rtol=1e-15, atol=1e-16)
     assert (xs[0][:10] == 0).all()
     assert (xs[0][20:] == 0).all()
+
+
+def test_every_row_needs_a_group():
+    units = SimpleNamespace(joint_structure=lambda shapes: Units(Scalar(l1=1.0), [(1,)], np.arange(29)))
     with pytest.raises(ValueError, match="one entry per row: got 29 for 30 rows"):
-        memory([xs], [ds], [(1,)], np.arange(29))
+        make._units(SimpleNamespace(in_metric=False, phi=units, params=[torch.ones(30, 20)]))
 
 
 # -- threads, steps ---------------------------------------------------------------------------------------------------
@@ -279,11 +322,13 @@ def test_neither_threads_nor_the_way_of_a_pass_change_a_bit(monkeypatch, joined,
             torch.set_num_threads(count)
             xs, ds, gs = drawn([(300, 301), (2, 50_001), (400, 300)], dtype)
             ids, blocks = np.arange(602) % 57 if joined else None, [[[t] for t in ts] for ts in (xs, ds, gs)]
-            at = memory(*blocks[:2], [(1,), (1,), (0,)], ids, blocks[2] if averaged else None)
-            at = at._replace(turns=itertools.repeat(backwards))
-            assert at.layout.chunks.threads == count
-            numbers = [*rows.first_sums(at), rows.norm_sq(at, np.full(at.groups, 0.3))]
-            rows.write(at, Psi.of(at.groups, l1=9.0), np.full(at.groups, 0.7), 0.5)
+            at = Case(*blocks[:2], [(1,), (1,), (0,)], ids, blocks[2] if averaged else None, l1=9.0)
+            at._turns = itertools.repeat(backwards)
+            assert at._layout.chunks.threads == count
+            numbers = [*map(np.array, at.sums(at.alpha(1.0), ())[0]), at._known]
+            at._known = None
+            numbers += at._reduce(np.full(at.count, 0.3))
+            at.step(0.7, 0.5)
             results.append([*numbers, *(t.numpy() for t in (*xs, *ds))])
     finally:
         torch.set_num_threads(before)

@@ -74,13 +74,13 @@ def test_the_answer_has_the_duality_gap_that_was_asked_for(phi, part, fused, dty
 @pytest.fixture
 def passes(monkeypatch):
     """One entry in how many each pass over entries reads."""
-    from proxsps.optim.kernels.parts import EntryPart
+    from proxsps.optim.kernels.entrywise import EntryPart
 
     seen, inner = [], EntryPart._pass
 
-    def spied(self, layout, alphas, u, every=1, *args, **options):
+    def spied(self, alphas, u, every=1, *args, **options):
         seen.append(every)
-        return inner(self, layout, alphas, u, every, *args, **options)
+        return inner(self, alphas, u, every, *args, **options)
 
     monkeypatch.setattr(EntryPart, "_pass", spied)
     return seen

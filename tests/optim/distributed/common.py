@@ -80,6 +80,7 @@ def network(dtype: torch.dtype = F64, seed: int = 0, hidden: int = 7) -> nn.Sequ
 # Steps by the kernels that none of these methods takes.
 FURTHER: list[tuple[type[PolyakOptimizer], dict[str, Any]]] = [
     (ProxSPS, {"lr": 8.0, "regularizer": L1(0.002), "momentum": 0.9, "max_move": 0.5}),
+    (ProxSPS, {"lr": 8.0, "regularizer": GroupLasso(0.01), "momentum": 0.9}),
     (ProxSPSAdam, {"lr": 0.1, "regularizer": L1(0.002), "max_move": 0.05}),
     (ProxSGD, {"lr": 1.0, "regularizer": GroupLasso.columns(0.01)}),  # x - lr g cancels
 ]

@@ -22,13 +22,6 @@ D_SQ, D_DOT_X, NOISE, G_DOT_X, G_SQ, MOVED_SQ, P_ABS, X_SQ = range(8)
 SUMS = 8
 
 
-@inlined()
-def typed_weights(like, weights, eps, least, j):
-    """old, new, old_v, new_v of a tensor, eps, least and 1 in the type of the entries."""
-    of = like.dtype.type
-    return of(weights[j, 0]), of(weights[j, 1]), of(weights[j, 2]), of(weights[j, 3]), of(eps), of(least), of(1)
-
-
 @inlined(fastmath=ENTRYWISE)
 def new_slope(g, d, own):
     """d' of an entry."""
@@ -49,7 +42,7 @@ def inverse_metric(square, own):
 
 @inlined(fastmath=ENTRYWISE)
 def new_averages(g, d, v, own, slopes, inverse):
-    """d' and r of a run, in memory; without memory for slopes d' and v' are stored."""
+    """The new slopes of a run, and r, in memory; without memory for slopes d' and v' are stored."""
     for k in range(len(g)):
         if d is not None:
             slope = new_slope(g[k], d[k], own)
@@ -62,6 +55,9 @@ def new_averages(g, d, v, own, slopes, inverse):
             inverse[k] = inverse_metric(square, own)
             if slopes is None:
                 v[k] = square
+    if d is None:
+        return g
+    return d if slopes is None else slopes[: len(g)]
 
 
 def _sums_with(change: Any) -> Any:
@@ -71,7 +67,7 @@ def _sums_with(change: Any) -> Any:
     """
 
     @inlined(fastmath=REORDER)
-    def sums(x, g, d, v, y, own, slopes, inverse, s, t, psi, marks):
+    def sums(x, g, d, v, y, own, s, t, psi, marks):
         """<d', r d'>, <d', x>, the sum of (d' x)^2, <g, x> or <g, x - y>, ||r g||^2, ||g||^2 and ||r d'||_1, and these.
 
         <d', x> is made of two sums: it is bitwise <g, x> where d' is g.
@@ -80,15 +76,8 @@ def _sums_with(change: Any) -> Any:
         dp, dx, noise, gx, gg, size, length = zero, zero, zero, zero, zero, zero, zero
         h_s, h_t, slope_s, slope_t = zero, zero, zero, zero
         for k in range(len(x)):
-            slope, r = g[k], one
-            if d is not None:
-                slope = new_slope(g[k], d[k], own)
-                if slopes is not None:
-                    slopes[k] = slope
-            if v is not None:
-                r = inverse_metric(new_square(g[k], v[k], own), own)
-                if inverse is not None:
-                    inverse[k] = r
+            slope = g[k] if d is None else new_slope(g[k], d[k], own)
+            r = one if v is None else inverse_metric(new_square(g[k], v[k], own), own)
             scaled, along = r * g[k], slope * x[k]
             dp += slope * (r * slope)
             length += abs(r * slope)
@@ -115,7 +104,27 @@ _sums_soft, _sums_box, _sums_general = map(_sums_with, (soft_change, box_change,
 
 
 @inlined()
-def _add(found, g, d, v, y, curved, out):
+def add_sums(x, g, d, v, y, own, curved, ends, out):
+    """Add the sums of a run.
+
+    With a kind of psi and two steps as `ends` also heights and slopes there; entries that change their branch are
+    marked. NaN if the square of a gradient overflows in a metric: where the square of an entry leaves the range of its
+    type, v may too, and infinity does not show in sums.
+    """
+    if ends is None:
+        found, _ = _sums_soft(x, g, d, v, y, own, own[6], own[6], None, None)
+    else:
+        kind, s, t, psi, cap, marks = ends
+        if kind == SOFT:
+            found, heights = _sums_soft(x, g, d, v, y, own, s, t, psi, marks)
+        elif kind == BOX:
+            found, heights = _sums_box(x, g, d, v, y, own, s, t, psi, marks)
+        else:
+            found, heights = _sums_general(x, g, d, v, y, own, s, t, psi, marks)
+        points = (len(out) - SUMS) // 2
+        for q in range(points):
+            out[SUMS + q] -= heights[q]
+            out[SUMS + points + q] -= cap * heights[2 + q]
     dp, dx, noise, gx, gg, size, length = found
     out[D_SQ] += dp
     out[D_DOT_X] += dx
@@ -127,32 +136,6 @@ def _add(found, g, d, v, y, curved, out):
         out[G_SQ] += gg
     if v is not None and not np.isfinite(size) and not np.isfinite(g * g).all():
         out[D_SQ] = np.nan
-
-
-@inlined()
-def add_sums(x, g, d, v, y, own, slopes, inverse, curved, out):
-    """Add the sums of a run, with d' and r if there is memory; NaN if the square of a gradient overflows in a metric.
-
-    Where the square of an entry leaves the range of its type, v may too, and infinity does not show in sums.
-    """
-    found, _ = _sums_soft(x, g, d, v, y, own, slopes, inverse, own[6], own[6], None, None)
-    _add(found, g, d, v, y, curved, out)
-
-
-@inlined()
-def add_sums_and_heights(x, g, d, v, own, kind, s, t, psi, cap, marks, out):
-    """The same with heights and slopes at the steps s and t; entries that change their branch are marked."""
-    if kind == SOFT:
-        found, heights = _sums_soft(x, g, d, v, None, own, None, None, s, t, psi, marks)
-    elif kind == BOX:
-        found, heights = _sums_box(x, g, d, v, None, own, None, None, s, t, psi, marks)
-    else:
-        found, heights = _sums_general(x, g, d, v, None, own, None, None, s, t, psi, marks)
-    _add(found, g, d, v, None, True, out)
-    points = (len(out) - SUMS) // 2
-    for q in range(points):
-        out[SUMS + q] -= heights[q]
-        out[SUMS + points + q] -= cap * heights[2 + q]
 
 
 # No operation of these two may be fused with another one: torch computes the same numbers when modes are switched. A

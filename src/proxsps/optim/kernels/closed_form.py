@@ -31,14 +31,10 @@ for formula in {**vars(plain), **vars(plain_step)}.values():
 @inlined()
 def _ordinary(sums, least, most):
     """Whether all sums are finite, and squares well inside the range of the entries' type."""
-    total = 0.0
-    for row in sums:
-        for number in row:
-            total += number
     for number in sums[D_SQ]:
         if not least < number < most:
             return False
-    return math.isfinite(total)
+    return math.isfinite(sums.sum())
 
 
 @compiled()
@@ -51,10 +47,7 @@ def fold_and_step(partial, block, least, most, loss, method, numbers, sums, bloc
     blocks.moved_sq[:] = 0
     for j in range(len(blocks.of)):
         blocks.moved_sq[blocks.of[j]] += sums[MOVED_SQ, j]
-    g_dot_x, d_dot_x = 0.0, 0.0
-    for j in range(len(blocks.of)):
-        g_dot_x += sums[G_DOT_X, j]
-        d_dot_x += sums[D_DOT_X, j]
+    g_dot_x, d_dot_x = sums[G_DOT_X].sum(), sums[D_DOT_X].sum()
     found = take_step(loss, method, numbers, g_dot_x, d_dot_x, blocks, room, closed_form)
     return found if _ordinary(sums, least, most) else (INEXACT, *found[1:])
 

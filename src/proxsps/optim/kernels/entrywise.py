@@ -16,13 +16,13 @@ gradient, run by run, into memory that stays in the first cache; only the write 
 
     d' = old d + new g,    v' = old_v v + new_v g^2,    D = max{sqrt(v') + eps, least}.
 
-One template makes the kernels of all kinds of slopes. Sums are taken in the type of the entries over a run of
-them, then in doubles.
+Sums are taken in the type of the entries over a run of them, then in doubles.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numba
 import numpy as np
@@ -32,38 +32,21 @@ from proxsps.optim.kernels.averages import (
     SUMS,
     X_SQ,
     add_sums,
-    add_sums_and_heights,
     averaged_point,
     gradient_point,
     inverse_metric,
     new_averages,
     new_slope,
     new_square,
-    typed_weights,
 )
-from proxsps.optim.kernels.between import ROOM, list_marked
+from proxsps.optim.kernels.between import Between, list_marked
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.heights import LINE, add_heights, typed_psi
-from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, entries, run_memory
-from proxsps.optim.kernels.sampling import moved_sq
-from proxsps.optim.kernels.scalar import prox
-
-NOWHERE = np.empty(0, np.int64)
-
-
-class Sources(NamedTuple):
-    """Where the entries of tensors lie, and what makes slopes of them; valid while the tensors live."""
-
-    x_at: np.ndarray
-    g_at: np.ndarray
-    d_at: np.ndarray  # averages; empty without. In the schedule-free form x is z, and d are the parameters y
-    v_at: np.ndarray  # averages of squares; empty in the identity metric
-    start_at: np.ndarray  # see `sampling.Start`
-    start_scale: np.ndarray
-    coupling: np.ndarray  # lam of each block whose slope is g + lam x
-    weights: np.ndarray  # old, new, old_v, new_v of each tensor, b and the share of a new point; one row per tensor
-    eps: float
-    least: float
+from proxsps.optim.kernels.heights import BOX, GENERAL, LINE, SOFT, add_heights, prox, typed_psi
+from proxsps.optim.kernels.layout import ENTRYWISE, REORDER, RUN, Chunks, fold, run, run_memory, sampled
+from proxsps.optim.kernels.parts import Floats, Memory, Part, cut, tensors, weights
+from proxsps.optim.kernels.sampling import NO_START, moved_sq
+from proxsps.optim.rule import Heights
+from proxsps.regularizers.structure import Scalar
 
 
 @inlined(fastmath=REORDER)
@@ -128,109 +111,192 @@ def _write(x, g, d, v, y, own, line, curve, mix):
     return height
 
 
-# The constants of these two are all that a kernel closes over: the cache on disk is keyed by them, and functions would
-# have a new key in every process. Slopes are gradients, averages, averages in Adam's metric, or gradients at y.
+@inlined()
+def _if_any(memory, entries):
+    """Memory for numbers of entries that there may not be."""
+    return None if entries is None else memory
 
 
-def _reduce_kernel(average: bool, metric: bool, second: bool) -> Any:
-    @compiled()
-    def reduce(
-        like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, kinds, psi, caps, u, summing, partial, listed, listed_at, first, last,
-    ):  # fmt: skip
-        """Sums of each chunk if `summing`; h and its slope at u, per row of caps.
+@compiled()
+def reduce(at, pieces, kinds, psi, caps, u, summing, partial, counts, listed, first, last):
+    """Sums of each chunk if `summing`; h and its slope at u, per row of caps.
 
-        The entries that change their branch between two points are listed, if there is memory for them.
-        """
-        of, steps = like.dtype.type, numba.carray(run_memory(like), len(u))
-        fresh, places = numba.carray(run_memory(like), RUN), numba.carray(run_memory(np.uint32), RUN)
-        inverse, marks = numba.carray(run_memory(like), RUN) if metric else None, run_memory(np.uint8)
-        for i in range(first, last):
-            j, low, n, b, out = tensor[i], origin[i], length[i], block[i], partial[i]
-            x, g = entries(like, x_at, j, low, n), entries(like, g_at, j, low, n)
-            d = entries(like, d_at, j, low, n) if average or second else g
-            v = entries(like, v_at, j, low, n) if metric else g
-            own, mix = typed_weights(like, weights, eps, least, j), of(weights[j, 4]) if second else None
-            curved = kinds[b] != LINE
-            out[:] = 0
-            count, room = 0, entries(like, listed_at, 0, 3 * ROOM * i, 3 * ROOM) if len(listed_at) else x
-            for at in range(0, n, RUN):
-                end = at + RUN
-                xs, gs, ys = x[at:end], g[at:end], d[at:end] if second else None
-                old, squares = d[at:end] if average else None, v[at:end] if metric else None
-                if summing and len(start_at):
-                    out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + at, places, ys, mix)
-                if not average and not second and coupling[b] != 0:
-                    out[X_SQ] += _couple(xs, gs, of(coupling[b]), fresh)
-                    gs = fresh[: len(xs)]
-                if summing and not (curved and len(u)):  # nothing else is wanted
-                    add_sums(xs, gs, old, squares, ys, own, None, None, curved, out)
-                    continue
-                if not second and summing and len(u) < 3:  # in one loop, which is faster
-                    cap, typed = caps[0, b], typed_psi(like, psi, b, caps[0, b])
-                    s, t = of(u[0] * cap), of(u[-1] * cap)
-                    marked = numba.carray(marks, RUN)
-                    add_sums_and_heights(xs, gs, old, squares, own, kinds[b], s, t, typed, cap, marked, out)
-                    if len(listed_at):
-                        count = list_marked(xs, gs, old, squares, own, marks, count, room)
-                    continue
-                if summing:
-                    add_sums(xs, gs, old, squares, ys, own, fresh, inverse, curved, out)
-                else:
-                    new_averages(gs, old, squares, own, fresh, inverse)
-                ds = fresh[: len(xs)] if average else gs
-                if curved and len(u):
-                    add_heights(like, xs, ds, inverse, kinds[b], psi, caps, b, u, steps, out[SUMS:])
-            if len(start_at):
-                out[MOVED_SQ] *= start_scale[j]
-            if len(listed_at):
-                listed[i] = count
-
-    return reduce
+    The entries that change their branch between two points are listed, if there is memory for them.
+    """
+    like, x_at, g_at, d_at, v_at, y_at, _, start_at, start_scale, coupling, shares, eps, least = at
+    (block, tensor, origin, length), of = pieces, like.dtype.type
+    fresh, inverse = numba.carray(run_memory(like), RUN), numba.carray(run_memory(like), RUN)
+    places, marks = numba.carray(run_memory(np.uint32), RUN), numba.carray(run_memory(np.uint8), RUN)
+    for i in range(first, last):
+        j, low, n, b, out = tensor[i], origin[i], length[i], block[i], partial[i]
+        x, g, d, v, y = tensors(like, x_at, g_at, d_at, v_at, y_at, j, low, n)
+        own, mix, curved, count = weights(like, shares, eps, least, j), of(shares[j, 4]), kinds[b] != LINE, 0
+        both = summing and curved and 0 < len(u) < 3  # sums and heights in one loop, which is faster
+        out[:] = 0
+        for k in range(0, n if curved or summing else 0, RUN):
+            end = k + RUN
+            xs, gs, old, squares, ys = cut(x, k, end), cut(g, k, end), cut(d, k, end), cut(v, k, end), cut(y, k, end)
+            if summing and len(start_at):
+                out[MOVED_SQ] += moved_sq(like, start_at, j, xs, low + k, places, ys, mix)
+            if coupling[b] != 0:
+                out[X_SQ] += _couple(xs, gs, of(coupling[b]), fresh)
+                gs = fresh[: len(xs)]
+            if both:
+                cap, typed = caps[0, b], typed_psi(like, psi, b, caps[0, b])
+                ends = (kinds[b], of(u[0] * cap), of(u[-1] * cap), typed, cap, marks)
+                add_sums(xs, gs, old, squares, ys, own, True, ends, out)
+                if len(listed):
+                    count = list_marked(xs, gs, old, squares, own, marks, count, listed[i])
+            elif summing:
+                add_sums(xs, gs, old, squares, ys, own, curved, None, out)
+            if curved and len(u) and not both:
+                rs = _if_any(inverse, squares)
+                ds = new_averages(gs, old, squares, own, fresh, rs)
+                add_heights(xs, ds, rs, kinds[b], psi, caps, b, u, out[SUMS:])
+        if len(start_at):
+            out[MOVED_SQ] *= start_scale[j]
+        if len(listed):
+            counts[i] = count
 
 
-def _write_kernel(average: bool, metric: bool, second: bool) -> Any:
-    @compiled()
-    def write(
-        like, block, tensor, origin, length, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights, eps,
-        least, keep, move, psi, kinds, caps, u, heights, first, last,
-    ):  # fmt: skip
-        """Store new averages, and x <- keep x + move p, or y.
+@compiled()
+def write(at, pieces, keep, move, psi, kinds, caps, u, heights, first, last):
+    """Store new averages, and x <- keep x + move p, or y.
 
-        For blocks that are not affine, `heights` gets <d', move> of each chunk.
-        """
-        of = like.dtype.type
-        for i in range(first, last):
-            j, low, n, b = tensor[i], origin[i], length[i], block[i]
-            x, g = entries(like, x_at, j, low, n), entries(like, g_at, j, low, n)
-            d = entries(like, d_at, j, low, n) if average else None
-            v = entries(like, v_at, j, low, n) if metric else None
-            y = entries(like, d_at, j, low, n) if second else None
-            own = typed_weights(like, weights, eps, least, j)
-            mix = (of(weights[j, 4]), of(weights[j, 5])) if second else None
-            line, curve = (of(keep[b]), of(move[b])), (of(u * caps[b]), typed_psi(like, psi, b, caps[b]))
-            if kinds[b] == LINE:
-                _write(x, g, d, v, y, own, line, None, mix)
-                continue
-            height = 0.0
-            for at in range(0, n, RUN):
-                end = at + RUN
-                ds, vs = d[at:end] if average else None, v[at:end] if metric else None
-                ys = y[at:end] if second else None
-                height += _write(x[at:end], g[at:end], ds, vs, ys, own, line, curve, mix)
-            heights[i] = height
-
-    return write
+    For blocks that are not affine, `heights` gets <d', move> of each chunk.
+    """
+    like, x_at, g_at, d_at, v_at, y_at, _, _, _, _, shares, eps, least = at
+    (block, tensor, origin, length), of = pieces, like.dtype.type
+    for i in range(first, last):
+        j, b = tensor[i], block[i]
+        x, g, d, v, y = tensors(like, x_at, g_at, d_at, v_at, y_at, j, origin[i], length[i])
+        own, mix = weights(like, shares, eps, least, j), (of(shares[j, 4]), of(shares[j, 5]))
+        line, curve = (of(keep[b]), of(move[b])), (of(u * caps[b]), typed_psi(like, psi, b, caps[b]))
+        if kinds[b] == LINE:
+            _write(x, g, d, v, y, own, line, None, mix)
+            continue
+        heights[i] = 0.0
+        for k in range(0, length[i], RUN):
+            end = k + RUN
+            xs, gs, ds, vs, ys = cut(x, k, end), cut(g, k, end), cut(d, k, end), cut(v, k, end), cut(y, k, end)
+            heights[i] += _write(xs, gs, ds, vs, ys, own, line, curve, mix)
 
 
-def _kernels(average: bool, metric: bool, second: bool = False) -> tuple[Any, Any]:
-    """The two passes for one kind of slopes."""
-    return _reduce_kernel(average, metric, second), _write_kernel(average, metric, second)
+class EntryPart(Part):
+    """Affine blocks, and those whose prox acts on each entry.
+
+    Args:
+        at: where the entries lie; its arrays are those of the current step.
+        chunks: of all blocks.
+        psi: the function of each block; None for an affine one.
+    """
+
+    points = 3
+
+    def __init__(self, at: Memory, chunks: Chunks, psi: Sequence[Scalar | None]) -> None:
+        super().__init__(at)
+        self._chunks, self._block, count = chunks, chunks.columns[0], len(psi)
+        self._weight = 3.0 if at.v_at is not None else 1.0 if at.d_at is None else 1.5
+        self._kinds = np.array([_kind(one) for one in psi])
+        self._psi = np.array([one or Scalar() for one in psi], np.float64).reshape(-1, 4).T.copy()
+        curved = self._kinds != LINE
+        self.curved, self.entries = bool(curved.any()), int(chunks.sizes[curved[self._block]].sum())
+        if set(self._kinds.tolist()) <= {LINE, SOFT}:
+            self.l1 = self._psi[0].tolist()
+        # Where all blocks are affine, keep and move of each of them are written here, before `write_lines`.
+        self.lines = np.zeros(count), np.zeros(count)
+        self._caps = np.zeros((1, count))
+        self._heights = np.zeros(len(chunks.sizes))  # of each chunk where it was written
+        self._no_lists = np.zeros(0, np.int64), np.empty((0, 3, 0), at.like.dtype)
+        self._room = np.empty((len(chunks.sizes), SUMS))  # of `chunk_sums`
+        self._sum_args = (self._kinds, self._psi, self._caps, np.empty(0), True, self._room, *self._no_lists)
+        self._between: Between | None = None
+        self._covered = False  # whether it has the heights of this step
+
+    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
+        """The sums of a step, row by row, and the heights at the points u."""
+        u, between, lists = u if self.curved else (), None, self._no_lists
+        if len(u) == 2 and u[0] < u[1]:  # on either side of a root
+            between = self._between or Between(self.at.like, self._block, self._kinds, self._psi)
+            self._between, lists = between, (between.counts, between.entries)
+        partial = self._pass([alpha], u, 1, True, lists)
+        found = fold(partial[:, :SUMS].T, self._block, len(self._kinds)).tolist()
+        heights = _at_points(partial) if u else Heights([], [])
+        self._covered = between is not None and between.begin(alpha, u, heights)
+        return found, heights
+
+    # Where all blocks are affine
+
+    def chunk_sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """The sums of a step, one row per chunk, and the block of each chunk."""
+        self._run(reduce, self._chunks, self._weight, *self._sum_args)
+        return self._room, self._block
+
+    def write_lines(self, share: float) -> None:
+        """x <- keep x + move p, with this share of the new point in the average of the schedule-free form."""
+        if self.mixes:
+            self.set_share(share)
+        self._write(self._kinds, 1.0)
+        if len(self.at.counts_at):
+            self.count()
+
+    # Where some are not
+
+    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
+        """Heights at the points u."""
+        if every == 1 and self._covered and self._between is not None and self._between.covers(alpha, u):
+            return self._between.heights(u)
+        if every == 1 and len(u) == 2:  # the first round of a search
+            return self.sums(alpha, u)[1]
+        return _at_points(self._pass([alpha], u, every))
+
+    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
+        """Heights where step and prox have the size s times `share`."""
+        partial = self._pass([[v * w for w in share] for v in s], (1.0,), every)
+        heights: list[float] = partial[:, SUMS::2].sum(axis=0).tolist()
+        return heights
+
+    def sampled_sums(self, every: int) -> list[list[float]]:
+        """The sums of a step, estimated from a sample."""
+        partial = self._pass(self._caps, (), every, True)
+        found: list[list[float]] = fold(partial.T, self._block, len(self._kinds)).tolist()
+        return found
+
+    def _pass(self, caps: Any, u: Floats, every: int = 1, summing: bool = False, lists: Any = None) -> np.ndarray:
+        """Sums, then heights and slopes for each set of caps, one row per chunk."""
+        at, chunks, points = self.at, self._chunks, len(caps) * len(u)
+        if every > 1:
+            (chunks, scale), at = sampled(chunks, every), at._replace(start_at=NO_START.at)
+        backwards = every == 1 and next(self._turns)
+        partial = np.empty((len(chunks.sizes), SUMS + 2 * points))
+        args = (self._kinds, self._psi, np.array(caps, np.float64), np.array(u, np.float64), summing, partial)
+        lists, weight = lists or self._no_lists, self._weight + points
+        run(reduce, chunks, at, chunks.columns, *args, *lists, weight=weight, backwards=backwards)
+        return partial if every == 1 else partial * scale[:, None]
+
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
+        """x <- keep x + move p for affine blocks, y(u) for the others; stores new averages."""
+        self.lines[0][:], self.lines[1][:], self._caps[0] = keep, move, alpha
+        self._write(self._kinds if moves else np.full_like(self._kinds, LINE), u)
+
+    def _write(self, kinds: np.ndarray, u: float) -> None:
+        self._run(write, self._chunks, 2.0, *self.lines, self._psi, kinds, self._caps[0], u, self._heights)
+
+    @property
+    def height(self) -> float:
+        """<d, move> of the last write, over the blocks that are not affine."""
+        return float(self._heights.sum())
 
 
-PLAIN, AVERAGED, ADAM, SECOND = (
-    _kernels(False, False),
-    _kernels(True, False),
-    _kernels(True, True),
-    _kernels(False, True, True),
-)
+def _at_points(partial: np.ndarray) -> Heights:
+    """Heights and slopes at all points, from one row per chunk."""
+    heights, slopes = fold(partial[:, SUMS:].T, np.zeros(len(partial), np.int64), 1).reshape(2, -1).tolist()
+    return Heights(heights, slopes)
+
+
+def _kind(psi: Scalar | None) -> int:
+    if psi is None:
+        return LINE
+    if psi.l1 == 0 and psi.l2 == 0:
+        return BOX
+    return SOFT if psi.l2 == 0 and not psi.bounded else GENERAL

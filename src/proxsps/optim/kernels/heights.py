@@ -12,7 +12,14 @@ from typing import Any
 from proxsps.optim.kernels.caching import inlined
 from proxsps.optim.kernels.layout import ENTRYWISE, REORDER
 
-LINE, SOFT, BOX, GENERAL = range(4)  # affine; l1 alone; bounds alone; everything
+# Of the function psi of each entry: affine; l1 alone; bounds alone; everything.
+LINE, SOFT, BOX, GENERAL = range(4)
+
+
+@inlined(fastmath=ENTRYWISE)
+def prox(z, threshold, shrink, lower, upper):
+    """prox of alpha psi at z (`proxsps.regularizers.structure.Scalar`), with alpha l1 and 1 / (1 + alpha l2)."""
+    return min(max((z - min(max(z, -threshold), threshold)) * shrink, lower), upper)
 
 
 @inlined(fastmath=ENTRYWISE)
@@ -59,7 +66,7 @@ def changed(one, other):
 
 @inlined()
 def typed_psi(like, psi, b, alpha):
-    """Threshold, edge, curvature, lower and upper of a block with this cap, then 1 and 0, in the type of the entries.
+    """Threshold, edge, curvature, lower and upper of a block with this cap, then 1 and 0, in the type of `like`.
 
     Entries with |z| above the edge move with z: all of them where there is no threshold.
     """
@@ -69,63 +76,35 @@ def typed_psi(like, psi, b, alpha):
 
 
 def _heights(change: Any) -> Any:
-    """A function that adds h and its slope at several steps, for a run of entries; three at a time are cheap."""
-
     @inlined(fastmath=REORDER)
-    def added(h, slope, x, d, r, s, psi):
-        move, inside, _ = change(x, d, r, s, psi)
-        return h + d * move, slope + d * inside
-
-    @inlined(fastmath=REORDER)
-    def one(x, d, r, s, psi):
+    def heights(x, d, r, s, psi):
+        """<d, x - y> of a run, and -1/alpha times its derivative."""
         h, slope = psi[-1], psi[-1]
         for k in range(len(x)):
-            h, slope = added(h, slope, x[k], d[k], psi[-2] if r is None else r[k], s, psi)
+            move, inside, _ = change(x[k], d[k], psi[-2] if r is None else r[k], s, psi)
+            h += d[k] * move
+            slope += d[k] * inside
         return h, slope
 
-    @inlined(fastmath=REORDER)
-    def three(x, d, r, s, t, v, psi):
-        h_s, h_t, h_v, slope_s, slope_t, slope_v = psi[-1], psi[-1], psi[-1], psi[-1], psi[-1], psi[-1]
-        for k in range(len(x)):
-            scale = psi[-2] if r is None else r[k]
-            h_s, slope_s = added(h_s, slope_s, x[k], d[k], scale, s, psi)
-            h_t, slope_t = added(h_t, slope_t, x[k], d[k], scale, t, psi)
-            h_v, slope_v = added(h_v, slope_v, x[k], d[k], scale, v, psi)
-        return h_s, h_t, h_v, slope_s, slope_t, slope_v
-
-    @inlined()
-    def add(x, d, r, steps, psi, cap, heights, slopes):
-        p = 0
-        while p + 3 <= len(steps):
-            found = three(x, d, r, steps[p], steps[p + 1], steps[p + 2], psi)
-            for q in range(3):
-                heights[p + q] -= found[q]
-                slopes[p + q] -= cap * found[3 + q]
-            p += 3
-        while p < len(steps):
-            h, slope = one(x, d, r, steps[p], psi)
-            heights[p] -= h
-            slopes[p] -= cap * slope
-            p += 1
-
-    return add
+    return heights
 
 
-_add_soft, _add_box, _add_general = (_heights(change) for change in (soft_change, box_change, general_change))
+_soft, _box, _general = map(_heights, (soft_change, box_change, general_change))
 
 
 @inlined()
-def add_heights(like, x, d, r, kind, psi, caps, b, u, steps, out):
+def add_heights(x, d, r, kind, psi, caps, b, u, out):
     """Add h at the points u and its slopes, for each set of caps, of a run of a block that is not affine."""
     points = len(u)
     for c in range(len(caps)):
-        heights, bends = out[2 * c * points : (2 * c + 1) * points], out[(2 * c + 1) * points : 2 * (c + 1) * points]
-        typed = typed_psi(like, psi, b, caps[c, b])
+        cap, typed = caps[c, b], typed_psi(x, psi, b, caps[c, b])
         for p in range(points):
-            steps[p] = like.dtype.type(caps[c, b] * u[p])
-        if kind == SOFT:
-            _add_soft(x, d, r, steps, typed, caps[c, b], heights, bends)
-        elif kind == BOX:
-            _add_box(x, d, r, steps, typed, caps[c, b], heights, bends)
-        else:
-            _add_general(x, d, r, steps, typed, caps[c, b], heights, bends)
+            s = x.dtype.type(cap * u[p])
+            if kind == SOFT:
+                h, slope = _soft(x, d, r, s, typed)
+            elif kind == BOX:
+                h, slope = _box(x, d, r, s, typed)
+            else:
+                h, slope = _general(x, d, r, s, typed)
+            out[2 * c * points + p] -= h
+            out[(2 * c + 1) * points + p] -= cap * slope

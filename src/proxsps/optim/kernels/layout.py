@@ -13,12 +13,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -76,72 +76,38 @@ def run_memory(typingctx, like):
     return types.CPointer(of)(like), build
 
 
-@intrinsic
-def in_words(typingctx, memory):
-    """A pointer to single bytes as one to words of eight."""
-    target = types.CPointer(types.uint64)
-
-    def build(context, builder, signature, args):
-        return builder.bitcast(args[0], context.get_value_type(target))
-
-    return target(memory), build
-
-
 @inlined()
 def entries(like, at, j, low, n):
-    """The n entries of tensor j from `low` on, as an array."""
+    """The n entries of tensor j from `low` on, as an array; None without addresses."""
+    if at is None:
+        return None
     return numba.carray(pointer(at[j], like), low + n)[low:]
-
-
-def turns() -> Iterator[bool]:
-    """Whether each pass of a step goes backwards: every second one."""
-    return itertools.cycle((False, True))
 
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """Pieces of memory, as columns that a kernel reads, and the shares of the work for the threads."""
+    """Pieces of memory, as columns that a kernel reads."""
 
     columns: tuple[np.ndarray, ...]
     sizes: np.ndarray  # entries of each chunk
     threads: int  # at most
-    _shares: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
     @cached_property
     def total(self) -> int:
         """Entries of all chunks."""
         return int(self.sizes.sum())
 
-    def shares(self, threads: int, backwards: bool = False) -> list[tuple[int, int]]:
-        """Ranges of chunks with about the same number of entries, in the order of processing."""
-        key = threads, backwards
-        if key not in self._shares:
-            ends = np.cumsum(self.sizes)
-            total = ends[-1] if len(ends) else 0
-            count = SHARES * threads if threads > 1 else 1
-            if backwards:
-                count = max(count, int(total) // STRETCH)
-            cuts = np.searchsorted(ends, total * np.arange(1, count) / count) + 1
-            edges = [0, *np.minimum(cuts, len(ends)).tolist(), len(ends)]
-            pairs = [pair for pair in itertools.pairwise(edges) if pair[0] < pair[1]]
-            self._shares[key] = pairs[::-1] if backwards else pairs
-        return self._shares[key]
 
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """How the entries of tensors in blocks are cut into chunks."""
-
-    chunks: Chunks  # columns: block and tensor that a chunk lies in, its first entry there, and its length
-    count: int  # number of blocks
-
-    def of_blocks(self, chosen: np.ndarray) -> Layout:
-        """The part of the layout that belongs to some blocks."""
-        own = np.isin(self.chunks.columns[0], chosen)
-        if own.all():
-            return self
-        columns = tuple([column[own].copy() for column in self.chunks.columns])
-        return Layout(Chunks(columns, columns[-1], self.chunks.threads), self.count)
+@lru_cache(maxsize=128)
+def shares(chunks: Chunks, threads: int, backwards: bool = False) -> list[tuple[int, int]]:
+    """Ranges of chunks with about the same number of entries, in the order of processing."""
+    ends, count = np.cumsum(chunks.sizes), SHARES * threads if threads > 1 else 1
+    if backwards:
+        count = max(count, chunks.total // STRETCH)
+    cuts = np.searchsorted(ends, chunks.total * np.arange(1, count) / count) + 1
+    edges = [0, *np.minimum(cuts, len(ends)).tolist(), len(ends)]
+    pairs = [pair for pair in itertools.pairwise(edges) if pair[0] < pair[1]]
+    return pairs[::-1] if backwards else pairs
 
 
 @compiled()
@@ -154,53 +120,47 @@ def _fold(numbers, owners, out):
 def fold(numbers: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
     """Rows of numbers added up over those with the same owner; always in the same order."""
     out = np.zeros((len(numbers), count))
-    kernel: Callable[..., None] = _fold  # numba's own type of it takes no arguments
-    kernel(np.ascontiguousarray(numbers), owners, out)
+    _fold(np.ascontiguousarray(numbers), owners, out)
     return out
 
 
 @lru_cache(maxsize=32)
-def layout(sizes: tuple[tuple[int, ...], ...], threads: int) -> Layout:
-    """The layout of tensors of the given sizes, one tuple per block."""
+def layout(sizes: tuple[tuple[int, ...], ...], threads: int) -> Chunks:
+    """How tensors of the given sizes, one tuple per block, are cut into chunks.
+
+    The columns: the block and the tensor that a chunk lies in, its first entry there, and its length.
+    """
     places = enumerate((i, size) for i, block in enumerate(sizes) for size in block)
     chunks = [(i, j, low, min(CHUNK, size - low)) for j, (i, size) in places for low in range(0, size, CHUNK)]
     columns = np.array(chunks, np.int64).reshape(-1, 4).T.copy()
-    return Layout(Chunks(tuple(columns), columns[-1], threads), len(sizes))
+    return Chunks(tuple(columns), columns[-1], threads)
 
 
 @lru_cache(maxsize=32)
-def sampled(whole: Layout, every: int) -> tuple[Layout, np.ndarray]:
+def sampled(whole: Chunks, every: int) -> tuple[Chunks, np.ndarray]:
     """One piece of each chunk, about one entry in `every`, and the factor for its sums.
 
     Every tensor has its part in the sample, which depends only on the sizes of the tensors.
     """
-    block, tensor, start, length = whole.chunks.columns
+    block, tensor, start, length = whole.columns
     wanted = np.maximum(PIECE, -(-length // (64 * every)) * 64)
     piece = np.minimum(length, wanted)
     # The golden ratio spreads the places: pieces at one place of all chunks could be the same columns of a matrix.
     place = np.modf(np.arange(len(length)) * 0.6180339887498949)[0]
     start = start + (place * (length - piece)).astype(np.int64) // 16 * 16
-    chunks = Chunks((block, tensor, start, piece), piece, whole.chunks.threads)
-    return Layout(chunks, whole.count), length / piece
+    return Chunks((block, tensor, start, piece), piece, whole.threads), length / piece
 
 
-class Addresses(NamedTuple):
-    """The first entry of each tensor, one row per list of tensors, and an array of their type."""
+def addresses(*lists: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray] | None:
+    """An array of the type of CPU tensors, and the first entry of each of them; None if the kernels do not apply.
 
-    like: np.ndarray
-    at: np.ndarray
-
-
-def addresses(*lists: Sequence[Tensor]) -> Addresses | None:
-    """The addresses of CPU tensors in lists of the same length, or None if the kernels do not apply.
-
-    They need tensors without gaps, the first of all lists in the same order and so on, all f32 or all f64, whose memory
-    is their own.
+    They need lists of the same length, one row of addresses each, of tensors without gaps, the first of all lists in
+    the same order and so on, all f32 or all f64, whose memory is their own.
     """
     # Whole lists at a time: with hundreds of tensors these checks cost as much as the arithmetic.
     tensors = list(itertools.chain(*lists))
     if not tensors:
-        return Addresses(LIKE[torch.float64], np.empty((len(lists), 0), np.int64))
+        return LIKE[torch.float64], np.empty((len(lists), 0), np.int64)
     dtypes = {t.dtype for t in tensors}
     like = LIKE.get(dtypes.pop())
     if like is None or dtypes or not all(map(_plain, set(map(type, tensors)))) or not same_order(*lists):
@@ -213,7 +173,7 @@ def addresses(*lists: Sequence[Tensor]) -> Addresses | None:
         return None
     if not at.all() and any(t.numel() and not t.data_ptr() for t in tensors):
         return None
-    return Addresses(like, at.reshape(len(lists), -1))
+    return like, at.reshape(len(lists), -1)
 
 
 @cache
@@ -238,7 +198,7 @@ def run(kernel: Callable[..., None], chunks: Chunks, *args: Any, weight: float =
     if threads == 1 and (not backwards or chunks.total <= STRETCH):
         kernel(*args, 0, len(chunks.sizes))
         return
-    waiting = deque(chunks.shares(threads, backwards))
+    waiting = deque(shares(chunks, threads, backwards))
 
     def work() -> None:
         while waiting:

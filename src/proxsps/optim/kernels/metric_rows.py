@@ -9,15 +9,15 @@ next ones start. The new d and r are computed in every pass; only the write stor
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.averages import MOVED_SQ, SUMS, add_sums, new_averages, typed_weights
+from proxsps.optim.kernels.averages import MOVED_SQ, SUMS, add_sums, new_averages
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, entries, fold, run, run_memory
-from proxsps.optim.kernels.parts import Floats, RowPart
+from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, RUN, fold, run_memory
+from proxsps.optim.kernels.parts import Floats, tensors, weights
+from proxsps.optim.kernels.rows import RowPart
 from proxsps.optim.kernels.sampling import moved_sq
 from proxsps.optim.rule import Heights
 
@@ -94,68 +94,60 @@ def _height(x, d, y):
 
 
 @inlined()
-def _new_row(x, d, r, s, threshold, norms, at, z, t):
-    """y of a row, in the memory of z; its norm is kept."""
-    y, own, of = z[: len(x)], t[: len(x)], z.dtype.type
-    _start(x, d, r, s, threshold, of(np.finfo(z.dtype).tiny), y, own)
-    norms[at] = _radius(y, own, norms[at])
+def _new_row(x, d, r, s, threshold, norms, at, spare):
+    """y of a row, in spare memory; its norm is kept."""
+    y, t, of = spare[0, : len(x)], spare[1, : len(x)], spare.dtype.type
+    _start(x, d, r, s, threshold, of(np.finfo(spare.dtype).tiny), y, t)
+    norms[at] = _radius(y, t, norms[at])
     if norms[at] == 0:
         y[:] = 0
     else:
-        _point(y, own, of(norms[at]))
+        _point(y, t, of(norms[at]))
     return y
 
 
 @compiled()
-def reduce(
-    like, tensor, start, count, height, stride, slot, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights,
-    eps, least, l1, norms, caps, u, summing, partial, first, last,
-):  # fmt: skip
+def _reduce(at, pieces, l1, norms, caps, u, summing, partial, first, last):
     """The sums of each chunk, and h at points with caps and dual variables."""
-    of, places = like.dtype.type, numba.carray(run_memory(np.uint32), RUN)
-    slope, inverse = np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype)
-    z, t = np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype)
+    like, x_at, g_at, d_at, v_at, y_at, _, start_at, start_scale, _, shares, eps, least = at
+    tensor, start, count, height, _, slot, _ = pieces
+    of, spare, places = like.dtype.type, np.empty((4, CHUNK), like.dtype), numba.carray(run_memory(np.uint32), RUN)
     for i in range(first, last):
-        j, n, size, out = tensor[i], height[i], count[i] * height[i], partial[i]
-        x, g = entries(like, x_at, j, start[i], size), entries(like, g_at, j, start[i], size)
-        d, v = entries(like, d_at, j, start[i], size), entries(like, v_at, j, start[i], size)
-        own, ds, rs = typed_weights(like, weights, eps, least, j), slope[:n], inverse[:n]
+        j, n, out = tensor[i], height[i], partial[i]
+        x, g, d, v, _ = tensors(like, x_at, g_at, d_at, v_at, y_at, j, start[i], count[i] * n)
+        own, ds, rs = weights(like, shares, eps, least, j), spare[2, :n], spare[3, :n]
         out[:] = 0
         for row in range(count[i]):
-            low, high, at = row * n, row * n + n, slot[i] + row
+            low, high, to = row * n, row * n + n, slot[i] + row
             xs = x[low:high]
+            new_averages(g[low:high], d[low:high], v[low:high], own, ds, rs)
             if summing:
                 for k in range(low, high, RUN):
                     end = min(k + RUN, high)
-                    add_sums(x[k:end], g[k:end], d[k:end], v[k:end], None, own, ds[k - low :], rs[k - low :], True, out)
+                    add_sums(x[k:end], g[k:end], d[k:end], v[k:end], None, own, True, None, out)
                 if len(start_at):
                     out[MOVED_SQ] += start_scale[j] * moved_sq(like, start_at, j, xs, start[i] + low, places)
-            else:
-                new_averages(g[low:high], d[low:high], v[low:high], own, ds, rs)
             for p in range(len(u)):
-                y = _new_row(xs, ds, rs, of(u[p] * caps[p, at]), of(caps[p, at] * l1[at]), norms, at, z, t)
+                y = _new_row(xs, ds, rs, of(u[p] * caps[p, to]), of(caps[p, to] * l1[to]), norms, to, spare)
                 out[SUMS + p] += _height(xs, ds, y)
 
 
 @compiled()
-def write(
-    like, tensor, start, count, height, stride, slot, x_at, g_at, d_at, v_at, start_at, start_scale, coupling, weights,
-    eps, least, l1, norms, caps, u, moves, first, last,
-):  # fmt: skip
+def _write(at, pieces, l1, norms, caps, u, moves, first, last):
     """Store d and v, and x <- y if it `moves`."""
-    of = like.dtype.type
-    inverse, z, t = np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype), np.empty(CHUNK, like.dtype)
+    like, x_at, g_at, d_at, v_at, y_at, _, _, _, _, shares, eps, least = at
+    tensor, start, count, height, _, slot, _ = pieces
+    of, spare = like.dtype.type, np.empty((3, CHUNK), like.dtype)
     for i in range(first, last):
-        j, n, size = tensor[i], height[i], count[i] * height[i]
-        x, g = entries(like, x_at, j, start[i], size), entries(like, g_at, j, start[i], size)
-        d, v = entries(like, d_at, j, start[i], size), entries(like, v_at, j, start[i], size)
-        own, rs = typed_weights(like, weights, eps, least, j), inverse[:n]
+        j, n = tensor[i], height[i]
+        x, g, d, v, _ = tensors(like, x_at, g_at, d_at, v_at, y_at, j, start[i], count[i] * n)
+        own = weights(like, shares, eps, least, j)
         for row in range(count[i]):
-            low, high, at = row * n, row * n + n, slot[i] + row
-            xs, ds = x[low:high], d[low:high]
-            new_averages(g[low:high], ds, v[low:high], own, None, rs)
+            low, high, to = row * n, row * n + n, slot[i] + row
+            xs, rs = x[low:high], spare[2, :n]
+            ds = new_averages(g[low:high], d[low:high], v[low:high], own, None, rs)
             if moves:
-                xs[:] = _new_row(xs, ds, rs, of(u * caps[at]), of(caps[at] * l1[at]), norms, at, z, t)
+                xs[:] = _new_row(xs, ds, rs, of(u * caps[to]), of(caps[to] * l1[to]), norms, to, spare)
 
 
 class MetricRowPart(RowPart):
@@ -165,37 +157,28 @@ class MetricRowPart(RowPart):
 
     def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
         """The sums of a step, row by row, and the heights at the points u."""
-        self._norms = np.zeros(len(self._owners))  # of the new rows at the last point, where Newton's method begins
-        partial = self._pass(np.outer(np.ones(len(u)), alpha), u, summing=True)
-        of_chunks = self._tensors[self._memory.layout.chunks.columns[0]]
-        found: list[list[float]] = fold(partial[:, :SUMS].T, of_chunks, self._blocks).tolist()
-        return found, Heights(_heights(partial), [math.nan] * len(u))
+        self._norms = np.zeros(len(self._groups.blocks))  # of the rows at the last point, where Newton's method begins
+        partial, h = self._pass(np.outer(np.ones(len(u)), alpha), u, summing=True)
+        found: list[list[float]] = fold(partial[:, :SUMS].T, self._of_chunks, self._blocks).tolist()
+        return found, Heights(h, [math.nan] * len(u))
 
     def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
         """One pass."""
-        return Heights(_heights(self._pass(np.outer(np.ones(len(u)), alpha), u)), [math.nan] * len(u))
+        return Heights(self._pass(np.outer(np.ones(len(u)), alpha), u)[1], [math.nan] * len(u))
 
     def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
         """One pass for all points."""
-        return _heights(self._pass(np.outer(s, share), [1.0] * len(s)))
+        return self._pass(np.outer(s, share), [1.0] * len(s))[1]
 
-    def _pass(self, caps: np.ndarray, u: Floats, summing: bool = False) -> np.ndarray:
-        """Sums, then h at each point, one row per chunk; one row of caps per point."""
-        partial = np.empty((len(self._memory.layout.chunks.sizes), SUMS + len(u)))
-        args = (np.ascontiguousarray(caps[:, self._owners]), np.array(u, np.float64), summing, partial)
-        self._run(reduce, 3.0 + 12 * len(u), *args)
-        return partial
+    def _pass(self, caps: np.ndarray, u: Floats, summing: bool = False) -> tuple[np.ndarray, list[float]]:
+        """The sums, one row per chunk, and h at each point; one row of caps per point."""
+        chunks, psi = self._layout.chunks, self._groups.psi
+        partial, caps = np.empty((len(chunks.sizes), SUMS + len(u))), caps.take(self._groups.blocks, axis=1)
+        args = (psi[0], self._norms, caps, np.array(u, np.float64), summing, partial)
+        self._run(_reduce, chunks, 3.0 + 12 * len(u), *args)
+        return partial, partial[:, SUMS:].sum(axis=0).tolist()
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
         """One pass."""
-        self._run(write, 15.0, np.array(alpha)[self._owners], u, moves)
-
-    def _run(self, kernel: Any, weight: float, *args: Any) -> None:
-        memory, chunks = self._memory, self._memory.layout.chunks
-        args = (memory.like, *chunks.columns, *self.at, self._psi.l1, self._norms, *args)
-        run(kernel, chunks, *args, weight=weight, backwards=next(memory.turns))
-
-
-def _heights(partial: np.ndarray) -> list[float]:
-    found: list[float] = partial[:, SUMS:].sum(axis=0).tolist()
-    return found
+        args = (self._groups.psi[0], self._norms, np.array(alpha)[self._groups.blocks], u, moves)
+        self._run(_write, self._layout.chunks, 15.0, *args)

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxsps.optim.kernels.entrywise import NOWHERE
-from proxsps.optim.kernels.layout import CHUNK, Chunks, turns
+from proxsps.optim.kernels.layout import CHUNK, Chunks
 
 WIDTH = 512  # columns of a chunk at most, so that their sums stay in the cache; no more than `RUN`
 TALL = 4 * CHUNK  # entries of a chunk of columns, which leaves one set of sums behind for each of its columns
@@ -28,68 +27,40 @@ class RowLayout:
     """How rows are cut into chunks: many short rows in one, a long row in several, columns in tiles.
 
     The columns of the chunks: tensor; first entry there; number of rows; entries of each row; distance of its entries;
-    first slot. Slots are the places for the sums of the rows of a chunk, so a row that is cut has several.
+    first slot; whether the rows lie in no other chunk. Slots are the places for the sums of the rows of a chunk, so a
+    row that is cut has several.
     """
 
     chunks: Chunks
-    whole: np.ndarray  # whether the rows of a chunk lie in no other chunk, for each chunk
-    cut: Chunks  # the other chunks
-    cut_slots: np.ndarray  # and their slots
+    cut: np.ndarray  # whether the row of a slot lies in other chunks too, for each slot
     owner: np.ndarray  # the row of each slot
     counts: list[int]  # the rows of each tensor, empty ones too
     block: np.ndarray  # the block of each row
-    length: np.ndarray  # the entries of each row
     in_order: bool  # whether slot i belongs to row i
 
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.block)
 
+class RowGroups(NamedTuple):
+    """Groups of entries that share a norm: rows, or several of them."""
 
-class RowMemory(NamedTuple):
-    """Where the rows of parameters x and slopes d lie, and the groups they form; valid while the tensors live.
-
-    With averages, d is the old average; the passes compute the new one with the gradients g.
-    """
-
-    like: np.ndarray
     layout: RowLayout
-    x_at: np.ndarray
-    d_at: np.ndarray
-    group: np.ndarray  # the group of each slot
-    groups: int
+    at: np.ndarray  # the group of each slot
     joined: bool  # whether a group may have several rows
-    turns: Iterator[bool]  # whether the next pass goes backwards
-    g_at: np.ndarray = NOWHERE  # empty without averages
-    weights: np.ndarray = np.zeros((1, 4))  # see `entrywise.Sources`
+    psi: np.ndarray  # the constants of the functions of their norms, as in `Scalar`: one column per group
+    blocks: np.ndarray  # the block of each group
 
 
-def memory(
-    params: Sequence[Sequence[Tensor]], like: np.ndarray, dims: Sequence[Dims], ids: np.ndarray | None = None
-) -> RowMemory | None:
-    """How the rows of dense CPU tensors lie in memory, without addresses; None if the kernels do not apply.
+def row_layout(params: Sequence[Sequence[Tensor]], dims: Sequence[Dims]) -> RowLayout | None:
+    """How the rows of dense CPU tensors lie in memory; None if the kernels do not apply.
 
     Args:
         params: the tensors x of each block.
-        like: an array of their type.
-        dims: for each block the dims that a norm is taken over, None for all; the other dims count the rows.
-        ids: the group of each row, from 0 on, if several rows form one group; else each row is a group. Rows are
+        dims: for each block the dims that a norm is taken over, None for all; the other dims count the rows. Rows are
             counted block by block, tensor by tensor, in the order of memory.
     """
     shapes = tuple([tuple([x.shape for x in block]) for block in params])
     plain = all([x.is_contiguous() for block in params for x in block])
     strides = None if plain else tuple([tuple([x.stride() for x in block]) for block in params])
-    layout = _layout(shapes, strides, tuple(dims), torch.get_num_threads())
-    if layout is None:
-        return None
-    if ids is None:
-        return RowMemory(like, layout, NOWHERE, NOWHERE, layout.owner, layout.rows, False, turns())
-    if len(ids) != layout.rows:
-        raise ValueError(f"ids must have one entry per row: got {len(ids)} for {layout.rows} rows.")
-    ids = np.asarray(ids, np.int64)  # for other integer types the kernels would be compiled again
-    groups = int(ids.max()) + 1 if len(ids) else 0
-    return RowMemory(like, layout, NOWHERE, NOWHERE, ids[layout.owner], groups, True, turns())
+    return _layout(shapes, strides, tuple(dims), torch.get_num_threads())
 
 
 def view(shape: Sequence[int], stride: Sequence[int] | None, dims: Dims) -> tuple[int, int, int] | None:
@@ -130,19 +101,14 @@ def _layout(shapes: Shapes, strides: Shapes | None, dims: tuple[Dims, ...], thre
             owner.append(np.arange(row + first, row + first + count))
             slot += count
         row += outer * inner
-    *columns, flags = np.array(chunks, np.int64).reshape(-1, 7).T.copy()
-    owners, whole = np.concatenate(owner), flags == 1
-    sizes, counts = columns[2] * columns[3], [outer * inner for outer, _, inner in views]
-    cut = ~whole
+    columns = np.array(chunks, np.int64).reshape(-1, 7).T.copy()
+    owners, counts = np.concatenate(owner), [outer * inner for outer, _, inner in views]
     return RowLayout(
-        Chunks(tuple(columns), sizes, threads),
-        whole,
-        Chunks(tuple(column[cut] for column in columns), sizes[cut], threads),
-        np.flatnonzero(np.repeat(cut, columns[2])),
+        Chunks(tuple(columns), columns[2] * columns[3], threads),
+        np.repeat(columns[6] == 0, columns[2]),
         owners,
         counts,
         np.repeat(blocks, counts).astype(np.int64),
-        np.repeat([n for _, n, _ in views], counts).astype(np.int64),
         len(owners) == row and bool((owners == np.arange(row)).all()),
     )
 

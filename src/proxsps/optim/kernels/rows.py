@@ -10,16 +10,16 @@ A slope that is an average of gradients is computed row by row in every pass, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numba
 import numpy as np
 
-from proxsps.optim.kernels.averages import new_averages, typed_weights
+from proxsps.optim.kernels.averages import new_averages
 from proxsps.optim.kernels.caching import compiled, inlined
-from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, Chunks, entries, fold, run, run_memory
-from proxsps.optim.kernels.row_layout import WIDTH, RowMemory, memory
-from proxsps.optim.kernels.scalar import Psi, prox
+from proxsps.optim.kernels.heights import prox
+from proxsps.optim.kernels.layout import CHUNK, ENTRYWISE, REORDER, fold, run_memory
+from proxsps.optim.kernels.parts import Floats, Memory, Part, cut, tensors, weights
+from proxsps.optim.kernels.row_layout import WIDTH, RowGroups
+from proxsps.optim.rule import Heights
 
 # ||z||^2 from the three sums must be at least this part of ||x||^2 + ||s d||^2, or it has lost too many digits.
 SAFE = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 0.1}
@@ -78,90 +78,87 @@ def _add_further(x, g, out):
 
 @inlined()
 def _lines(count, height, stride):
-    """The pieces of a chunk without gaps: their number, length and distance. Columns are read line by line."""
+    """The parts of a chunk without gaps: their number, length and distance. Columns are read line by line."""
     return (count, height, height) if stride == 1 else (height, count, stride)
 
 
 @compiled(fastmath=REORDER)
-def _sums(
-    like, tensor, start, count, height, stride, slot, x_at, d_at, g_at, weights, group, steps, partial, further, first,
-    last,
-):  # fmt: skip
+def sum_rows(at, pieces, group, steps, partial, further, first, last):
     """||z||^2, <z, d> and ||d||^2 of each slot, z = x - s d; with averages <g, x> and ||g||^2 of each chunk."""
-    of, averages, fresh = like.dtype.type, len(g_at) > 0, np.empty(CHUNK, like.dtype)
+    like, x_at, g_at, d_at, v_at, y_at, _, _, _, _, shares, eps, least = at
+    tensor, start, count, height, stride, slot, _ = pieces
+    of, fresh = like.dtype.type, np.empty(CHUNK, like.dtype)
     for i in range(first, last):
-        j, n, at = tensor[i], count[i], slot[i]
-        lines, length, apart = _lines(n, height[i], stride[i])
-        size = (lines - 1) * apart + length
-        x, d = entries(like, x_at, j, start[i], size), entries(like, d_at, j, start[i], size)
-        g = entries(like, g_at, j, start[i], size) if averages else x
-        own = typed_weights(like, weights, 0.0, 0.0, j)
+        lines, length, apart = _lines(count[i], height[i], stride[i])
+        j, size = tensor[i], (lines - 1) * apart + length
+        x, g, d, _, _ = tensors(like, x_at, g_at, d_at, v_at, y_at, j, start[i], size)
+        own = weights(like, shares, eps, least, j)
         for k in range(lines):
-            low, high = k * apart, k * apart + length
-            xs, ds = x[low:high], d[low:high]
-            if averages:
-                new_averages(g[low:high], ds, None, own, fresh, None)
-                ds = fresh[:length]
-                _add_further(xs, g[low:high], further[i])
+            low, high, to = k * apart, k * apart + length, slot[i]
+            xs, ds = x[low:high], g[low:high]
+            if d is not None:
+                _add_further(xs, ds, further[i])
+                ds = new_averages(ds, cut(d, low, high), None, own, fresh, None)
             if stride[i] == 1:
-                partial[0, at + k], partial[1, at + k], partial[2, at + k] = _row_sums(xs, ds, of(steps[group[at + k]]))
+                to += k
+                partial[0, to], partial[1, to], partial[2, to] = _row_sums(xs, ds, of(steps[group[to]]))
             else:  # the columns of a tensor have one alpha
-                end = at + n
-                _add_sums(xs, ds, of(steps[group[at]]), partial[0, at:end], partial[1, at:end], partial[2, at:end])
+                end = to + length
+                _add_sums(xs, ds, of(steps[group[to]]), partial[0, to:end], partial[1, to:end], partial[2, to:end])
 
 
 @inlined()
-def _factor(norm_sq, alpha, l1, l2, lower, upper):
+def _factor(norm_sq, alpha, psi, g):
     """The c of y = c z, for a group with this ||z||^2."""
     if norm_sq == 0:
         return 0.0
-    norm, shrink = np.sqrt(norm_sq), 1.0 if l2 == 0 else 1 / (1 + alpha * l2)
-    return prox(norm, alpha * l1, shrink, lower, upper) / norm
+    norm, shrink = np.sqrt(norm_sq), 1.0 if psi[1, g] == 0 else 1 / (1 + alpha[g] * psi[1, g])
+    return prox(norm, alpha[g] * psi[0, g], shrink, psi[2, g], psi[3, g]) / norm
 
 
 @compiled()
-def _factors(norm_sq, alpha, l1, l2, lower, upper, out):
+def _factors(norm_sq, alpha, psi):
+    out = np.empty(len(alpha))
     for g in range(len(out)):
-        out[g] = _factor(norm_sq[g], alpha[g], l1[g], l2[g], lower[g], upper[g])
+        out[g] = _factor(norm_sq[g], alpha, psi, g)
+    return out
 
 
 @compiled()
-def _write(
-    like, tensor, start, count, height, stride, slot, whole, x_at, d_at, g_at, weights, group, alpha, l1, l2, lower,
-    upper, u, factors, moves, first, last,
-):  # fmt: skip
-    """x <- y in each chunk if it `moves`; with the factors given, if any, where a row is not whole.
+def write_rows(at, pieces, group, given, psi, alpha, u, factors, moves, first, last):
+    """x <- y in each chunk if it `moves`; with the factors of groups, if all are `given`, or a group is not whole.
 
     New averages are stored.
     """
-    of, averages, scales = like.dtype.type, len(g_at) > 0, numba.carray(run_memory(like), WIDTH)
+    like, x_at, g_at, d_at, v_at, y_at, _, _, _, _, shares, eps, least = at
+    tensor, start, count, height, stride, slot, whole = pieces
+    of, scales = like.dtype.type, numba.carray(run_memory(like), WIDTH)
     for i in range(first, last):
-        j, n, at = tensor[i], count[i], slot[i]
-        lines, length, apart = _lines(n, height[i], stride[i])
-        size = (lines - 1) * apart + length
-        x, d = entries(like, x_at, j, start[i], size), entries(like, d_at, j, start[i], size)
-        fresh = entries(like, g_at, j, start[i], size) if averages else x
-        own = typed_weights(like, weights, 0.0, 0.0, j)
-        for k in range(n if moves and stride[i] != 1 else 0):
-            scales[k] = of(factors[group[at + k]])
+        lines, length, apart = _lines(count[i], height[i], stride[i])
+        j, size = tensor[i], (lines - 1) * apart + length
+        x, gradients, d, _, _ = tensors(like, x_at, g_at, d_at, v_at, y_at, j, start[i], size)
+        own = weights(like, shares, eps, least, j)
+        if moves and stride[i] != 1:
+            for k in range(length):
+                scales[k] = of(factors[group[slot[i] + k]])
         for k in range(lines):
-            low, high, g = k * apart, k * apart + length, group[at + k if stride[i] == 1 else at]
-            xs, ds, s = x[low:high], d[low:high], of(u * alpha[g])
-            if averages:
-                new_averages(fresh[low:high], ds, None, own, None, None)
+            low, high, g = k * apart, k * apart + length, group[slot[i] + k if stride[i] == 1 else slot[i]]
+            xs, ds, s = x[low:high], gradients[low:high], of(u * alpha[g])
+            if d is not None:
+                ds = new_averages(ds, cut(d, low, high), None, own, None, None)
             if not moves:
                 continue
             if stride[i] != 1:
                 _scale_columns(xs, ds, s, scales, of(0))
-            elif whole[i]:
-                factor = _factor(_row_sums(xs, ds, s)[0], alpha[g], l1[g], l2[g], lower[g], upper[g])
+            elif whole[i] and not given:
+                factor = _factor(_row_sums(xs, ds, s)[0], alpha, psi, g)
                 _scale_row(xs, ds, s, of(factor), of(0))
             else:
                 _scale_row(xs, ds, s, of(factors[g]), of(0))
 
 
 @compiled(error_model="numpy", fastmath=REORDER)
-def _heights(known, alpha, l1, l2, lower, upper, steps, caps, out):
+def _heights(known, alpha, psi, steps, caps, out):
     """For each point p of all groups, with s = steps[p] alpha and a = caps[p] alpha: h and dh/ds alpha.
 
     y = c z with c = prox_{a psi}(||z||) / ||z||; see `proxsps.core.model.row_heights`.
@@ -170,87 +167,89 @@ def _heights(known, alpha, l1, l2, lower, upper, steps, caps, out):
         height, slope = 0.0, 0.0
         for g in range(len(alpha)):
             xx, xd, dd = known[0, g], known[1, g], known[2, g]
+            l1, l2, lower, upper = psi[0, g], psi[1, g], psi[2, g], psi[3, g]
             s, a = steps[p] * alpha[g], caps[p] * alpha[g]
             along, square = xd - s * dd, xx - s * (2 * xd - s * dd)
             norm = np.sqrt(max(square, 0.0))
             inverse = 1 / norm if norm > 0 else 1.0
-            shrink = 1 / (1 + a * l2[g])
-            r = min(max((norm - min(norm, a * l1[g])) * shrink, lower[g]), upper[g])
-            bend = shrink if norm > a * l1[g] and lower[g] < r < upper[g] else 0.0
+            shrink = 1 / (1 + a * l2)
+            r = min(max((norm - min(norm, a * l1)) * shrink, lower), upper)
+            bend = shrink if norm > a * l1 and lower < r < upper else 0.0
             c, turn = r * inverse, along * inverse
             height += c * along - xd
             slope -= alpha[g] * ((bend - c) * turn * turn + c * dd)
         out[0, p], out[1, p] = height, slope
 
 
-def heights(known: np.ndarray, alpha: np.ndarray, psi: Psi, steps: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """h and its slope as rows, one column per point, from the sums of the groups."""
-    out = np.empty((2, len(steps)))
-    kernel: Callable[..., None] = _heights
-    kernel(known, alpha, *psi, steps, caps, out)
-    return out
-
-
-def _reduced(at: RowMemory, chunks: Chunks, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sums of `_sums` as rows, one column per slot, and <g, x> and ||g||^2, one column per chunk."""
-    partial, further = np.zeros((3, len(at.layout.owner))), np.zeros((len(chunks.sizes), 2))
-    args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, steps, partial, further)
-    run(_sums, chunks, at.like, *chunks.columns, *args, weight=2.0, backwards=next(at.turns))
-    return partial, further.T
-
-
-def first_sums(at: RowMemory) -> tuple[np.ndarray, np.ndarray]:
-    """||x||^2, <x, d> and ||d||^2 as rows, one column per group; with averages <g, x> and ||g||^2, one per tensor."""
-    chunks = at.layout.chunks
-    partial, further = _reduced(at, chunks, np.zeros(at.groups))
-    of_tensors = fold(further, chunks.columns[0], len(at.x_at)) if len(at.g_at) else np.empty((2, 0))
-    return partial if at.layout.in_order and not at.joined else fold(partial, at.group, at.groups), of_tensors
-
-
-def norm_sq(at: RowMemory, steps: np.ndarray, chunks: Chunks | None = None) -> np.ndarray:
-    """||x - s d||^2 of each group, with one s per group; 0 for groups outside the chunks, if these are given."""
-    partial, _ = _reduced(at, at.layout.chunks if chunks is None else chunks, steps)
-    return np.bincount(at.group, partial[0], at.groups)
-
-
-def write(
-    at: RowMemory, psi: Psi, alpha: np.ndarray, u: float, moves: bool = True, known: np.ndarray | None = None
-) -> None:
-    """x <- y(u). Stores new averages.
+class RowPart(Part):
+    """Rows, or groups of them, in the identity metric: three sums per group tell the heights at all points.
 
     Args:
-        at: the memory of parameters and slopes.
-        psi: one set of constants per group.
-        alpha: one number per group, the same for all columns of one tensor.
-        u: the dual variable.
-        moves: whether x moves at all.
-        known: the sums of the same x and d, which save a pass over groups that are in several chunks.
+        at: where the entries lie; its arrays are those of the current step.
+        groups: the rows, or groups of them.
+        of_tensors: the block of each tensor.
     """
-    alpha, *constants = (np.ascontiguousarray(c, np.float64) for c in (alpha, *psi))
-    chunks, whole, factors = at.layout.chunks, at.layout.whole, np.empty(0)
-    if moves and (known is not None or at.joined or len(at.layout.cut.sizes)):
-        norms, safe = _norms_sq(at, u * alpha, known)
-        factors = np.empty(at.groups)
-        kernel: Callable[..., None] = _factors  # numba's own type of it takes no arguments
-        kernel(norms, alpha, *constants, factors)
-        if at.joined or safe:
-            whole = np.zeros_like(whole)
-    args = (at.x_at, at.d_at, at.g_at, at.weights, at.group, alpha, *constants, float(u), factors, moves)
-    run(_write, chunks, at.like, *chunks.columns, whole, *args, weight=3.0, backwards=next(at.turns))
 
+    curved, points, entries = True, 3, 0
 
-def _norms_sq(at: RowMemory, steps: np.ndarray, known: np.ndarray | None) -> tuple[np.ndarray, bool]:
-    """||x - s d||^2 of each group, and whether of all; else of those whose entries lie in several chunks."""
-    if known is not None:
-        xx, xd, dd = known
-        most = xx + steps**2 * dd
-        out: np.ndarray = most - 2 * steps * xd
-        fine = out >= SAFE[at.like.dtype] * most
-        if fine.all():
-            return out, True
-        if fine[at.group if at.joined else at.group[at.layout.cut_slots]].all():
-            return out, False
-    return norm_sq(at, steps, None if at.joined else at.layout.cut), False
+    def __init__(self, at: Memory, groups: RowGroups, of_tensors: np.ndarray) -> None:
+        super().__init__(at)
+        self._groups, self._layout, self._blocks = groups, groups.layout, len(at.coupling)
+        self._of_chunks = of_tensors[self._layout.chunks.columns[0]]
+        self._known: np.ndarray | None = None  # ||x||^2, <x, d> and ||d||^2 as rows, one column per group
 
+    def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
+        """The sums of a step, row by row, and the heights at the points u."""
+        groups, count = self._groups, len(self._groups.blocks)
+        partial, further = self._reduce(np.zeros(count))
+        whole = self._layout.in_order and not groups.joined
+        self._known = partial if whole else fold(partial, groups.at, count)
+        _, d_dot_x, d_sq = fold(self._known, groups.blocks, self._blocks).tolist()
+        g_dot_x = g_sq = nothing = [0.0] * self._blocks
+        if self.at.d_at is not None:
+            g_dot_x, g_sq = fold(further, self._of_chunks, self._blocks).tolist()
+        return [d_sq, d_dot_x, nothing, g_dot_x, g_sq, nothing], self.heights(alpha, u) if u else Heights([], [])
 
-__all__ = ["RowMemory", "first_sums", "heights", "memory", "norm_sq", "write"]
+    def _reduce(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The sums of `sum_rows` as rows, one column per slot, and one per chunk."""
+        partial, further = np.zeros((3, len(self._groups.at))), np.zeros((len(self._of_chunks), 2))
+        self._run(sum_rows, self._layout.chunks, 2.0, self._groups.at, steps, partial, further)
+        return partial, further.T
+
+    def heights(self, alpha: Floats, u: Floats, every: int = 1) -> Heights:
+        """From the sums of the groups."""
+        h, slope = self._at_points(alpha, u, [1.0] * len(u))
+        return Heights(h.tolist(), slope.tolist())
+
+    def ray(self, share: Floats, s: Floats, every: int = 1) -> list[float]:
+        """From the sums of the groups."""
+        heights: list[float] = self._at_points(share, s, s)[0].tolist()
+        return heights
+
+    def _at_points(self, alpha: Floats, steps: Floats, caps: Floats) -> np.ndarray:
+        """h and its slope as rows, one column per point."""
+        points, out = [np.array(part, np.float64) for part in (steps, caps)], np.empty((2, len(steps)))
+        _heights(self._known, np.array(alpha)[self._groups.blocks], self._groups.psi, *points, out)
+        return out
+
+    def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
+        """x <- y(u), in one pass; stores new averages."""
+        at, psi, caps = self._groups.at, self._groups.psi, np.array(alpha)[self._groups.blocks]
+        factors, given = np.empty(0), False
+        if moves:
+            norms, given = self._norms_sq(u * caps)
+            factors = _factors(norms, caps, psi)
+        self._run(write_rows, self._layout.chunks, 3.0, at, given, psi, caps, float(u), factors, moves)
+
+    def _norms_sq(self, steps: np.ndarray) -> tuple[np.ndarray, bool]:
+        """||x - s d||^2 of each group, and whether of all; else of those whose entries lie in several chunks."""
+        groups = self._groups
+        if self._known is not None:
+            xx, xd, dd = self._known
+            most = xx + steps**2 * dd
+            out: np.ndarray = most - 2 * steps * xd
+            fine = out >= SAFE[self.at.like.dtype] * most
+            if fine.all() or (not groups.joined and fine[groups.at[self._layout.cut]].all()):
+                return out, bool(fine.all())
+        partial, _ = self._reduce(steps)
+        return np.bincount(groups.at, partial[0], len(steps)), True

@@ -49,11 +49,11 @@ def start_of(params: Sequence[Tensor], samples: Sequence[Tensor], like: np.ndarr
     """
     bits, taken, scale = _samples(tuple([x.numel() for x in params]))
     found = addresses(samples)
-    if found is None or found.like is not like or tuple([start.numel() for start in samples]) != taken:
+    if found is None or found[0] is not like or tuple([start.numel() for start in samples]) != taken:
         return None
     if not all([t.is_contiguous() for t in (*params, *samples)]):
         return None
-    return Start(np.array([found.at[0], bits, taken]), scale)
+    return Start(np.array([found[1][0], bits, taken]), scale)
 
 
 @lru_cache(maxsize=32)

@@ -117,7 +117,7 @@ class CompiledSpectralPart(SpectralPart):
         found = addresses(zs, grads, ys, averages)
         if found is None or not all([t.is_contiguous() for t in (*zs, *grads, *ys, *averages)]):
             return False
-        start = start_of(zs, [plan.start(p, self._opt) for p in owners], found.like)
+        start = start_of(zs, [plan.start(p, self._opt) for p in owners], found[0])
         plan.apart += owners if start is None else []  # measured apart
         self._start = start or NO_START
         self._like, (self._z_at, self._g_at, self._y_at, self._d_at) = found
@@ -141,12 +141,12 @@ class CompiledSpectralPart(SpectralPart):
         """The sums of a step, row by row, with directions, which are kept for the write."""
         self._moves = [self._directions(i, pile) for i, pile in self._piles]
         self._p_at[self._places] = [p.data_ptr() for moves in self._moves for p in moves]
-        chunks = self._layout.chunks
+        chunks = self._layout
         partial = np.empty((len(chunks.sizes), SUMS))
         self._points = (self._z_at, self._g_at, self._y_at, self._d_at, self._p_at, self._plan.momentum[0])
         args = (*self._points, *self._start, self._plan.rule.mix, partial)
         run(_reduce, chunks, self._like, *chunks.columns, *args, weight=2.0)
-        rows = fold(partial.T, chunks.columns[0], self._layout.count).tolist()
+        rows = fold(partial.T, chunks.columns[0], len(self._blocks)).tolist()
         rows[G_SQ] = self._counted(rows[G_SQ])
         return rows, Heights([], [])
 
@@ -162,7 +162,7 @@ class CompiledSpectralPart(SpectralPart):
 
     def write(self, keep: Floats, move: Floats, alpha: Floats, u: float, moves: bool) -> None:
         """z <- keep z + move p, and y; stores new averages."""
-        chunks = self._layout.chunks
+        chunks = self._layout
         args = (*self._points, np.array(keep), np.array(move), self._plan.rule.mix, self._share)
         run(_write, chunks, self._like, *chunks.columns, *args, weight=2.0)
         self._moves = []
