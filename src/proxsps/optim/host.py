@@ -256,7 +256,7 @@ def _write(plan: Plan, step: Step, blocks: Blocks, room: Room) -> Step:
     """
     alpha = [step.reach * a for a in room.share]
     relaxation = plan.write(room.keep, room.move, alpha, step.u, step.reach > 0, step.share)
-    step = step._replace(relaxation=relaxation)
+    step = step if relaxation == 1 else step._replace(relaxation=relaxation)
     if not plan.l1 or not math.isnan(step.height):
         return step
     lines = [w if own else 0.0 for w, own in zip(room.share, plan.affine, strict=True)]

@@ -267,7 +267,8 @@ class PolyakOptimizer(WatchesLosses, SavesState, Optimizer, TakesUnevenInputs):
             solved = solve(self, taking, loss, weight)
         ok = solved.step.code == TAKEN
         if ok:
-            solved = solved._replace(step=solved.write())
+            step = solved.write()
+            solved = solved if step is solved.step else solved._replace(step=step)
             taking.keep_numbers(self.param_groups, solved)
             self._skips = 0
             if self._observed or solved.step.gap <= 0 or (plan.rule.distance and solved.k == 0):

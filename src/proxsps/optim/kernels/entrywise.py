@@ -264,9 +264,9 @@ class EntryPart(Part):
 
     def _pass(self, caps: Any, u: Floats, every: int = 1, summing: bool = False, lists: Any = None) -> np.ndarray:
         """Sums, then heights and slopes for each set of caps, one row per chunk."""
-        at, chunks, points = self.at, self._chunks, len(caps) * len(u)
+        at, chunks, points = self._memory, self._chunks, len(caps) * len(u)
         if every > 1:
-            (chunks, scale), at = sampled(chunks, every), at._replace(start_at=NO_START.at)
+            (chunks, scale), at = sampled(chunks, every), tuple(self.at._replace(start_at=NO_START.at))
         backwards = every == 1 and next(self._turns)
         partial = np.empty((len(chunks.sizes), SUMS + 2 * points))
         args = (self._kinds, self._psi, np.array(caps, np.float64), np.array(u, np.float64), summing, partial)

@@ -97,7 +97,8 @@ class Part:
     l1: Sequence[float] | None = None  # strengths of the l1 norm, if blocks that are not affine have that alone
 
     def __init__(self, at: Memory) -> None:
-        self.at, self._turns = at, itertools.cycle((False, True))  # every second pass goes backwards
+        self.at, self._memory = at, tuple(at)  # kernels take plain tuples faster
+        self._turns = itertools.cycle((False, True))  # every second pass goes backwards
         self.mixes = at.y_at is not None  # whether a write moves the parameters of the schedule-free form too
 
     def bind(self, gradients: Sequence[int]) -> None:
@@ -124,4 +125,4 @@ class Part:
 
     def _run(self, kernel: Any, chunks: Chunks, weight: float, *args: Any) -> None:
         """A pass over chunks, whose kernel has `weight` times the work of a plain sum."""
-        run(kernel, chunks, self.at, chunks.columns, *args, weight=weight, backwards=next(self._turns))
+        run(kernel, chunks, self._memory, chunks.columns, *args, weight=weight, backwards=next(self._turns))
