@@ -61,7 +61,7 @@ def best(call: Callable[[], object], rounds: int = 15) -> float:
 
 def in_cache(dtype: torch.dtype, repeats: int = 200, size: int = layout.CHUNK) -> None:
     """Print nanoseconds per entry of each pass over the same chunk of memory."""
-    print(f"{dtype}: ns per entry, one thread: sums, with lengths of moves, h at 1, 3, 4 points, move, write")
+    print(f"{dtype}: ns per entry, one thread: sums, h at 1, 3, 4 points, write")
     for slope, count in SLOPES.items():
         tensors = [torch.rand(size, dtype=dtype) for _ in range(count)]
         at = [np.full(repeats, t.data_ptr()) for t in tensors]
@@ -70,11 +70,10 @@ def in_cache(dtype: torch.dtype, repeats: int = 200, size: int = layout.CHUNK) -
         memory = Memory(layout.LIKE[dtype], at[0], at[1], d_at, v_at, None, NOWHERE, *NO_START, *numbers)
         for name, psi in FUNCTIONS.items():
             part = EntryPart(memory, layout.layout(((size,) * repeats,), 1), [psi])
-            calls = [lambda m=m, p=part: p.sums([TINY], (), m) for m in (False, True)]
+            calls = [lambda p=part: p.sums([TINY], ())]
             if psi is not None:
                 calls += [lambda u=u, p=part: p.heights([TINY], u) for u in (ONE, THREE, FOUR)]
-                calls += [lambda p=part: p.move_sq([TINY], 0.5)]
-            calls += [lambda p=part: p.write([1.0], [-TINY], [TINY], 0.5, 1.0)]
+            calls += [lambda p=part: p.write([1.0], [-TINY], [TINY], 0.5, True)]
             print(f"  {slope}, {name}: " + " | ".join(f"{best(call) * 1e9 / size / repeats:.3f}" for call in calls))
 
 
@@ -96,12 +95,12 @@ def contestants(params: list[Tensor]) -> dict[str, Callable[[], object]]:
         if name == "GroupLasso" and not any(p.dim() > 1 for p in params):
             continue
         plan = planned(params, name)
-        found[f"{name}: sums"] = lambda p=plan: p.sums([TINY], (), False)
+        found[f"{name}: sums"] = lambda p=plan: p.sums([TINY], ())
         if plan.entries:
             found[f"{name}: sample at 4"] = lambda p=plan: p.heights([TINY], FOUR, 16)
             found[f"{name}: h at 1"] = lambda p=plan: p.heights([TINY], ONE)
             found[f"{name}: h at 3"] = lambda p=plan: p.heights([TINY], THREE)
-        found[f"{name}: write"] = lambda p=plan: p.write([1.0], [-TINY], [TINY], 0.5, 1.0)
+        found[f"{name}: write"] = lambda p=plan: p.write([1.0], [-TINY], [TINY], 0.5, True)
     return found
 
 
