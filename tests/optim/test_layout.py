@@ -15,7 +15,6 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ pytest.importorskip("numba")
 import proxsps
 from proxsps.optim import ProxSPS
 from proxsps.optim.kernels import caching, layout
-from proxsps.optim.kernels.parts import Part
+from proxsps.optim.kernels.parts import Memory, Part
 from proxsps.optim.kernels.sampling import start_of
 from proxsps.regularizers import L2
 
@@ -149,7 +148,7 @@ def test_shares_have_every_chunk_once(count, backwards):
 
 
 def test_every_second_pass_begins_where_the_one_before_ended():
-    chunks, part, seen = layout.layout(((3 * layout.STRETCH,),), 1), Part(SimpleNamespace(y_at=None)), []
+    chunks, part, seen = layout.layout(((3 * layout.STRETCH,),), 1), Part(Memory(*[None] * 13)), []
     for _ in range(3):
         part._run(lambda at, columns, *share: seen.append(share), chunks, 1.0)
     assert seen == [(0, 48), (32, 48), (16, 32), (0, 16), (0, 48)]
