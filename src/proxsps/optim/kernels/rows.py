@@ -23,6 +23,7 @@ from proxsps.optim.rule import Heights
 
 # ||z||^2 from the three sums must be at least this part of ||x||^2 + ||s d||^2, or it has lost too many digits.
 SAFE = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 0.1}
+MANY = 1 << 17  # entries
 
 
 @inlined(fastmath=REORDER)
@@ -196,6 +197,8 @@ class RowPart(Part):
         super().__init__(at)
         self._groups, self._layout, self._blocks = groups, groups.layout, len(at.coupling)
         self._of_chunks = of_tensors[self._layout.chunks.columns[0]]
+        # Whether norms come from sums: with few entries, rows tell their own norms sooner.
+        self._given = groups.joined or bool(self._layout.cut.any()) or self._layout.chunks.total > MANY
         self._known: np.ndarray | None = None  # ||x||^2, <x, d> and ||d||^2 as rows, one column per group
 
     def sums(self, alpha: Floats, u: Floats) -> tuple[list[list[float]], Heights]:
@@ -236,7 +239,7 @@ class RowPart(Part):
         """x <- y(u), in one pass; stores new averages."""
         at, psi, caps = self._groups.at, self._groups.psi, np.array(alpha)[self._groups.blocks]
         factors, given = np.empty(0), False
-        if moves:
+        if moves and self._given:
             norms, given = self._norms_sq(u * caps)
             factors = _factors(norms, caps, psi)
         self._run(write_rows, self._layout.chunks, 3.0, at, given, psi, caps, float(u), factors, moves)
