@@ -68,8 +68,7 @@ def check_loss(
     """Raise if the loss and the gradients of the next step do not belong together, and name the likely cause.
 
     Call it once, between `backward` and `step`; with a gradient scaler, after `scaler.unscale_(opt)`. It computes the
-    loss twice and its gradient once, and leaves parameters, gradients, watched losses and random numbers bitwise as
-    they were.
+    loss twice and its gradient once. Parameters, gradients, watched losses and random numbers stay bitwise the same.
 
     Args:
         opt: the optimizer that is about to step.
