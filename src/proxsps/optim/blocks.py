@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeGuard
@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from proxsps.optim.lists import PLAIN, is_sharded, widened
+from proxsps.optim.lists import PLAIN, bundles, is_sharded, widened
 from proxsps.optim.reduce import Ranks
 from proxsps.regularizers import L2, Regularizer, Zero
 from proxsps.regularizers.base import subgradient_all, value_all
@@ -202,6 +202,13 @@ def plain(*lists: Sequence[Tensor]) -> bool:
     """Whether no tensor has a class with its own operations, whose memory may not hold its entries."""
     kinds = {type(t) for tensors in lists for t in tensors}
     return all([kind in PLAIN or kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in kinds])
+
+
+def pieces(columns: Sequence[Sequence[Tensor]], size: int) -> Iterator[list[list[Tensor]]]:
+    """`bundles`; one by one with a wrapper, where one operation may change the other tensors twice."""
+    if plain(*columns):
+        return bundles(columns, size)
+    return ([[t] for t in tensors] for tensors in zip(*columns, strict=True))
 
 
 def stored(tensors: Sequence[Tensor]) -> bool:

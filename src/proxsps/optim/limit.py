@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import Block, plain
-from proxsps.optim.lists import LAUNCH, bundles, join, spread, widened
+from proxsps.optim.blocks import Block, pieces
+from proxsps.optim.lists import LAUNCH, join, spread, widened
 
 
 class Start:
@@ -25,7 +25,7 @@ class Start:
         """||x+ - x||^2 of each block on this rank."""
         found: list[Tensor | float] = []
         for i in range(len(self._blocks)):
-            moves = [widened(join(ys)) - widened(join(xs)) for xs, ys in self._lists(i)]
+            moves = [widened(join(ys)) - widened(join(xs)) for xs, ys in self._pieces(i)]
             squares = [torch.linalg.vector_norm(move, dtype=dtype).square() for move in moves]
             found.append(torch.stack(squares).sum() if squares else 0.0)
         return found
@@ -33,7 +33,7 @@ class Start:
     def shorten(self, s: Tensor | float) -> None:
         """x <- x + s (x+ - x); bitwise x+ where s is 1."""
         for i in range(len(self._blocks)):
-            for xs, ys in self._lists(i):
+            for xs, ys in self._pieces(i):
                 start, end = widened(join(xs)), widened(join(ys))
                 if isinstance(s, Tensor):
                     new = torch.where(s < 1, torch.lerp(start, end, s.to(end.dtype)), end)
@@ -41,9 +41,6 @@ class Start:
                     new = torch.lerp(start, end, s)
                 spread(new.to(ys[0].dtype), ys)
 
-    def _lists(self, i: int) -> Iterator[list[list[Tensor]]]:
-        """Copies and parameters of a block; one by one with a wrapper, whose operations may not be those of tensors."""
-        columns = self._copies[i], self._blocks[i].params
-        if plain(self._blocks[i].params):
-            return bundles(columns, LAUNCH)
-        return ([[x], [y]] for x, y in zip(*columns, strict=True))
+    def _pieces(self, i: int) -> Iterator[list[list[Tensor]]]:
+        """Copies and parameters of a block."""
+        return pieces((self._copies[i], self._blocks[i].params), LAUNCH)

@@ -6,14 +6,14 @@ bitwise the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxsps.optim.blocks import LINES, Block, plain
+from proxsps.optim.blocks import LINES, Block, pieces
 from proxsps.optim.distance import Sample, sampled
 from proxsps.optim.lists import bundles, join, widened
 from proxsps.optim.memory import HALF, Y, Z
@@ -68,17 +68,10 @@ def bounds_on_entries(structure: Structure | None) -> tuple[float, float] | None
     return (psi.lower, psi.upper) if isinstance(psi, Scalar) and psi.bounded else None
 
 
-def _pieces(ys: Sequence[Tensor], zs: Sequence[Tensor]) -> Iterable[Sequence[list[Tensor]]]:
-    """y and z in pieces; one by one with a wrapper, where one operation may change the other tensors twice."""
-    if not plain(ys):
-        return [([y], [z]) for y, z in zip(ys, zs, strict=True)]
-    return bundles((ys, zs), PIECE)
-
-
 def averages(block: Block, b: float, apart: bool) -> list[Tensor]:
     """The averages x of a block: in the memory of y, or `apart` from it."""
     points = [y.clone() for y in block.ys] if apart else block.ys
-    for xs, zs in _pieces(points, block.params):
+    for xs, zs in pieces((points, block.params), PIECE):
         to_averages(xs, zs, b)
     return points
 
@@ -88,7 +81,7 @@ def next_points(block: Block, averages: list[Tensor], b: float, share: float) ->
     if averages and averages is not block.ys:
         torch._foreach_copy_(block.ys, averages)
     bounds = bounds_of(block)
-    for xs, zs in _pieces(block.ys, block.params):
+    for xs, zs in pieces((block.ys, block.params), PIECE):
         to_next_points(xs, zs, b, share, bounds)
 
 

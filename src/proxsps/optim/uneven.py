@@ -119,7 +119,7 @@ class TakesUnevenInputs(Joinable):
     def _wrappers(self) -> list[DistributedDataParallel]:
         """The models whose gradients DistributedDataParallel averages; a parameter has no reference to its model."""
         params = {p for group in self.param_groups for p in group["params"] if p.requires_grad}
-        living = () if self._ranks.size == 1 or all(map(is_sharded, params)) else _living(DistributedDataParallel)
+        living = () if all(map(is_sharded, params)) else _living(DistributedDataParallel)
         return [model for model in living if not params.isdisjoint(model.parameters())]
 
     def _check_uneven(self) -> None:

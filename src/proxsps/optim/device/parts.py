@@ -15,19 +15,13 @@ from proxsps.core.caps import l2_matched_step, l2_ray_heights, matched_decision
 from proxsps.core.dual import Found, fixed_loop
 from proxsps.core.rounds import refine_zero
 from proxsps.core.rules import Decision, Model
-from proxsps.core.step import (
-    Affine,
-    Line,
-    coupled_coefficients,
-    l2_line,
-    prox_coefficients,
-)
-from proxsps.optim.blocks import LINES, ROWS, UNITS, Block, plain, stored
+from proxsps.core.step import Affine, Line, coupled_coefficients, l2_line, prox_coefficients
+from proxsps.optim.blocks import LINES, ROWS, UNITS, Block, pieces, stored
 from proxsps.optim.device.joined import Estimate
 from proxsps.optim.device.refine import POINTS, refine_dual
 from proxsps.optim.device.searched import Searched, SearchedLots, SearchedRows
 from proxsps.optim.last_step import Chosen, L2Step
-from proxsps.optim.lists import LAUNCH, bundles, join, spread, widened
+from proxsps.optim.lists import LAUNCH, join, spread, widened
 from proxsps.optim.reduce import Ranks, Sums
 
 ROUNDS = {False: 4, True: 7}  # of the search for the dual variable, in single and in double precision
@@ -185,9 +179,7 @@ def _fuses(block: Block) -> bool:
 
 def _move(block: Block, keep: Tensor | float, move: Tensor, pull: Tensor | float, ok: Tensor) -> None:
     columns: list[Any] = [block.params, block.along, *([block.centers] if block.centered else [])]
-    together = plain(block.params, block.along)
-    lists: Any = bundles(columns, LAUNCH) if together else ([[t] for t in ts] for ts in zip(*columns, strict=True))
-    for xs, ds, *centers in lists:
+    for xs, ds, *centers in pieces(columns, LAUNCH):
         x, d = widened(join(xs)), widened(join(ds))
         y = keep * x + move * d
         for cs in centers:

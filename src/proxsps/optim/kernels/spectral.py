@@ -47,24 +47,9 @@ def _sums(z, g, y, d, p, old, new, zero):
 
 @compiled()
 def _reduce(
-    like,
-    block,
-    tensor,
-    origin,
-    length,
-    z_at,
-    g_at,
-    y_at,
-    d_at,
-    p_at,
-    mu,
-    start_at,
-    start_scale,
-    b,
-    partial,
-    first,
+    like, block, tensor, origin, length, z_at, g_at, y_at, d_at, p_at, mu, start_at, start_scale, b, partial, first,
     last,
-):
+):  # fmt: skip
     """The sums of each chunk."""
     of = like.dtype.type
     old, new, mix, zero, places = of(mu), of(1 - mu), of(b), of(0), numba.carray(run_memory(np.uint32), RUN)
@@ -131,8 +116,9 @@ class CompiledSpectralPart(SpectralPart):
 
     def bind(self, gradients: Sequence[int]) -> None:
         """Use gradients at other addresses."""
-        super().bind(gradients)
         self._g_at[:] = gradients
+        for block in self._blocks:
+            block.slopes = [p.grad for p in block.owners if p.grad is not None]
 
     def set_weights(self, k: float, rule: Rule) -> None:
         """Nothing: the weights of old gradients depend on the number of steps."""

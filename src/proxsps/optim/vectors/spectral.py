@@ -52,11 +52,6 @@ class SpectralPart:
             return [list(range(len(block.params)))]
         return piles(block.params, self.most if plain(block.ys) else 0)
 
-    def bind(self, gradients: Sequence[int]) -> None:
-        """Use new gradients."""
-        for block in self._blocks:
-            block.slopes = [p.grad for p in block.owners if p.grad is not None]
-
     def set_share(self, share: float) -> None:
         """The share of the new point in the average."""
         self._share = share
